@@ -1,0 +1,152 @@
+"""No model: the cache holds token ids, and the next token is a function of what it reads back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+from zlib import crc32
+
+from paged_core.errors import SettingsError
+from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
+from paged_core.sequence import BlockId, SeqId
+from paged_core.step import NewSequence, StepInput, StepResult
+
+from paged_backends.executors.settings import MemorySettings
+
+Draw = Callable[[NewSequence, Sequence[int], int], int]
+"""``draw(sequence, tokens, index)``: the token of the ``index``-th sequence of the request that
+follows ``tokens``, which were read back through the block table."""
+
+EMPTY = -1
+"""What a slot holds that nothing was written to."""
+
+
+class CorruptCacheError(AssertionError):
+    """A sequence's blocks do not hold its tokens: a component broke a block table."""
+
+
+class _Sequence:
+    """An executor's own copy of a sequence."""
+
+    def __init__(self, new: NewSequence) -> None:
+        self.new = new
+        self.tokens = list(new.tokens)
+        self.blocks = list(new.blocks)
+        self.num_computed = new.num_computed
+        self.fan_out = new.fan_out
+
+
+class MemoryExecutor(Executor):
+    """Runs steps over blocks of token ids, exactly as a real executor runs them over tensors.
+
+    Every sequence is read back through its block table before it draws, so a block that is lost,
+    shared wrongly or never filled is found at once. Any token id is served; nothing ends a
+    sequence but its own limits.
+
+    Raises:
+        CorruptCacheError: from ``collect``, if what is read back is not what was written.
+    """
+
+    def __init__(self, options: MemorySettings, parts: ExecutorParts, /) -> None:
+        self._options = options
+        self._settings = parts.settings
+        self._needs_host_blocks = parts.needs_host_blocks
+        self._sequences: dict[SeqId, _Sequence] = {}
+        self.draw: Draw = self._draw
+        self._device: list[list[int]] = []
+        self._host: list[list[int]] = []
+
+    def start(self) -> Capacity:
+        settings = self._settings
+        max_model_len = settings.max_model_len or 2048
+        num_blocks = settings.num_blocks
+        if num_blocks is None:
+            num_blocks = max(256, 4 * -(-max_model_len // settings.block_size))
+        num_host_blocks = settings.num_host_blocks
+        if num_host_blocks is None:
+            num_host_blocks = num_blocks if self._needs_host_blocks else 0
+        size = settings.block_size
+        if max_model_len < 1:
+            raise SettingsError(f"max_model_len must be at least 1, not {max_model_len}")
+        self._device = [[EMPTY] * size for _ in range(num_blocks)]
+        self._host = [[EMPTY] * size for _ in range(num_host_blocks)]
+        return Capacity(
+            num_blocks=num_blocks, num_host_blocks=num_host_blocks, max_model_len=max_model_len
+        )
+
+    def submit(self, step: StepInput, /) -> Any:
+        return step
+
+    def collect(self, handle: Any, /) -> StepResult:
+        step = cast("StepInput", handle)
+        self._move_blocks(step)
+        self._learn(step)
+        batch = [self._sequences[seq_id] for seq_id in step.sequence_ids]
+        for sequence, num_tokens in zip(batch, step.num_tokens, strict=True):
+            self._write(sequence, num_tokens)
+        result = StepResult()
+        for sequence in batch:
+            self._check(sequence)
+            if sequence.num_computed == len(sequence.tokens):
+                first = sequence.new.index
+                drawn = [
+                    self.draw(sequence.new, sequence.tokens, index)
+                    for index in range(first, first + sequence.fan_out)
+                ]
+                result.sequence_ids.extend([sequence.new.id] * len(drawn))
+                result.token_ids.extend(drawn)
+                sequence.tokens.append(drawn[0])
+                sequence.fan_out = 1
+        return result
+
+    def close(self) -> None:
+        self._sequences.clear()
+
+    def _move_blocks(self, step: StepInput) -> None:
+        device, host = self._device, self._host
+        for source, target in zip(step.swap_out_sources, step.swap_out_targets, strict=True):
+            host[target] = list(device[source])
+        for source, target in zip(step.swap_in_sources, step.swap_in_targets, strict=True):
+            device[target] = list(host[source])
+        read = [list(device[source]) for source in step.copy_sources]
+        for content, target in zip(read, step.copy_targets, strict=True):
+            device[target] = content
+
+    def _learn(self, step: StepInput) -> None:
+        for seq_id in step.removed:
+            self._sequences.pop(seq_id, None)
+        for new in step.added:
+            self._sequences[new.id] = _Sequence(new)
+        for seq_id, index, block in zip(
+            step.edit_ids, step.edit_indices, step.edit_blocks, strict=True
+        ):
+            blocks = self._sequences[seq_id].blocks
+            if index == len(blocks):
+                blocks.append(block)
+            else:
+                blocks[index] = block
+
+    def _write(self, sequence: _Sequence, num_tokens: int) -> None:
+        size = self._settings.block_size
+        for position in range(sequence.num_computed, sequence.num_computed + num_tokens):
+            block = self._device[sequence.blocks[position // size]]
+            block[position % size] = sequence.tokens[position]
+        sequence.num_computed += num_tokens
+
+    def _check(self, sequence: _Sequence) -> None:
+        held = self._read(sequence.blocks, sequence.num_computed)
+        if held != sequence.tokens[: sequence.num_computed]:
+            wrong = next(i for i, token in enumerate(held) if token != sequence.tokens[i])
+            raise CorruptCacheError(
+                f"sequence {sequence.new.id} of request {sequence.new.request_id!r}: token {wrong} "
+                f"is {sequence.tokens[wrong]}, but its block holds {held[wrong]}"
+            )
+
+    def _read(self, blocks: Sequence[BlockId], num_tokens: int) -> list[int]:
+        content = [token for block in blocks for token in self._device[block]]
+        return content[:num_tokens]
+
+    def _draw(self, new: NewSequence, tokens: Sequence[int], index: int) -> int:
+        """A token that depends on every token before it and on nothing else."""
+        seed = 0 if new.sampling.temperature == 0 else index + 1
+        return crc32(repr((seed, tokens)).encode()) % self._options.vocab_size

@@ -1,0 +1,24 @@
+"""Options of the executors; light, because every listing imports them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from paged_core.component import ComponentSettings
+
+
+class LocalSettings(ComponentSettings):
+    """Runs the model in this process."""
+
+    name: Literal["local"] = "local"
+
+
+class MemorySettings(ComponentSettings):
+    """Runs no model: the cache holds token ids, and every sequence is read back through its table."""
+
+    name: Literal["memory"] = "memory"
+    vocab_size: int = Field(
+        default=1000, gt=0, description="Drawn token ids are below it; any id is served."
+    )

@@ -1,0 +1,39 @@
+"""The plugin ``backends``: what computes. Nothing here imports torch or transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paged_backends.attention.settings import TorchSettings
+from paged_backends.executors.settings import LocalSettings, MemorySettings
+from paged_backends.runners.settings import TransformersSettings
+from paged_core.component import Component
+from paged_core.hookspecs import hookimpl
+
+
+@hookimpl
+def paged_core_components() -> Iterator[Component]:
+    yield Component(
+        "attention",
+        TorchSettings,
+        "paged_backends.attention.torch_attention:TorchAttention",
+        summary="plain PyTorch on any device; the reference for the others",
+    )
+    yield Component(
+        "runner",
+        TransformersSettings,
+        "paged_backends.runners.transformers_runner:TransformersRunner",
+        summary="any decoder-only model of the transformers library",
+    )
+    yield Component(
+        "executor",
+        LocalSettings,
+        "paged_backends.executors.local:LocalExecutor",
+        summary="runs the model in this process",
+    )
+    yield Component(
+        "executor",
+        MemorySettings,
+        "paged_backends.executors.memory:MemoryExecutor",
+        summary="no model: the cache holds token ids",
+    )

@@ -1,0 +1,62 @@
+"""One row of logits to draw from: the sequence it belongs to and what was asked for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paged_backends.sampling.tally import TokenTally
+from paged_core.request import SamplingParams
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy, as in vLLM: dividing by them would only lose precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the sampler needs to know of a sequence.
+
+    Make it once per sequence and keep it while the sequence grows: ``tokens`` is the caller's live
+    list, and what depends on the parameters alone is worked out only once. A row made anew for
+    every step gives the same draws, at the cost of counting its tokens again where penalties ask.
+    """
+
+    sampling: SamplingParams
+    tokens: list[int]
+    """Prompt and output so far; read, never changed."""
+    num_prompt_tokens: int
+    index: int
+    """Its place among the sequences of its request: each draws from a random stream of its own."""
+    request_id: str
+    sampled: bool = field(init=False)
+    """Chance has a say; otherwise the best token is taken."""
+    edited: bool = field(init=False)
+    """Its logits are changed by a processor, a bias or a penalty."""
+    plain: bool = field(init=False)
+    """The best token of the model's own logits is all there is to find."""
+    tally: TokenTally | None = field(init=False, repr=False, compare=False)
+    """Kept where a penalty needs it."""
+
+    def __post_init__(self) -> None:
+        params = self.sampling
+        sampled = params.temperature >= GREEDY_BELOW
+        penalised = (
+            params.presence_penalty != 0
+            or params.frequency_penalty != 0
+            or params.repetition_penalty != 1
+        )
+        edited = penalised or bool(params.logit_bias) or bool(params.logits_processors)
+        plain = not (sampled or edited or params.min_tokens or params.logprobs is not None)
+        object.__setattr__(self, "sampled", sampled)
+        object.__setattr__(self, "edited", edited)
+        object.__setattr__(self, "plain", plain)
+        object.__setattr__(self, "tally", TokenTally() if penalised else None)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def may_not_end(self) -> bool:
+        """Fewer tokens than ``min_tokens`` are there."""
+        return self.num_output_tokens < self.sampling.min_tokens

@@ -1,0 +1,32 @@
+"""Writes the decisions of a live engine, in the format of a replayed trace."""
+
+from __future__ import annotations
+
+import json
+
+from paged_core.errors import SettingsError
+from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
+
+from paged_plugins.decisions.settings import DecisionLogSettings
+from paged_plugins.decisions.trace import trace_line
+
+
+class DecisionLog(Observer):
+    """One line of JSON per step; ``paged-core diff`` compares two such files.
+
+    Raises:
+        SettingsError: the file cannot be written.
+    """
+
+    def __init__(self, options: DecisionLogSettings, parts: ObserverParts, /) -> None:
+        try:
+            options.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = options.path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(f"decision_log.path: cannot write {options.path}: {error}") from None
+
+    def on_step(self, step: StepRecord, /) -> None:
+        self._file.write(json.dumps(trace_line(step, step.number)) + "\n")
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,34 @@
+"""The plugin ``decisions``: what an engine decided, as data that can be replayed and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paged_core.component import Command, Component
+from paged_core.hookspecs import hookimpl
+
+from paged_plugins.decisions.settings import DecisionLogSettings
+
+
+@hookimpl
+def paged_core_components() -> Iterator[Component]:
+    yield Component(
+        "observers",
+        DecisionLogSettings,
+        "paged_plugins.decisions.log:DecisionLog",
+        summary="writes what each step decided, a line of JSON per step",
+    )
+
+
+@hookimpl
+def paged_core_commands() -> Iterator[Command]:
+    yield Command(
+        "replay",
+        "paged_plugins.decisions.commands:replay_command",
+        "Run scenarios without a model and print what is decided.",
+    )
+    yield Command(
+        "diff",
+        "paged_plugins.decisions.commands:diff_command",
+        "Show where two decision traces part.",
+    )

@@ -1,0 +1,116 @@
+"""Run a scenario on an engine without a model, and write down what it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, cast
+
+from paged_core.engine import Engine
+from paged_core.errors import SettingsError
+from paged_core.interfaces.observer import Observer, StepRecord
+from paged_core.registry import Registry
+from paged_core.request import Request, SamplingParams
+from paged_core.settings import settings_class
+from paged_core.step import NewSequence
+from paged_core.wiring import build_engine
+
+from paged_plugins.decisions.scenario import Scenario, ScenarioRequest
+from paged_plugins.decisions.trace import trace_line
+
+_IDS_PER_REQUEST = 10**9
+_FIRST_GENERATED = 5 * 10**8
+_IDS_PER_SEQUENCE = 10**6
+
+
+def replay(scenario: Scenario, registry: Registry) -> Iterator[dict[str, Any]]:
+    """Yield the trace of a scenario, a line per step in which a request is unfinished.
+
+    The scenario alone decides: neither the environment nor a settings file is read.
+
+    Raises:
+        SettingsError: the scenario's settings cannot be used.
+    """
+    settings = settings_class(registry)(
+        **{"executor": "memory", "max_model_len": 2048, **scenario.settings}
+    )
+    run = _Run(scenario)
+    engine = build_engine(settings, registry, clock=run.now, observers=[run])
+    if settings.executor.name != "memory":
+        engine.close()
+        raise SettingsError("a scenario runs on the executor 'memory'; leave `executor` out")
+    cast("_Drawing", engine.executor).draw = run.draw
+    try:
+        yield from run.steps(engine)
+    finally:
+        engine.close()
+
+
+class _Drawing(Protocol):
+    """What the ``memory`` executor lets its user replace."""
+
+    def draw(self, sequence: NewSequence, tokens: Sequence[int], index: int, /) -> int: ...
+
+
+class _Run(Observer):
+    """One scenario under way: its clock, its tokens, and the record of the step just run."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._step = 0
+        self._record: StepRecord | None = None
+        self._numbers = {request.id: i for i, request in enumerate(scenario.requests)}
+
+    def now(self) -> float:
+        """The virtual clock."""
+        return self._step * self._scenario.seconds_per_step
+
+    def on_step(self, step: StepRecord, /) -> None:
+        self._record = step
+
+    def draw(self, sequence: NewSequence, tokens: Sequence[int], index: int, /) -> int:
+        """A token that no other sequence ever draws."""
+        own = (self._numbers[sequence.request_id] + 1) * _IDS_PER_REQUEST + _FIRST_GENERATED
+        return own + index * _IDS_PER_SEQUENCE + len(tokens)
+
+    def steps(self, engine: Engine) -> Iterator[dict[str, Any]]:
+        scenario = self._scenario
+        to_come = list(enumerate(scenario.requests))
+        for self._step in range(scenario.max_steps):
+            due = [item for item in to_come if self._is_due(item[1])]
+            to_come = [item for item in to_come if item not in due]
+            refused = [
+                request.id for number, request in due if not self._add(engine, number, request)
+            ]
+            for abort in scenario.aborts:
+                if abort.step == self._step:
+                    engine.abort(abort.id)
+            if engine.has_unfinished or refused:
+                engine.step()
+                assert self._record is not None
+                line = trace_line(self._record, self._step)
+                line["ignored"] = refused + line["ignored"]
+                yield line
+            elif not to_come:
+                return
+
+    def _is_due(self, request: ScenarioRequest) -> bool:
+        if request.at is None:
+            return request.step <= self._step
+        return request.at <= self.now()
+
+    def _add(self, engine: Engine, number: int, request: ScenarioRequest) -> bool:
+        """Hand a request to the engine; false: its scheduler refused it at the door."""
+        arrival = request.at
+        if arrival is None:
+            arrival = request.step * self._scenario.seconds_per_step
+        refusal = engine.offer(
+            Request(
+                id=request.id,
+                prompt=request.tokens((number + 1) * _IDS_PER_REQUEST),
+                sampling=SamplingParams(n=request.n, max_tokens=request.output, ignore_eos=True),
+                priority=request.priority,
+                arrival=arrival + 1e-6 * number,
+                cache_salt=request.cache_salt,
+            )
+        )
+        return refusal is None

@@ -1,0 +1,18 @@
+"""Options of the decision log; light, because every listing imports them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from paged_core.component import ComponentSettings
+from pydantic import Field
+
+
+class DecisionLogSettings(ComponentSettings):
+    """Options of :class:`~paged_plugins.decisions.log.DecisionLog`."""
+
+    name: Literal["decision_log"] = "decision_log"
+    path: Path = Field(
+        default=Path("decisions.jsonl"), description="the file to write; it is overwritten"
+    )

@@ -1,0 +1,128 @@
+"""Blocks that are remembered by what they hold, until they are needed for something else."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from paged_core.block_key import BlockKey
+from paged_core.component import ComponentSettings
+from paged_core.errors import OutOfBlocks
+from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator
+from paged_core.interfaces.evictor import BlockInfo
+from paged_core.sequence import BlockId
+
+
+class HashCachedSettings(ComponentSettings):
+    """Options of :class:`HashCachedAllocator`."""
+
+    name: Literal["hash_cached"] = "hash_cached"
+    merge_duplicates: bool = Field(
+        default=False,
+        description="a block that is filled while an equal one is cached gives way to it (vLLM V0)",
+    )
+
+
+class HashCachedAllocator(BlockAllocator):
+    """Automatic prefix caching by content hash, as in vLLM (V1; V0 with ``merge_duplicates``).
+
+    A published block that nobody references stays findable and goes to the evictor. New blocks are
+    those that hold nothing first, then what the evictor gives up. Equal content may lie in several
+    blocks; the one published first is found.
+    """
+
+    def __init__(self, options: HashCachedSettings, parts: AllocatorParts, /) -> None:
+        self._merge_duplicates = options.merge_duplicates
+        self._evictor = parts.evictor
+        self._empty = deque(BlockId(block) for block in range(parts.num_blocks))
+        self._ref_counts = [0] * parts.num_blocks
+        self._keys: list[BlockKey | None] = [None] * parts.num_blocks
+        self._hits = [0] * parts.num_blocks
+        self._by_key: dict[BlockKey, dict[BlockId, None]] = {}
+        self._departures = 0
+
+    @property
+    def num_free(self) -> int:
+        return len(self._empty) + len(self._evictor)
+
+    def allocate(self, count: int, /) -> list[BlockId]:
+        if count > self.num_free:
+            raise OutOfBlocks(f"{count} blocks are needed and {self.num_free} are free")
+        taken = []
+        for _ in range(count):
+            if self._empty:
+                block = self._empty.popleft()
+            else:
+                block = self._evictor.evict()
+                self._forget(block)
+            self._ref_counts[block] = 1
+            self._hits[block] = 0
+            taken.append(block)
+        return taken
+
+    def share(self, blocks: Iterable[BlockId], /) -> None:
+        for block in blocks:
+            if not self._ref_counts[block]:
+                self._evictor.remove(block)
+            self._ref_counts[block] += 1
+            self._hits[block] += 1
+
+    def free(self, blocks: Iterable[BlockId], /) -> None:
+        self._departures += 1
+        for block in blocks:
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block]:
+                continue
+            key = self._keys[block]
+            if key is None:
+                self._empty.append(block)
+            else:
+                info = BlockInfo(key.num_tokens, self._hits[block], self._departures)
+                self._evictor.add(block, info)
+
+    def ref_count(self, block: BlockId, /) -> int:
+        return self._ref_counts[block]
+
+    def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
+        found: list[BlockId] = []
+        by_key = self._by_key
+        for key in keys:
+            blocks = by_key.get(key)
+            if blocks is None:
+                break
+            found.append(next(iter(blocks)))
+        return found
+
+    def publish(self, block: BlockId, key: BlockKey, /) -> BlockId:
+        equal = self._by_key.get(key)
+        if equal is None:
+            self._by_key[key] = {block: None}
+        elif self._merge_duplicates:
+            held = next(iter(equal))
+            self.share([held])
+            self.free([block])
+            return held
+        else:
+            equal[block] = None
+        self._keys[block] = key
+        return block
+
+    def retract(self, blocks: Iterable[BlockId], /) -> None:
+        for block in blocks:
+            if self._keys[block] is not None:
+                self._forget(block)
+                if not self._ref_counts[block]:
+                    self._evictor.remove(block)
+                    self._empty.append(block)
+
+    def _forget(self, block: BlockId) -> None:
+        key = self._keys[block]
+        assert key is not None
+        equal = self._by_key[key]
+        del equal[block]
+        if not equal:
+            del self._by_key[key]
+        self._keys[block] = None

@@ -1,0 +1,51 @@
+"""Blocks without memory: what was in them is forgotten when their last user leaves."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Literal
+
+from paged_core.component import ComponentSettings
+from paged_core.errors import OutOfBlocks
+from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator
+from paged_core.sequence import BlockId
+
+
+class UncachedSettings(ComponentSettings):
+    """Options of :class:`UncachedAllocator`."""
+
+    name: Literal["uncached"] = "uncached"
+
+
+class UncachedAllocator(BlockAllocator):
+    """A free list and reference counts, as in the PagedAttention paper (Kwon et al., 2023)."""
+
+    def __init__(self, options: UncachedSettings, parts: AllocatorParts, /) -> None:
+        self._free = deque(BlockId(block) for block in range(parts.num_blocks))
+        self._ref_counts = [0] * parts.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def allocate(self, count: int, /) -> list[BlockId]:
+        if count > len(self._free):
+            raise OutOfBlocks(f"{count} blocks are needed and {len(self._free)} are free")
+        taken = [self._free.popleft() for _ in range(count)]
+        for block in taken:
+            self._ref_counts[block] = 1
+        return taken
+
+    def share(self, blocks: Iterable[BlockId], /) -> None:
+        for block in blocks:
+            self._ref_counts[block] += 1
+
+    def free(self, blocks: Iterable[BlockId], /) -> None:
+        for block in blocks:
+            self._ref_counts[block] -= 1
+            if not self._ref_counts[block]:
+                self._free.append(block)
+
+    def ref_count(self, block: BlockId, /) -> int:
+        return self._ref_counts[block]

@@ -1,0 +1,42 @@
+"""Give up the block whose last user left earliest."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Literal
+
+from paged_core.component import ComponentSettings
+from paged_core.errors import OutOfBlocks
+from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.sequence import BlockId
+
+
+class LruSettings(ComponentSettings):
+    """Options of :class:`LruEvictor`."""
+
+    name: Literal["lru"] = "lru"
+
+
+class LruEvictor(Evictor):
+    """Least recently used, as in vLLM; of what one request left, the longest prefix goes first.
+
+    Blocks arrive in that order already: a sequence gives its last block back first, and departures
+    follow one another in time.
+    """
+
+    def __init__(self, options: LruSettings, parts: EvictorParts, /) -> None:
+        self._blocks: OrderedDict[BlockId, None] = OrderedDict()
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        self._blocks[block] = None
+
+    def remove(self, block: BlockId, /) -> None:
+        del self._blocks[block]
+
+    def evict(self) -> BlockId:
+        if not self._blocks:
+            raise OutOfBlocks("no cached block is idle")
+        return self._blocks.popitem(last=False)[0]
+
+    def __len__(self) -> int:
+        return len(self._blocks)

@@ -1,0 +1,91 @@
+"""The plugin ``policies``: who runs, who waits, which blocks; nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+
+from paged_core.component import Component, Profile
+from paged_core.hookspecs import hookimpl
+
+from paged_policies.allocators.hash_cached import HashCachedSettings
+from paged_policies.allocators.uncached import UncachedSettings
+from paged_policies.evictors.lru import LruSettings
+from paged_policies.orders.fcfs import FcfsSettings
+from paged_policies.orders.priority import PrioritySettings
+from paged_policies.preemption.auto import AutoSettings
+from paged_policies.preemption.recompute import RecomputeSettings
+from paged_policies.preemption.swap import SwapSettings
+from paged_policies.schedulers.prefill_or_decode import PrefillOrDecodeSettings
+from paged_policies.schedulers.token_budget import TokenBudgetSettings
+from paged_policies.victims.newest import NewestSettings
+
+
+@hookimpl
+def paged_core_components() -> Iterator[Component]:
+    yield Component(
+        "block_allocator",
+        UncachedSettings,
+        "paged_policies.allocators.uncached:UncachedAllocator",
+        summary="a free list; blocks are forgotten when their last user leaves",
+    )
+    yield Component(
+        "block_allocator",
+        HashCachedSettings,
+        "paged_policies.allocators.hash_cached:HashCachedAllocator",
+        summary="finds full blocks by their content until they are needed for something else",
+    )
+    yield Component(
+        "evictor",
+        LruSettings,
+        "paged_policies.evictors.lru:LruEvictor",
+        summary="gives up the block whose last user left earliest",
+    )
+    yield Component(
+        "queue_order",
+        FcfsSettings,
+        "paged_policies.orders.fcfs:FcfsOrder",
+        summary="first come, first served",
+    )
+    yield Component(
+        "queue_order",
+        PrioritySettings,
+        "paged_policies.orders.priority:PriorityOrder",
+        summary="lowest priority number first, then first come",
+    )
+    yield Component(
+        "scheduler",
+        PrefillOrDecodeSettings,
+        "paged_policies.schedulers.prefill_or_decode:PrefillOrDecodeScheduler",
+        summary="a step computes prompts or decodes, prompts first (vLLM V0)",
+    )
+    yield Component(
+        "scheduler",
+        TokenBudgetSettings,
+        "paged_policies.schedulers.token_budget:TokenBudgetScheduler",
+        summary="one token budget a step for decodes and prompt chunks (vLLM V1)",
+    )
+    yield Component(
+        "victim",
+        NewestSettings,
+        "paged_policies.victims.newest:NewestVictim",
+        summary="the group that comes last",
+    )
+    yield Component(
+        "preemption",
+        RecomputeSettings,
+        "paged_policies.preemption.recompute:RecomputePreemption",
+        summary="drops a victim's blocks and computes its tokens again",
+    )
+    yield Component(
+        "preemption",
+        SwapSettings,
+        "paged_policies.preemption.swap:SwapPreemption",
+        summary="moves a victim's blocks to host memory and back",
+    )
+    yield Component(
+        "preemption",
+        AutoSettings,
+        "paged_policies.preemption.auto:AutoPreemption",
+        summary="recomputes a single sequence, swaps a group (vLLM V0)",
+    )

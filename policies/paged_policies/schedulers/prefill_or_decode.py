@@ -1,0 +1,290 @@
+"""vLLM V0's scheduler: a step computes prompts or decodes, prompts first."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveInt
+
+from paged_core.component import ComponentSettings
+from paged_core.errors import OutOfBlocks
+from paged_core.interfaces.preemption import PreemptionMode
+from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
+from paged_core.kv_cache import PrefixHit
+from paged_core.sequence import SequenceGroup, SequenceState, Status
+
+
+class PrefillOrDecodeSettings(ComponentSettings):
+    """Options of :class:`PrefillOrDecodeScheduler`."""
+
+    name: Literal["prefill_or_decode"] = "prefill_or_decode"
+    max_num_batched_tokens: PositiveInt | None = Field(
+        default=None,
+        description="prompt tokens in one step, at most; null: max_model_len, at least 2048",
+    )
+    max_num_seqs: PositiveInt = Field(default=256, description="sequences that run, at most")
+    delay_factor: NonNegativeFloat = Field(
+        default=0.0,
+        description="hold prompts back for this many times the last prompt step's duration",
+    )
+
+
+class PrefillOrDecodeScheduler(Scheduler):
+    """Whole prompts while any fits, else one token for everyone who runs.
+
+    The rules are those of vLLM 0.6.3's V0 engine: admission ignores what the prefix cache would
+    serve, a group of k sequences decodes only if k blocks are free, victims are recomputed or
+    swapped as groups, and what is swapped out comes back before any prompt. A forked group that
+    is computed again, which that engine lacks, takes each sequence as a prompt of its own.
+    """
+
+    def __init__(self, options: PrefillOrDecodeSettings, parts: SchedulerParts, /) -> None:
+        self._budget = options.max_num_batched_tokens or max(parts.max_model_len, 2048)
+        self._max_num_seqs = options.max_num_seqs
+        self._kv = parts.kv_cache
+        self._order = parts.queue_order
+        self._victim = parts.victim
+        self._preemption = parts.preemption
+        self._max_model_len = parts.max_model_len
+        self._waiting: deque[SequenceGroup] = deque()
+        self._running: list[SequenceGroup] = []
+        self._swapped: deque[SequenceGroup] = deque()
+        self._restoring: SequenceGroup | None = None
+        self._delay = _Delay(options.delay_factor)
+        self._now = 0.0
+
+    @property
+    def length_cap(self) -> int:
+        return self._max_model_len + 1
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._running) + len(self._swapped)
+
+    def add(self, group: SequenceGroup, /) -> None:
+        self._waiting.append(group)
+
+    def remove(self, group: SequenceGroup, /) -> None:
+        if group is self._restoring:
+            self._restoring = None
+        for queue in (self._running, self._waiting, self._swapped):
+            if group in queue:
+                queue.remove(group)
+                return
+
+    def queues(self) -> Queues:
+        return Queues(tuple(self._running), tuple(self._waiting), tuple(self._swapped))
+
+    def schedule(self, now: float, /) -> Schedule:
+        self._now = now
+        plan = Schedule()
+        if not self._swapped:
+            self._prefill(plan)
+        if not plan.sequences:
+            self._preempt_for_priority(plan)
+            if self._decode(plan):
+                self._swap_in(plan)
+        return plan
+
+    # ------------------------------------------------------------------ prompts
+
+    def _prefill(self, plan: Schedule) -> None:
+        kv, waiting = self._kv, self._waiting
+        tokens_left = self._restore(plan)
+        seats = _seats(self._running)
+        was_idle = not self._running
+        while self._restoring is None and self._delay.passed(self._now, waiting, was_idle):
+            if not waiting:
+                break
+            group = waiting[0]
+            lengths = [len(sequence.tokens) for sequence in group.live]
+            needed = sum(kv.blocks_for(length) for length in lengths)
+            if max(lengths) > min(self._max_model_len, self._budget):
+                self._ignore(plan, f"{max(lengths)} tokens are more than one step takes")
+                continue
+            if kv.num_blocks - needed < kv.watermark_blocks:
+                self._ignore(plan, f"it needs {needed} of {kv.num_blocks} blocks")
+                continue
+            if kv.num_free - needed < kv.watermark_blocks:
+                break
+            if group.seats > self._max_num_seqs:
+                self._ignore(plan, f"n={group.seats} is more than {self._max_num_seqs} may run")
+                continue
+            total = sum(lengths)
+            over_budget = total > tokens_left and (len(lengths) == 1 or lengths[0] > tokens_left)
+            if over_budget or seats + group.seats > self._max_num_seqs:
+                break
+            waiting.popleft()
+            group.status = Status.RUNNING
+            self._running.append(group)
+            seats += group.seats
+            plan.admitted.append((group, 0))
+            self._restoring = group
+            tokens_left = self._start(plan, tokens_left)
+        if plan.admitted:
+            self._delay.admitted()
+
+    def _restore(self, plan: Schedule) -> int:
+        """Go on with a forked group that one step was too small for; return what is left of it."""
+        if self._restoring is None:
+            return self._budget
+        return self._start(plan, self._budget)
+
+    def _start(self, plan: Schedule, tokens_left: int) -> int:
+        """Compute the prompts of the group being started, as far as the budget lasts.
+
+        Nothing else runs until all of its sequences are started, so the blocks that were free for
+        it when it was admitted still are.
+        """
+        group = self._restoring
+        assert group is not None
+        for sequence in group.live:
+            if sequence.table.blocks:
+                continue
+            length = len(sequence.tokens)
+            if length > tokens_left:
+                return tokens_left
+            tokens_left -= length
+            cached = self._compute_prompt(plan, sequence)
+            if plan.admitted and plan.admitted[-1][0] is group:
+                plan.admitted[-1] = (group, plan.admitted[-1][1] + cached)
+        self._restoring = None
+        return tokens_left
+
+    def _compute_prompt(self, plan: Schedule, sequence: SequenceState) -> int:
+        """Share what is cached, compute the rest; how many tokens need not be computed."""
+        kv, length = self._kv, len(sequence.tokens)
+        hit: PrefixHit = kv.lookup(sequence, length)
+        skipped = min(hit.num_settled, kv.blocks_for(length) - 1) * kv.block_size
+        kv.admit(sequence, length - skipped, hit, skipped)
+        plan.sequences.append(sequence)
+        plan.num_tokens.append(length - skipped)
+        return skipped
+
+    def _ignore(self, plan: Schedule, reason: str) -> None:
+        plan.ignored.append((self._waiting.popleft(), reason))
+
+    # ------------------------------------------------------------------ decoding
+
+    def _preempt_for_priority(self, plan: Schedule) -> None:
+        """Let the head of the queue push out running groups that are strictly worse than it."""
+        running, waiting = self._running, self._waiting
+        running.sort(key=self._key)
+        if not waiting:
+            return
+        head = waiting.popleft()
+        while running and self._key(running[-1]) > self._key(head) and not self._fits(head):
+            self._give_way(plan, running.pop())
+        waiting.appendleft(head)
+        self._waiting = deque(sorted(waiting, key=self._key))
+
+    def _fits(self, group: SequenceGroup) -> bool:
+        """Whether ``group`` could be admitted into a step that computes nothing else."""
+        lengths = [len(sequence.tokens) for sequence in group.live]
+        needed = sum(self._kv.blocks_for(length) for length in lengths)
+        return (
+            self._kv.num_free - needed >= self._kv.watermark_blocks
+            and max(lengths) <= self._budget
+            and _seats(self._running) + group.seats <= self._max_num_seqs
+        )
+
+    def _decode(self, plan: Schedule) -> bool:
+        """One token for every sequence that runs; whether nothing had to give way."""
+        kv, running = self._kv, self._running
+        sequences, num_tokens = plan.sequences, plan.num_tokens
+        index, undisturbed = 0, True
+        while index < len(running):
+            group = running[index]
+            live = group.live
+            while kv.num_free < len(live):
+                undisturbed = False
+                victim = self._victim.choose(running[index:], self._now)
+                running.remove(victim)
+                self._give_way(plan, victim)
+                if victim is group:
+                    break
+            else:
+                for sequence in live:
+                    if sequence.num_scheduled + 1 >= sequence.capacity:
+                        kv.reserve(sequence, 1)
+                    sequences.append(sequence)
+                    num_tokens.append(1)
+                index += 1
+        return undisturbed
+
+    def _give_way(self, plan: Schedule, victim: SequenceGroup) -> None:
+        if self._preemption.mode(victim) is PreemptionMode.SWAP:
+            try:
+                self._kv.swap_out(victim)
+            except OutOfBlocks:
+                pass  # no room on the host either: it will be computed again
+            else:
+                victim.status = Status.SWAPPED
+                self._swapped.append(victim)
+                plan.swapped_out.append(victim)
+                return
+        self._kv.release_group(victim)
+        victim.status = Status.WAITING
+        self._waiting.appendleft(victim)
+        plan.preempted.append(victim)
+
+    def _swap_in(self, plan: Schedule) -> None:
+        kv, swapped = self._kv, self._swapped
+        while swapped:
+            group = swapped[0]
+            needed = kv.distinct_blocks(group) + len(group.live)
+            if needed > kv.num_blocks:
+                swapped.popleft()
+                kv.release_group(group)
+                plan.ignored.append((group, f"it needs {needed} of {kv.num_blocks} blocks"))
+                continue
+            if (
+                kv.num_free - needed < kv.watermark_blocks
+                or _seats(self._running) + group.seats > self._max_num_seqs
+                or len(plan.sequences) + len(group.live) > self._budget
+            ):
+                break
+            swapped.popleft()
+            kv.swap_in(group)
+            group.status = Status.RUNNING
+            self._running.append(group)
+            plan.swapped_in.append(group)
+            for sequence in group.live:
+                kv.reserve(sequence, 1)
+                plan.sequences.append(sequence)
+                plan.num_tokens.append(1)
+
+    def _key(self, group: SequenceGroup) -> Any:
+        return self._order.key(group, self._now)
+
+
+class _Delay:
+    """When prompts may be admitted: not before the last batch of them has paid off.
+
+    With ``factor`` 0, at once; else when the oldest one has waited longer than ``factor`` times
+    the time that the last step with prompts took, or when nothing runs.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self._last_now = 0.0
+        self._last_latency = 0.0
+        self._has_admitted = False
+
+    def passed(self, now: float, waiting: Sequence[SequenceGroup], is_idle: bool) -> bool:
+        if self._has_admitted:
+            self._last_latency = now - self._last_now
+        self._last_now, self._has_admitted = now, False
+        if not self._factor or not waiting or is_idle:
+            return True
+        oldest = min(group.arrival for group in waiting)
+        return now - oldest > self._factor * self._last_latency
+
+    def admitted(self) -> None:
+        """The step evaluated last admitted something."""
+        self._has_admitted = True
+
+
+def _seats(groups: Sequence[SequenceGroup]) -> int:
+    return sum(group.seats for group in groups)

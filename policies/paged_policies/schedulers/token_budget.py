@@ -1,0 +1,364 @@
+"""vLLM V1's scheduler: one budget of tokens a step, spent on whoever has tokens to compute."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from paged_core.component import ComponentSettings
+from paged_core.errors import OutOfBlocks
+from paged_core.interfaces.preemption import PreemptionMode
+from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
+from paged_core.sequence import SequenceGroup, SequenceState, Status
+from paged_core.waiting_queue import WaitingQueue
+
+
+class TokenBudgetSettings(ComponentSettings):
+    """Options of :class:`TokenBudgetScheduler`."""
+
+    name: Literal["token_budget"] = "token_budget"
+    max_num_batched_tokens: PositiveInt = Field(
+        default=2048, description="tokens computed in one step, at most"
+    )
+    max_num_seqs: PositiveInt = Field(default=256, description="sequences that run, at most")
+    chunked_prefill: bool = Field(
+        default=True, description="split a prompt over steps where the budget is too small for it"
+    )
+    long_prefill_token_threshold: NonNegativeInt = Field(
+        default=0, description="tokens of one prompt in one step, at most; 0: no such limit"
+    )
+    reserve_full_sequence: bool = Field(
+        default=True, description="admit a request only if all of its tokens fit the free blocks"
+    )
+
+
+class TokenBudgetScheduler(Scheduler):
+    """Running requests first, in the order of their admission, then the head of the queue.
+
+    A request that decodes takes one token of the budget, a prompt what is left of it, so prompts
+    are computed in chunks beside decoding. When blocks run out a victim gives way, and nothing is
+    admitted in that step. The rules are those of vLLM 0.32's V1 engine; groups of several
+    sequences and swapping, which that engine lacks, are this project's own: a decoding group runs
+    whole or not at all, and while anything is swapped out nothing is admitted.
+    """
+
+    def __init__(self, options: TokenBudgetSettings, parts: SchedulerParts, /) -> None:
+        self._options = options
+        self._kv = parts.kv_cache
+        self._order = parts.queue_order
+        self._victim = parts.victim
+        self._preemption = parts.preemption
+        self._max_model_len = parts.max_model_len
+        self._running: list[SequenceGroup] = []
+        self._swapped: list[SequenceGroup] = []
+        self._waiting = WaitingQueue(parts.queue_order)
+        self._seats = 0
+        self._now = 0.0
+
+    @property
+    def length_cap(self) -> int:
+        return self._max_model_len
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._swapped) + len(self._waiting)
+
+    def add(self, group: SequenceGroup, /) -> None:
+        self._waiting.push(group, self._now)
+
+    def remove(self, group: SequenceGroup, /) -> None:
+        if group in self._waiting:
+            self._waiting.remove(group)
+        elif group in self._swapped:
+            self._swapped.remove(group)
+        else:
+            self._running.remove(group)
+
+    def refuse(self, group: SequenceGroup, /) -> str | None:
+        options, length = self._options, len(group.request.prompt)
+        if length >= self._max_model_len:
+            return f"the prompt has {length} tokens, but max_model_len is {self._max_model_len}"
+        if group.seats > options.max_num_seqs:
+            return f"n={group.seats} is more than scheduler.max_num_seqs={options.max_num_seqs}"
+        if not options.chunked_prefill and not options.long_prefill_token_threshold:
+            budget = options.max_num_batched_tokens
+            if length > budget:
+                return (
+                    f"the prompt has {length} tokens, more than one step takes without chunked "
+                    f"prefill (scheduler.max_num_batched_tokens={budget})"
+                )
+        return None
+
+    def queues(self) -> Queues:
+        return Queues(tuple(self._running), self._waiting.ordered(), tuple(self._swapped))
+
+    def schedule(self, now: float, /) -> Schedule:
+        self._now = now
+        self._waiting.refresh(now)
+        plan = _Plan(self._options.max_num_batched_tokens, self._threshold())
+        self._schedule_running(plan)
+        decided = plan.schedule
+        if not decided.preempted and not decided.swapped_out:
+            if self._swapped:
+                self._swap_in(plan)
+            if not self._swapped:
+                self._admit(plan)
+        return decided
+
+    def _threshold(self) -> int:
+        """The chunk limit of this step; one request alone is not limited."""
+        if len(self._running) + len(self._waiting) + len(self._swapped) <= 1:
+            return 0
+        return self._options.long_prefill_token_threshold
+
+    # ------------------------------------------------------------------ running requests
+
+    def _schedule_running(self, plan: _Plan) -> None:
+        running = self._running
+        sequences, num_tokens = plan.schedule.sequences, plan.schedule.num_tokens
+        while plan.index < len(running) and plan.budget > 0:
+            group = running[plan.index]
+            live = group.live
+            if len(live) > 1:
+                if not self._schedule_group(plan, group):
+                    break
+            else:
+                sequence = live[0]
+                start = sequence.num_scheduled
+                count = len(sequence.tokens) - start
+                if count > 1:
+                    count = min(plan.chunk(count), self._max_model_len - 1 - start)
+                if start + count >= sequence.capacity and not self._reserve(plan, sequence, count):
+                    break
+                sequences.append(sequence)
+                num_tokens.append(count)
+                plan.budget -= count
+            plan.index += 1
+
+    def _schedule_group(self, plan: _Plan, group: SequenceGroup) -> bool:
+        """Schedule a forked group; whether the step may go on to the next one."""
+        behind = [sequence for sequence in group.live if sequence.num_pending > 1]
+        if behind:  # it is being computed again, each sequence for itself
+            for sequence in behind:
+                count = plan.chunk(sequence.num_pending)
+                if count and not self._reserve(plan, sequence, count):
+                    return False
+                if count:
+                    plan.take(sequence, count)
+            return True
+        if len(group.live) > plan.budget:
+            return False
+        while self._kv.blocks_to_grow(group) > self._kv.num_free:
+            if self._preempt_for(plan, group):
+                return False
+        for sequence in group.live:
+            self._kv.reserve(sequence, 1)
+            plan.take(sequence, 1)
+        return True
+
+    def _reserve(self, plan: _Plan, sequence: SequenceState, count: int) -> bool:
+        """Reserve blocks, preempting while they are too few; false: the sequence gave way itself."""
+        while True:
+            try:
+                self._kv.reserve(sequence, count)
+            except OutOfBlocks:
+                if self._preempt_for(plan, sequence.group):
+                    return False
+            else:
+                return True
+
+    def _preempt_for(self, plan: _Plan, group: SequenceGroup) -> bool:
+        """Preempt one group so that ``group`` can grow; whether it was that group itself."""
+        running = self._running
+        candidates = sorted(running, key=lambda other: self._order.key(other, self._now))
+        victim = self._victim.choose(candidates, self._now)
+        position = running.index(victim)
+        if position < plan.index:
+            plan.index -= 1
+        plan.withdraw(victim)
+        del running[position]
+        if victim is group and not running and self._is_too_large(group):
+            self._kv.release_group(group)
+            plan.schedule.ignored.append((group, "it is alone and fills the whole cache"))
+        else:
+            self._give_way(plan, victim)
+        return victim is group
+
+    def _is_too_large(self, group: SequenceGroup) -> bool:
+        """Whether a group that runs alone can grow no more."""
+        return self._kv.distinct_blocks(group) + self._kv.blocks_to_grow(group) > (
+            self._kv.num_blocks
+        )
+
+    def _give_way(self, plan: _Plan, victim: SequenceGroup) -> None:
+        if self._preemption.mode(victim) is PreemptionMode.SWAP:
+            try:
+                self._kv.swap_out(victim)
+            except OutOfBlocks:
+                pass  # no room on the host either: it will be computed again
+            else:
+                victim.status = Status.SWAPPED
+                self._swapped.append(victim)
+                plan.schedule.swapped_out.append(victim)
+                return
+        self._kv.release_group(victim)
+        victim.status = Status.WAITING
+        self._waiting.push_front(victim, self._now)
+        plan.schedule.preempted.append(victim)
+
+    # ------------------------------------------------------------------ those that come in
+
+    def _swap_in(self, plan: _Plan) -> None:
+        kv = self._kv
+        while self._swapped and plan.budget > 0:
+            group = self._swapped[0]
+            live = group.live
+            count = 1
+            if len(live) == 1:
+                count = plan.chunk(live[0].num_pending)
+            needed = kv.distinct_blocks(group) + kv.blocks_to_grow(group, count)
+            if needed > kv.num_blocks:
+                del self._swapped[0]
+                kv.release_group(group)
+                plan.schedule.ignored.append((group, "it fills the whole cache"))
+                continue
+            watermark = kv.watermark_blocks if self._running else 0
+            if (
+                needed + watermark > kv.num_free
+                or self._num_seats() + group.seats > self._options.max_num_seqs
+                or len(live) * count > plan.budget
+            ):
+                break
+            del self._swapped[0]
+            kv.swap_in(group)
+            self._enter(group)
+            plan.schedule.swapped_in.append(group)
+            if len(live) > 1 and any(sequence.num_pending > 1 for sequence in live):
+                continue  # still being computed again: from the next step on
+            for sequence in live:
+                kv.reserve(sequence, count)
+                plan.take(sequence, count)
+
+    def _admit(self, plan: _Plan) -> None:
+        waiting, max_num_seqs = self._waiting, self._options.max_num_seqs
+        seats = self._num_seats() if len(waiting) else 0
+        while len(waiting) and plan.budget > 0:
+            group = waiting.head()
+            if seats + group.seats > max_num_seqs:
+                break
+            if len(group.live) > 1:
+                cached = self._restore_group(plan, group)
+            else:
+                cached = self._start(plan, group.live[0])
+            if cached is None:
+                if not self._never_fits(group):
+                    break
+                waiting.pop()
+                plan.schedule.ignored.append((group, "it has outgrown the cache or the step"))
+                continue
+            waiting.pop()
+            seats += group.seats
+            self._enter(group)
+            plan.schedule.admitted.append((group, cached))
+
+    def _start(self, plan: _Plan, sequence: SequenceState) -> int | None:
+        """Give a waiting sequence its first blocks; how many tokens were cached, if it fits."""
+        kv, options = self._kv, self._options
+        length = len(sequence.tokens)
+        hit = kv.lookup(sequence, length - 1)
+        num_hits = len(hit.blocks)
+        cached = num_hits * kv.block_size
+        count = length - cached
+        if plan.threshold:
+            count = min(count, plan.threshold)
+        if count > plan.budget:
+            if not options.chunked_prefill:
+                return None
+            count = plan.budget
+        room = kv.num_free - hit.num_idle + num_hits
+        if self._running:
+            room -= kv.watermark_blocks
+        if options.reserve_full_sequence and kv.blocks_for(length) > room:
+            return None
+        if kv.blocks_for(cached + count) > room:
+            return None
+        kv.admit(sequence, count, hit, cached)
+        plan.take(sequence, count)
+        return cached
+
+    def _restore_group(self, plan: _Plan, group: SequenceGroup) -> int | None:
+        """Start a forked group again, each sequence as its own prompt; as :meth:`_start`."""
+        kv = self._kv
+        watermark = kv.watermark_blocks if self._running else 0
+        if self._blocks_to_restore(group) + watermark > kv.num_free:
+            return None
+        total = 0
+        for sequence in group.live:
+            hit = kv.lookup(sequence, len(sequence.tokens) - 1)
+            cached = len(hit.blocks) * kv.block_size
+            count = plan.chunk(len(sequence.tokens) - cached)
+            kv.admit(sequence, count, hit, cached)
+            if count:
+                plan.take(sequence, count)
+            total += cached
+        return total
+
+    def _blocks_to_restore(self, group: SequenceGroup) -> int:
+        return sum(self._kv.blocks_for(len(sequence.tokens)) for sequence in group.live)
+
+    def _never_fits(self, group: SequenceGroup) -> bool:
+        """Whether a group that was preempted has grown past what it can be started again with."""
+        if not group.num_preemptions:
+            return False
+        if self._blocks_to_restore(group) > self._kv.num_blocks:
+            return True
+        options = self._options
+        longest = max(len(sequence.tokens) for sequence in group.live)
+        return (
+            not options.chunked_prefill
+            and not options.long_prefill_token_threshold
+            and not self._kv.caches_prefixes
+            and longest > options.max_num_batched_tokens
+        )
+
+    def _enter(self, group: SequenceGroup) -> None:
+        group.status = Status.RUNNING
+        self._running.append(group)
+
+    def _num_seats(self) -> int:
+        return sum(group.seats for group in self._running)
+
+
+class _Plan:
+    """One step while it is planned."""
+
+    __slots__ = ("budget", "index", "schedule", "threshold")
+
+    def __init__(self, budget: int, threshold: int) -> None:
+        self.schedule = Schedule()
+        self.budget = budget
+        """Tokens left."""
+        self.threshold = threshold
+        """Tokens of one prompt at most; 0: no limit."""
+        self.index = 0
+        """Position in the running list."""
+
+    def chunk(self, num_tokens: int) -> int:
+        """How many of ``num_tokens`` this step may take."""
+        if self.threshold:
+            num_tokens = min(num_tokens, self.threshold)
+        return min(num_tokens, self.budget)
+
+    def take(self, sequence: SequenceState, num_tokens: int) -> None:
+        self.schedule.sequences.append(sequence)
+        self.schedule.num_tokens.append(num_tokens)
+        self.budget -= num_tokens
+
+    def withdraw(self, group: SequenceGroup) -> None:
+        """Take back what this step was to compute for ``group``."""
+        schedule = self.schedule
+        kept = [i for i, sequence in enumerate(schedule.sequences) if sequence.group is not group]
+        if len(kept) < len(schedule.sequences):
+            self.budget += sum(schedule.num_tokens) - sum(schedule.num_tokens[i] for i in kept)
+            schedule.sequences[:] = [schedule.sequences[i] for i in kept]
+            schedule.num_tokens[:] = [schedule.num_tokens[i] for i in kept]

@@ -1,0 +1,26 @@
+"""The group that the scheduler deems worst."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from paged_core.component import ComponentSettings
+from paged_core.interfaces.victim import Victim, VictimParts
+from paged_core.sequence import SequenceGroup
+
+
+class NewestSettings(ComponentSettings):
+    """Options of :class:`NewestVictim`."""
+
+    name: Literal["newest"] = "newest"
+
+
+class NewestVictim(Victim):
+    """The last candidate: under first come, first served, the one admitted last, as in vLLM."""
+
+    def __init__(self, options: NewestSettings, parts: VictimParts, /) -> None:
+        pass
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        return candidates[-1]

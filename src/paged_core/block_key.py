@@ -1,0 +1,64 @@
+"""The content of a full block, as a key: equal keys hold the same tokens after the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+
+class BlockKey:
+    """The tokens of one full block, chained to the key of the block before it.
+
+    The hash covers the parent's hash, the block's tokens and ``extra`` (a cache salt, an adapter:
+    whatever makes equal tokens differ), so a chain over a prompt costs one pass over its tokens.
+    Equality never trusts the hash: it compares tokens up the two chains until they meet in the
+    same object. Keys found equal share their parents from then on, so comparing two long chains
+    block by block, first to last, looks at each block twice and not at all that precede it.
+    """
+
+    __slots__ = ("_hash", "extra", "num_tokens", "parent", "tokens")
+
+    def __init__(
+        self, parent: BlockKey | None, tokens: tuple[int, ...], extra: Hashable = None
+    ) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.extra = extra
+        self.num_tokens = len(tokens) + (parent.num_tokens if parent else 0)
+        self._hash = hash((parent and parent._hash, tokens, extra))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BlockKey):
+            return NotImplemented
+        ours: BlockKey | None = self
+        theirs: BlockKey | None = other
+        while ours is not theirs:
+            if (
+                ours is None
+                or theirs is None
+                or ours._hash != theirs._hash
+                or ours.tokens != theirs.tokens
+                or ours.extra != theirs.extra
+            ):
+                return False
+            ours, theirs = ours.parent, theirs.parent
+        self.parent = other.parent
+        return True
+
+    def __repr__(self) -> str:
+        return f"BlockKey({self._hash & 0xFFFFFFFF:08x}, {len(self.tokens)} tokens)"
+
+
+def extend_keys(
+    keys: list[BlockKey], tokens: Sequence[int], block_size: int, extra: Hashable, count: int
+) -> None:
+    """Append keys to ``keys`` until it holds ``count`` of them.
+
+    ``tokens`` must hold at least ``count * block_size`` tokens.
+    """
+    parent = keys[-1] if keys else None
+    for start in range(len(keys) * block_size, count * block_size, block_size):
+        parent = BlockKey(parent, tuple(tokens[start : start + block_size]), extra)
+        keys.append(parent)

@@ -1,0 +1,18 @@
+"""Where built kernels and other things that can be made again are kept."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return ``PAGED_CORE_CACHE_DIR``, or else the user's own; it need not exist yet."""
+    if chosen := environ.get("PAGED_CORE_CACHE_DIR"):
+        return Path(chosen).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "paged_core"
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "paged_core"

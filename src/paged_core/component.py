@@ -1,0 +1,175 @@
+"""The records that plugins yield: cheap to make; nothing heavy is imported until one is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from paged_core.errors import PluginError
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+
+class ComponentSettings(BaseModel):
+    """Options of one component, and the tag by which settings name it.
+
+    A subclass is called ``<Name>Settings``, pins the tag with ``name: Literal["token_budget"] =
+    "token_budget"``, and gives every option a default and a ``Field(description=...)``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+
+
+class AutoSettings(ComponentSettings):
+    """``auto`` in a slot that offers it: the component of the highest rank that can serve here."""
+
+    name: Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One choice for one slot.
+
+    Raises:
+        PluginError: the record contradicts itself; the plugin that makes it is listed as broken.
+    """
+
+    slot: str
+    """Settings key of the slot."""
+    settings: type[ComponentSettings]
+    factory: str
+    """``"package.module:Class"``, imported when the component is selected, and only then. It is
+    called with the component's options first; the slot's interface says what follows them."""
+    rank: int = 0
+    """``auto`` prefers higher ranks."""
+    check: str | None = None
+    """``"package.module:function"``: called without arguments, it says why this machine or this
+    environment cannot serve the component, or returns ``None``. It builds nothing."""
+    summary: str = ""
+    interface_version: int = 1
+    """The version of the slot's interface that the component was built for."""
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.settings, type) and issubclass(self.settings, ComponentSettings)):
+            raise PluginError(f"settings of a component must be a class of options: {self!r}")
+        tag = self.settings.model_fields["name"]
+        if get_args(tag.annotation) != (tag.default,):
+            raise PluginError(
+                f"{self.settings.__name__} does not pin its name; write"
+                ' `name: Literal["my_name"] = "my_name"`'
+            )
+        for path in filter(None, (self.factory, self.check)):
+            if path.count(":") != 1:
+                raise PluginError(f"{self.slot}.{self.name}: {path!r} is not 'package.module:name'")
+
+    @property
+    def name(self) -> str:
+        """The name by which settings choose it."""
+        return str(self.settings.model_fields["name"].default)
+
+    def load(self) -> Callable[..., Any]:
+        """Import the factory and return it.
+
+        Raises:
+            PluginError: it cannot be imported; the cause says why.
+        """
+        factory: Callable[..., Any] = load(self.factory, f"{self.slot} {self.name!r}")
+        return factory
+
+    def load_check(self) -> Callable[[], str | None]:
+        """Import the check and return it; without one, a function that finds no obstacle.
+
+        Raises:
+            PluginError: it cannot be imported; the cause says why.
+        """
+        if self.check is None:
+            return _no_reason
+        check: Callable[[], str | None] = load(self.check, f"check of {self.slot} {self.name!r}")
+        return check
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A kind of part: its settings key, and what may be plugged in there."""
+
+    key: str
+    interface: str
+    """``"package.module:Class"``."""
+    default: str | tuple[str, ...] | None = None
+    """The component, or components, chosen where settings name none; ``None``: none at all."""
+    many: bool = False
+    """Whether the setting is a list of components."""
+    version: int = 1
+    """Grows when the interface changes so that components must be adapted."""
+    summary: str = ""
+    auto: bool = False
+    """Whether the name ``auto`` may be chosen: the best component whose check finds no obstacle."""
+
+    def __post_init__(self) -> None:
+        if not self.key.isidentifier() or "__" in self.key or self.key != self.key.lower():
+            raise PluginError(f"slot key {self.key!r} must be a lower-case name")
+        if self.many != isinstance(self.default, tuple):
+            raise PluginError(f"slot {self.key!r}: the default of a list of components is a tuple")
+
+    @property
+    def noun(self) -> str:
+        """What one of its components is called in messages."""
+        return self.key.removesuffix("s") if self.many else self.key
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Named settings to start from: YAML with the keys of a settings file."""
+
+    name: str
+    source: str | Traversable
+    """The YAML itself, or a file (a ``Path`` or a package resource) that is read on use."""
+    summary: str = ""
+
+    def read(self) -> str:
+        """Return the YAML."""
+        return self.source if isinstance(self.source, str) else self.source.read_text("utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command for ``paged-core``."""
+
+    name: str
+    app: str
+    """``"package.module:name"`` of a function that typer can turn into a command, or of a
+    ``typer.Typer`` with commands of its own. Imported when the command is used, and only then."""
+    help: str
+    """One line for the list of commands."""
+
+    def load(self) -> Any:
+        """Import the function or app and return it.
+
+        Raises:
+            PluginError: it cannot be imported; the cause says why.
+        """
+        return load(self.app, f"command {self.name!r}")
+
+
+def load(path: str, what: str) -> Any:
+    """Return the object at ``"package.module:name"``; ``what`` names it in the error.
+
+    Raises:
+        PluginError: it cannot be imported.
+    """
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise PluginError(f"{what} cannot be imported from {path!r}: {error}") from error
+
+
+def _no_reason() -> None:
+    return None

@@ -1,0 +1,441 @@
+"""The step loop: add, plan, run, apply. It knows no implementation of anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
+from time import monotonic, perf_counter
+
+import structlog
+
+from paged_core.errors import RequestError
+from paged_core.interfaces.executor import Capacity, Executor
+from paged_core.interfaces.observer import Observer, StepRecord
+from paged_core.interfaces.scheduler import Schedule, Scheduler
+from paged_core.kv_cache import CacheChanges, KVCache
+from paged_core.observer_set import ObserverSet
+from paged_core.request import FinishReason, Request
+from paged_core.sequence import SeqId, SequenceGroup, SequenceState, Status, StopCheck
+from paged_core.step import NewSequence, StepInput, StepResult
+
+_log = structlog.get_logger()
+
+
+class Engine:
+    """Serves requests step by step. One thread at a time may use it.
+
+    Args:
+        capacity: what ``executor.start()`` answered.
+        clock: seconds; arrivals and deadlines are measured on it.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        kv_cache: KVCache,
+        executor: Executor,
+        capacity: Capacity,
+        observers: Sequence[Observer] = (),
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.kv_cache = kv_cache
+        self.executor = executor
+        self.capacity = capacity
+        self.clock = clock
+        self.seconds: dict[str, float] = {}
+        """Time spent so far, by phase."""
+        self.num_steps = 0
+        self._observers = ObserverSet(observers)
+        self._groups: dict[str, SequenceGroup] = {}
+        self._sequences: dict[SeqId, SequenceState] = {}
+        self._numbers = count()
+        self._ids = count()
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a request is still to be served."""
+        return bool(self._groups)
+
+    @property
+    def groups(self) -> Iterable[SequenceGroup]:
+        """The requests that are not finished, in the order of their coming."""
+        return self._groups.values()
+
+    # ------------------------------------------------------------------ requests
+
+    def add(self, request: Request, stop_check: StopCheck | None = None) -> SequenceGroup:
+        """Accept a request.
+
+        Raises:
+            RequestError: it can never be served, or its id is in use; the message says why.
+        """
+        self._check(request)
+        group, refusal = self._offer(request, stop_check)
+        if refusal:
+            raise RequestError(f"request {request.id!r} can never run: {refusal}")
+        return group
+
+    def offer(self, request: Request) -> str | None:
+        """Accept a request unless the scheduler refuses it, and return its reason if it does.
+
+        The engine's own checks are left out: a request that can never fit is then the scheduler's
+        problem, as it is where recorded decisions are replayed.
+        """
+        return self._offer(request, None)[1]
+
+    def abort(self, request_id: str) -> SequenceGroup | None:
+        """Give a request up, at once; ``None`` if it is unknown or finished already."""
+        group = self._groups.get(request_id)
+        if group is not None:
+            self._finish_group(group, FinishReason.ABORT)
+            self._remove(group)
+        return group
+
+    def close(self) -> None:
+        """Give up what is unfinished and close the executor and the observers."""
+        for request_id in list(self._groups):
+            self.abort(request_id)
+        self.executor.close()
+        self._observers.close()
+
+    def _check(self, request: Request) -> None:
+        capacity, length = self.capacity, len(request.prompt)
+        name = f"request {request.id!r}"
+        if request.id in self._groups:
+            raise RequestError(f"{name} is being served already; give each request its own id")
+        if not length:
+            raise RequestError(f"{name} has an empty prompt; it needs at least one token")
+        if length >= capacity.max_model_len:
+            raise RequestError(
+                f"{name} has a prompt of {length} tokens, which leaves no room to generate within "
+                f"max_model_len={capacity.max_model_len}; shorten it"
+            )
+        if capacity.vocab_size is not None:
+            wrong = [t for t in request.prompt if not 0 <= t < capacity.vocab_size]
+            if wrong:
+                raise RequestError(
+                    f"{name} has token id {wrong[0]}, which is outside the model's vocabulary "
+                    f"(0 to {capacity.vocab_size - 1})"
+                )
+            self._check_sampling(request, capacity.vocab_size)
+        needed = self.kv_cache.blocks_for(length)
+        if needed > self.kv_cache.num_blocks:
+            raise RequestError(
+                f"{name} has a prompt of {length} tokens, which takes {needed} blocks of "
+                f"{self.kv_cache.block_size}, and the cache has {self.kv_cache.num_blocks}; "
+                "raise num_blocks or kv_cache_memory"
+            )
+
+    def _check_sampling(self, request: Request, vocab_size: int) -> None:
+        sampling = request.sampling
+        for name, tokens in (
+            ("logit_bias", sampling.logit_bias),
+            ("stop_token_ids", sampling.stop_token_ids),
+        ):
+            wrong = [token for token in tokens if not 0 <= token < vocab_size]
+            if wrong:
+                raise RequestError(
+                    f"{name} of request {request.id!r} names token id {wrong[0]}, which is outside "
+                    f"the model's vocabulary (0 to {vocab_size - 1})"
+                )
+
+    def _make_group(self, request: Request, stop_check: StopCheck | None) -> SequenceGroup:
+        group = SequenceGroup(request, next(self._numbers), SeqId(next(self._ids)))
+        sampling = request.sampling
+        group.max_length = self.scheduler.length_cap
+        if sampling.max_tokens is not None:
+            group.max_length = min(group.max_length, len(request.prompt) + sampling.max_tokens)
+        eos = frozenset() if sampling.ignore_eos else self.capacity.eos_token_ids
+        group.stop_token_ids = eos.union(sampling.stop_token_ids)
+        group.stop_check = stop_check
+        return group
+
+    def _offer(
+        self, request: Request, stop_check: StopCheck | None
+    ) -> tuple[SequenceGroup, str | None]:
+        group = self._make_group(request, stop_check)
+        refusal = self.scheduler.refuse(group)
+        if refusal is None:
+            self._enter(group)
+        return group, refusal
+
+    def _enter(self, group: SequenceGroup) -> None:
+        self._groups[group.id] = group
+        self._sequences[group.live[0].id] = group.live[0]
+        self.scheduler.add(group)
+        self._observers.on_request(group, "added")
+
+    # ------------------------------------------------------------------ one step
+
+    def step(self) -> list[SequenceGroup]:
+        """Plan, run and apply one step; return the requests that ended with it.
+
+        A request whose own code raises ends with an error. If the whole step raises, all requests
+        in it do, and the engine goes on with the others.
+        """
+        started = perf_counter()
+        now = self.clock()
+        plan = self.scheduler.schedule(now)
+        self._note(plan, now)
+        seconds = {"schedule": perf_counter() - started}
+        finished: list[SequenceGroup] = []
+        if plan.sequences or self.kv_cache.has_transfers:
+            finished = self._run(plan, seconds)
+        if self._observers.watch_steps:
+            self._observers.on_step(self._record(plan, now, finished, seconds))
+        for phase, spent in seconds.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+        self.num_steps += 1
+        return [*(group for group, _ in plan.ignored), *finished]
+
+    def _run(self, plan: Schedule, seconds: dict[str, float]) -> list[SequenceGroup]:
+        changes = self.kv_cache.take_changes()
+        step = self._step_input(plan, changes)
+        if self._observers.watch_blocks:
+            self._observers.on_blocks(step)
+        for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
+            sequence.num_scheduled += num_tokens
+        try:
+            result = self.executor.collect(self.executor.submit(step))
+        except Exception as error:  # noqa: BLE001 - whatever it is, only this step's requests end
+            return self._fail(plan, changes, error)
+        started = perf_counter()
+        finished = self._apply(plan, result)
+        seconds.update(result.seconds)
+        seconds["apply"] = perf_counter() - started
+        return finished
+
+    def _step_input(self, plan: Schedule, changes: CacheChanges) -> StepInput:
+        return StepInput(
+            number=self.num_steps,
+            sequence_ids=[sequence.id for sequence in plan.sequences],
+            num_tokens=plan.num_tokens,
+            added=[_introduce(sequence) for sequence in changes.added.values()],
+            removed=changes.removed,
+            edit_ids=changes.edit_ids,
+            edit_indices=changes.edit_indices,
+            edit_blocks=changes.edit_blocks,
+            copy_sources=list(changes.copies.values()),
+            copy_targets=list(changes.copies),
+            swap_out_sources=[source for source, _ in changes.swap_out],
+            swap_out_targets=[target for _, target in changes.swap_out],
+            swap_in_sources=list(changes.swap_in.values()),
+            swap_in_targets=list(changes.swap_in),
+        )
+
+    def _note(self, plan: Schedule, now: float) -> None:
+        """Write down what became of whole groups."""
+        for group, cached in plan.admitted:
+            if group.num_cached is None:
+                group.num_cached, group.admitted_at = cached, now
+        for group in plan.preempted:
+            group.num_preemptions += 1
+        for group, reason in plan.ignored:
+            generated = any(sequence.output for sequence in group.live)
+            self._finish_group(
+                group, FinishReason.LENGTH if generated else FinishReason.IGNORED, reason
+            )
+            self._drop(group)
+        if self._observers.watch_requests:
+            events = {
+                "preempted": plan.preempted,
+                "swapped_out": plan.swapped_out,
+                "swapped_in": plan.swapped_in,
+                "admitted": [group for group, _ in plan.admitted],
+            }
+            for event, groups in events.items():
+                for group in groups:
+                    self._observers.on_request(group, event)
+
+    # ------------------------------------------------------------------ applying a step
+
+    def _apply(self, plan: Schedule, result: StepResult) -> list[SequenceGroup]:
+        for sequence in plan.sequences:
+            sequence.num_computed = sequence.num_scheduled
+        if result.prompt_logprobs:
+            self._keep_prompt_logprobs(result)
+        ended = self._append(result)
+        for seq_id, message in result.failed.items():
+            group = self._sequences[seq_id].group
+            self._finish_group(group, FinishReason.ERROR, message)
+            ended = True
+        if not ended:
+            return []
+        groups = dict.fromkeys(sequence.group for sequence in plan.sequences)
+        finished = [group for group in groups if not group.live]
+        for group in finished:
+            self._remove(group)
+        return finished
+
+    def _append(self, result: StepResult) -> bool:
+        """Append what was drawn; whether any sequence ended with it."""
+        sequences, ended = self._sequences, False
+        heirs: dict[SeqId, Iterator[SequenceState]] = {}
+        for row, token in enumerate(result.token_ids):
+            seq_id = result.sequence_ids[row]
+            if seq_id in heirs:
+                sequence = next(heirs[seq_id])
+                group = sequence.group
+            else:
+                sequence = sequences[seq_id]
+                group = sequence.group
+                if not group.forked:
+                    heirs[seq_id] = iter(self._fork(sequence))
+                if group.first_token_at is None:
+                    group.first_token_at = self.clock()
+            tokens = sequence.tokens
+            tokens.append(token)
+            if result.logprobs is not None:
+                _keep_logprobs(sequence, token, result.logprobs[row])
+            if (
+                len(tokens) >= group.max_length
+                or token in group.stop_token_ids
+                or group.stop_check is not None
+            ) and self._has_ended(sequence, token):
+                ended = True
+        return ended
+
+    def _fork(self, parent: SequenceState) -> list[SequenceState]:
+        """Make the other sequences of a request whose prompt has been computed."""
+        group = parent.group
+        children = [
+            SequenceState(SeqId(next(self._ids)), group, index, list(parent.tokens))
+            for index in range(1, group.request.sampling.n)
+        ]
+        for child in children:
+            self.kv_cache.fork(parent, child)
+            self._sequences[child.id] = child
+        group.sequences.extend(children)
+        group.live.extend(children)
+        group.forked = True
+        return children
+
+    def _has_ended(self, sequence: SequenceState, token: int) -> bool:
+        """End a sequence whose newest token says so."""
+        group = sequence.group
+        length = len(sequence.tokens)
+        if length - len(group.request.prompt) >= group.request.sampling.min_tokens:
+            if token in group.stop_token_ids:
+                if token not in self.capacity.eos_token_ids:
+                    sequence.stop_reason = token
+                self._finish(sequence, FinishReason.STOP)
+                return True
+            if group.stop_check is not None:
+                try:
+                    sequence.stop_reason = group.stop_check(sequence)
+                except Exception as error:  # noqa: BLE001 - the request's own code
+                    message = f"stop check failed: {type(error).__name__}: {error}"
+                    _log.warning("request_failed", request=group.id, reason=message)
+                    self._finish_group(group, FinishReason.ERROR, message)
+                    return True
+                if sequence.stop_reason is not None:
+                    self._finish(sequence, FinishReason.STOP)
+                    return True
+        if length >= group.max_length:
+            self._finish(sequence, FinishReason.LENGTH)
+            return True
+        return False
+
+    def _finish(
+        self, sequence: SequenceState, reason: FinishReason, error: str | None = None
+    ) -> None:
+        sequence.finish_reason, sequence.error = reason, error
+        self.kv_cache.release(sequence)
+        sequence.group.live.remove(sequence)
+        del self._sequences[sequence.id]
+
+    def _finish_group(
+        self, group: SequenceGroup, reason: FinishReason, error: str | None = None
+    ) -> None:
+        for sequence in list(group.live):
+            self._finish(sequence, reason, error)
+
+    def _remove(self, group: SequenceGroup) -> None:
+        self.scheduler.remove(group)
+        self._drop(group)
+
+    def _drop(self, group: SequenceGroup) -> None:
+        """Forget a finished group that the scheduler no longer holds."""
+        group.status = Status.FINISHED
+        group.finished_at = self.clock()
+        del self._groups[group.id]
+        self._observers.on_request(group, "finished")
+
+    def _fail(
+        self, plan: Schedule, changes: CacheChanges, error: Exception
+    ) -> list[SequenceGroup]:
+        """A whole step raised: end the requests in it, and those whose blocks it was to move."""
+        message = f"{type(error).__name__}: {error}"
+        sequences = [*plan.sequences, *changes.added.values()]
+        groups = dict.fromkeys([sequence.group for sequence in sequences])
+        groups.update(dict.fromkeys(plan.swapped_out))
+        _log.error("step_failed", requests=[group.id for group in groups], reason=message)
+        self.kv_cache.retract(changes)
+        for group in groups:
+            self._finish_group(group, FinishReason.ERROR, message)
+            self._remove(group)
+        return list(groups)
+
+    def _keep_prompt_logprobs(self, result: StepResult) -> None:
+        for seq_id, entries in result.prompt_logprobs.items():
+            group = self._sequences[seq_id].group
+            kept = group.prompt_logprobs
+            if kept is None:
+                kept = group.prompt_logprobs = [None]
+            kept.extend(entries[: len(group.request.prompt) - len(kept)])
+
+    # ------------------------------------------------------------------ observing
+
+    def _record(
+        self,
+        plan: Schedule,
+        now: float,
+        finished: Sequence[SequenceGroup],
+        seconds: dict[str, float],
+    ) -> StepRecord:
+        scheduled: dict[str, int] = {}
+        for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
+            name = sequence.group.id
+            scheduled[name] = scheduled.get(name, 0) + num_tokens
+        return StepRecord(
+            number=self.num_steps,
+            now=now,
+            scheduled=scheduled,
+            cached={group.id: cached for group, cached in plan.admitted},
+            preempted=[group.id for group in plan.preempted],
+            swapped_out=[group.id for group in plan.swapped_out],
+            swapped_in=[group.id for group in plan.swapped_in],
+            ignored=[group.id for group, _ in plan.ignored],
+            finished=[group.id for group in finished],
+            queues=self.scheduler.queues(),
+            free_blocks=self.kv_cache.num_free,
+            seconds=seconds,
+        )
+
+
+def _introduce(sequence: SequenceState) -> NewSequence:
+    """What an executor must know of a sequence that it has not seen."""
+    group = sequence.group
+    return NewSequence(
+        id=sequence.id,
+        request_id=group.id,
+        tokens=list(sequence.tokens),
+        num_prompt_tokens=len(group.request.prompt),
+        num_computed=sequence.num_scheduled,
+        blocks=list(sequence.table.blocks),
+        sampling=group.request.sampling,
+        index=sequence.index,
+        fan_out=1 if group.forked else group.request.sampling.n,
+    )
+
+
+def _keep_logprobs(
+    sequence: SequenceState, token: int, logprobs: dict[int, float] | None
+) -> None:
+    if logprobs is not None:
+        if sequence.logprobs is None:
+            sequence.logprobs, sequence.cumulative_logprob = [], 0.0
+        sequence.logprobs.append(logprobs)
+        sequence.cumulative_logprob = (sequence.cumulative_logprob or 0.0) + logprobs[token]

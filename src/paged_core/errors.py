@@ -1,0 +1,38 @@
+"""Every error this project raises on purpose, as one tree.
+
+A message names the thing, the cause and the remedy; the command line prints it without a traceback.
+"""
+
+from __future__ import annotations
+
+
+class PagedCoreError(Exception):
+    """Root of the tree: catch this to catch everything the project raises on purpose."""
+
+
+class SettingsError(PagedCoreError):
+    """A setting is unknown, contradictory or out of range, or a settings file cannot be read."""
+
+
+class RequestError(PagedCoreError, ValueError):
+    """A request that can never be served; the engine is unchanged and goes on."""
+
+
+class CheckpointError(PagedCoreError):
+    """A model folder or hub id is missing, truncated, or not in a format that may be loaded."""
+
+
+class UnsupportedModel(PagedCoreError):
+    """The checkpoint is sound, but a feature it needs is missing; the message says which."""
+
+
+class OutOfBlocks(PagedCoreError):
+    """Fewer blocks are free than were asked for; nothing was taken."""
+
+
+class PluginError(PagedCoreError):
+    """A plugin is broken, outdated, or claims a name that another plugin already has."""
+
+
+class EngineError(PagedCoreError):
+    """The engine was used in a way that it cannot honour, such as a step after it was closed."""

@@ -1,0 +1,80 @@
+"""Slot ``block_allocator``: which blocks are free, and how many sequences hold the others."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from paged_core.block_key import BlockKey
+from paged_core.interfaces.evictor import Evictor
+from paged_core.sequence import BlockId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorParts:
+    """What the factory of an allocator gets beside its options."""
+
+    num_blocks: int
+    block_size: int
+    evictor: Evictor
+
+
+class BlockAllocator(ABC):
+    """Hands out the blocks ``0 .. num_blocks - 1``, at O(log n) a block or less."""
+
+    @property
+    @abstractmethod
+    def num_free(self) -> int:
+        """Blocks that could be handed out now: nobody references them."""
+
+    @abstractmethod
+    def allocate(self, count: int, /) -> list[BlockId]:
+        """Take ``count`` blocks, each referenced once.
+
+        Raises:
+            OutOfBlocks: fewer are free; nothing was taken.
+        """
+
+    @abstractmethod
+    def share(self, blocks: Iterable[BlockId], /) -> None:
+        """Reference each block once more; one that is free but cached leaves the free blocks."""
+
+    @abstractmethod
+    def free(self, blocks: Iterable[BlockId], /) -> None:
+        """Drop one reference to each block, in this order: a sequence gives its last one first."""
+
+    @abstractmethod
+    def ref_count(self, block: BlockId, /) -> int:
+        """How often the block is referenced; 0: it is free."""
+
+
+@runtime_checkable
+class SupportsPrefixCache(Protocol):
+    """An allocator that finds blocks by what they hold."""
+
+    def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
+        """Return a block for each leading key, up to the first miss; nothing is referenced."""
+
+    def publish(self, block: BlockId, key: BlockKey, /) -> BlockId:
+        """Make the caller's block findable, and return the one it holds from now on.
+
+        That is the same block, or, where the allocator merges duplicates, an equal one that was
+        published before: the caller's reference has moved to it.
+        """
+
+    def retract(self, blocks: Iterable[BlockId], /) -> None:
+        """Make these blocks unfindable: what they were said to hold was never computed."""
+
+
+@runtime_checkable
+class SupportsReservation(Protocol):
+    """An allocator that sets a run of blocks aside for a sequence's whole life."""
+
+    def reserve(self, count: int, /) -> list[BlockId]:
+        """Take ``count`` adjacent blocks.
+
+        Raises:
+            OutOfBlocks: no run is long enough; nothing was taken.
+        """

@@ -1,0 +1,58 @@
+"""Slot ``evictor``: the order in which cached blocks that nobody references are given up."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from paged_core.sequence import BlockId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictorParts:
+    """What the factory of an evictor gets beside its options."""
+
+    num_blocks: int
+    block_size: int
+    seed: int
+    """Of the engine, for an evictor that draws lots."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockInfo:
+    """What an evictor is told of a block when its last user leaves it."""
+
+    num_tokens: int
+    """Length of the prefix that ends with this block, in tokens."""
+    num_hits: int
+    """How often a request found it in the cache."""
+    last_use: int
+    """Counts departures: blocks that one request left together have the same number."""
+
+
+class Evictor(ABC):
+    """Holds the idle cached blocks. No operation may cost more than O(log n)."""
+
+    @abstractmethod
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        """Take in a block that became idle."""
+
+    @abstractmethod
+    def remove(self, block: BlockId, /) -> None:
+        """Let go of a block that is used again.
+
+        Raises:
+            KeyError: it is not here.
+        """
+
+    @abstractmethod
+    def evict(self) -> BlockId:
+        """Choose the block to give up, and let go of it.
+
+        Raises:
+            OutOfBlocks: there is none.
+        """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Blocks held."""

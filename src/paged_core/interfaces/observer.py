@@ -1,0 +1,69 @@
+"""Slot ``observers``: told what happened; it decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paged_core.interfaces.scheduler import Queues
+from paged_core.sequence import BlockId, SeqId, SequenceGroup
+
+if TYPE_CHECKING:
+    from paged_core.settings import EngineSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserverParts:
+    """What the factory of an observer gets beside its options."""
+
+    settings: EngineSettings
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One step, after its tokens were applied; request ids stand for requests."""
+
+    number: int
+    now: float
+    """Seconds on the engine's clock when the step was planned."""
+    scheduled: Mapping[str, int]
+    """Tokens computed per request, in batch order."""
+    cached: Mapping[str, int]
+    """For requests admitted in this step: tokens that the prefix cache served."""
+    preempted: Sequence[str]
+    swapped_out: Sequence[str]
+    swapped_in: Sequence[str]
+    ignored: Sequence[str]
+    finished: Sequence[str]
+    queues: Queues
+    free_blocks: int
+    seconds: Mapping[str, float]
+    """Time spent by phase: ``schedule``, ``prepare``, ``model``, ``sample``, ``apply``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockEvent:
+    """A sequence's block table changed: entry ``index`` is now ``block``, or it gave all up."""
+
+    sequence: SeqId
+    index: int | None
+    block: BlockId | None
+
+
+class Observer:
+    """Override what you want to hear of. An observer that raises is dropped, with a warning."""
+
+    def on_step(self, step: StepRecord, /) -> None:
+        """A step was planned, run and applied."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        """``event`` is ``added``, ``admitted``, ``preempted``, ``swapped_out``, ``swapped_in`` or
+        ``finished``; the group is as it stands after that."""
+
+    def on_block(self, event: BlockEvent, /) -> None:
+        """A block table changed."""
+
+    def close(self) -> None:
+        """The engine is closing; write what is buffered."""

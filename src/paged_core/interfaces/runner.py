@@ -1,0 +1,67 @@
+"""Slot ``runner``: the model, as a function from tokens and positions to hidden states."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paged_core.layer import LayerSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paged_core.settings import EngineSettings
+
+    Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+    """``attend(layer, query, key, value)``: shapes as in
+    :meth:`~paged_core.interfaces.attention.LayerAttention.forward`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerParts:
+    """What the factory of a runner gets beside its options."""
+
+    settings: EngineSettings
+
+
+class Runner(ABC):
+    """Runs a decoder-only model over a flattened batch; it knows nothing of blocks."""
+
+    @abstractmethod
+    def load(self) -> None:
+        """Read the weights and put them on the device.
+
+        Raises:
+            CheckpointError: they are missing, truncated or in a format that may not be loaded.
+            UnsupportedModel: this runner lacks a feature of the model; the message says which.
+        """
+
+    @property
+    @abstractmethod
+    def layers(self) -> Sequence[LayerSpec]:
+        """The attention layers, in order; known once loaded."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Token ids are ``0 .. vocab_size - 1``."""
+
+    @property
+    @abstractmethod
+    def max_model_len(self) -> int | None:
+        """Tokens that a sequence may have; ``None``: the model does not say."""
+
+    @property
+    @abstractmethod
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence unless it asks to ignore them."""
+
+    @abstractmethod
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, /) -> Tensor:
+        """Return hidden states [T, hidden] of ``tokens`` [T] int64 at ``positions`` [T] int64."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor, /) -> Tensor:
+        """Return logits [R, vocab_size] float32 of the rows [R, hidden] that draw a token."""

@@ -1,0 +1,25 @@
+"""Slot ``victim``: who gives way when blocks run out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paged_core.kv_cache import KVCache
+from paged_core.sequence import SequenceGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VictimParts:
+    """What the factory of a victim gets beside its options."""
+
+    kv_cache: KVCache
+
+
+class Victim(ABC):
+    """Chooses among running groups; the scheduler says who is eligible, and in which order."""
+
+    @abstractmethod
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        """Return one of ``candidates`` (never empty), which come worst last."""

@@ -1,0 +1,417 @@
+"""The only code that moves blocks between sequences, the allocator and host memory."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from paged_core.block_key import BlockKey, extend_keys
+from paged_core.errors import OutOfBlocks
+from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache
+from paged_core.sequence import BlockId, SeqId, SequenceGroup, SequenceState, Status
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """What the prefix cache has for the leading tokens of a sequence."""
+
+    blocks: Sequence[BlockId] = ()
+    """Blocks that hold them; nothing is referenced yet."""
+    num_settled: int = 0
+    """Leading blocks that an earlier step filled; the rest are only being filled in this one."""
+    num_idle: int = 0
+    """Those among the blocks that nobody references: sharing them takes them from the free ones."""
+
+
+@dataclass(slots=True)
+class CacheChanges:
+    """What changed since the last step, in the words of :class:`~paged_core.step.StepInput`."""
+
+    added: dict[SeqId, SequenceState] = field(default_factory=dict)
+    removed: list[SeqId] = field(default_factory=list)
+    edit_ids: list[SeqId] = field(default_factory=list)
+    edit_indices: list[int] = field(default_factory=list)
+    edit_blocks: list[BlockId] = field(default_factory=list)
+    copies: dict[BlockId, BlockId] = field(default_factory=dict)
+    """Target to source."""
+    swap_out: list[tuple[BlockId, BlockId]] = field(default_factory=list)
+    """Device source, host target."""
+    swap_in: dict[BlockId, BlockId] = field(default_factory=dict)
+    """Device target to host source."""
+    published: dict[SeqId, list[BlockId]] = field(default_factory=lambda: defaultdict(list))
+    """Blocks that the prefix cache was promised in this step."""
+
+
+class KVCache:
+    """Block tables and everything that may be done to them.
+
+    Schedulers call it while they plan a step, the engine when it applies one. Every change is
+    recorded for the executor; :meth:`take_changes` hands the record over once a step is planned.
+    An operation that raises has changed nothing.
+    """
+
+    def __init__(
+        self,
+        allocator: BlockAllocator,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        watermark: float = 0.0,
+    ) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        self.watermark_blocks = int(watermark * num_blocks)
+        """Blocks that admission leaves free."""
+        self._allocator = allocator
+        self._prefixes = allocator if isinstance(allocator, SupportsPrefixCache) else None
+        self._free_host = [BlockId(block) for block in reversed(range(num_host_blocks))]
+        self._changes = CacheChanges()
+        self._unsettled: set[BlockId] = set()
+
+    # ------------------------------------------------------------------ what there is
+
+    @property
+    def num_free(self) -> int:
+        """Device blocks that nobody references, cached or not."""
+        return self._allocator.num_free
+
+    @property
+    def num_free_host(self) -> int:
+        """Host blocks that hold nothing."""
+        return len(self._free_host)
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether the allocator finds blocks by what they hold."""
+        return self._prefixes is not None
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that ``num_tokens`` tokens take."""
+        return -(-num_tokens // self.block_size)
+
+    def distinct_blocks(self, group: SequenceGroup) -> int:
+        """Device or host blocks that the live sequences of ``group`` hold between them."""
+        live = group.live
+        if len(live) == 1:
+            return len(live[0].table.blocks) or len(live[0].table.host_blocks)
+        device = {block for sequence in live for block in sequence.table.blocks}
+        return len(device) or len({b for sequence in live for b in sequence.table.host_blocks})
+
+    # ------------------------------------------------------------------ growing
+
+    def lookup(self, sequence: SequenceState, num_tokens: int) -> PrefixHit:
+        """Find cached blocks for the first ``num_tokens`` tokens, whole blocks, to the first miss.
+
+        Nothing is referenced: hand the result, or part of it, to :meth:`admit` before the next
+        change.
+        """
+        prefixes = self._prefixes
+        count = num_tokens // self.block_size
+        if prefixes is None or count == 0:
+            return _NO_HIT
+        if sequence.group.request.sampling.prompt_logprobs is not None:
+            return _NO_HIT  # what is not computed has no logits
+        keys = self._keys(sequence, count)
+        blocks = prefixes.look_up(keys if len(keys) == count else keys[:count])
+        if not blocks:
+            return _NO_HIT
+        unsettled, settled = self._unsettled, len(blocks)
+        if unsettled:
+            settled = next((i for i, b in enumerate(blocks) if b in unsettled), len(blocks))
+        ref_count = self._allocator.ref_count
+        return PrefixHit(blocks, settled, sum(not ref_count(block) for block in blocks))
+
+    def admit(
+        self,
+        sequence: SequenceState,
+        num_tokens: int,
+        hit: PrefixHit | None = None,
+        num_skipped: int = 0,
+    ) -> None:
+        """Give a sequence that holds no blocks the blocks for its first tokens.
+
+        Args:
+            num_tokens: to be computed in this step, after those skipped.
+            hit: cached blocks to share, the rest is fresh; at most what the tokens take.
+            num_skipped: leading tokens, all in shared blocks, that need not be computed.
+
+        Raises:
+            OutOfBlocks: too few are free; nothing has changed.
+        """
+        shared = list(hit.blocks) if hit else []
+        end = num_skipped + num_tokens
+        missing = self.blocks_for(end) - len(shared)
+        idle = hit.num_idle if hit else 0
+        if missing + idle > self._allocator.num_free:
+            raise OutOfBlocks(
+                f"{missing + idle} blocks are needed and {self._allocator.num_free} are free"
+            )
+        self._allocator.share(shared)
+        table = sequence.table
+        table.blocks = shared + self._allocator.allocate(missing)
+        table.num_published = len(shared)
+        sequence.num_scheduled = sequence.num_computed = num_skipped
+        sequence.capacity = len(table.blocks) * self.block_size
+        self._changes.added[sequence.id] = sequence
+        if self._prefixes is not None:
+            self._publish(sequence, end // self.block_size)
+
+    def reserve(self, sequence: SequenceState, num_tokens: int) -> None:
+        """Make room for the next ``num_tokens`` tokens of a sequence that holds blocks.
+
+        A last block that is shared with a forked sequence is copied first; blocks that these
+        tokens fill are published. Need not be called while the sequence stays below its
+        ``capacity``.
+
+        Raises:
+            OutOfBlocks: too few are free; nothing has changed.
+        """
+        table, size = sequence.table, self.block_size
+        start = sequence.num_scheduled
+        end = start + num_tokens
+        blocks = table.blocks
+        missing = -(-end // size) - len(blocks)
+        copied = -1
+        if start % size:
+            tail = start // size
+            if tail >= table.num_published and self._allocator.ref_count(blocks[tail]) > 1:
+                copied = tail
+        if missing > 0 or copied >= 0:
+            fresh = self._allocator.allocate(max(missing, 0) + (copied >= 0))
+            if copied >= 0:
+                self._copy_on_write(sequence, copied, fresh.pop())
+            for block in fresh:
+                self._edit(sequence, len(blocks), block)
+                blocks.append(block)
+        sequence.capacity = len(blocks) * size
+        if self._prefixes is not None and end // size > table.num_published:
+            self._publish(sequence, end // size)
+
+    def blocks_to_grow(self, group: SequenceGroup, num_tokens: int = 1) -> int:
+        """Blocks that :meth:`reserve` takes to give each live sequence ``num_tokens`` more tokens.
+
+        For a group that is swapped out: what that takes once it is back.
+        """
+        size, needed = self.block_size, 0
+        sharers: Counter[BlockId] = Counter()
+        for sequence in group.live:
+            start, table = sequence.num_scheduled, sequence.table
+            blocks = table.blocks or table.host_blocks
+            needed += max(0, -(-(start + num_tokens) // size) - len(blocks))
+            if start % size and start // size >= table.num_published:
+                sharers[blocks[start // size]] += 1
+        for tail, count in sharers.items():
+            swapped = group.status is Status.SWAPPED
+            needed += min(count, (count if swapped else self._allocator.ref_count(tail)) - 1)
+        return needed
+
+    def fork(self, parent: SequenceState, child: SequenceState) -> None:
+        """Let ``child``, which holds nothing, share all blocks of ``parent``.
+
+        The child takes over how far the parent is computed; the first of them to write into a
+        partly filled last block gets a copy of it.
+        """
+        ours, theirs = child.table, parent.table
+        self._allocator.share(theirs.blocks)
+        ours.blocks = list(theirs.blocks)
+        ours.keys = list(theirs.keys)
+        ours.num_published = theirs.num_published
+        child.num_computed = parent.num_computed
+        child.num_scheduled = parent.num_scheduled
+        child.capacity = parent.capacity = 0
+        self._changes.added[child.id] = child
+
+    # ------------------------------------------------------------------ giving back
+
+    def release(self, sequence: SequenceState) -> None:
+        """Take all blocks from a sequence, last one first, and forget how far it was computed.
+
+        What a step still being planned had published for it is retracted: it will not be computed.
+        """
+        table, changes = sequence.table, self._changes
+        self._retract(changes.published.pop(sequence.id, ()))
+        if table.host_blocks:
+            others = [other for other in sequence.group.live if other is not sequence]
+            kept = {block for other in others for block in other.table.host_blocks}
+            self._free_host.extend(set(table.host_blocks) - kept)
+            table.host_blocks = []
+        if table.blocks:
+            self._forget(sequence)
+            self._free(table.blocks)
+            table.blocks = []
+        table.num_published = 0
+        sequence.num_computed = sequence.num_scheduled = sequence.capacity = 0
+
+    def release_group(self, group: SequenceGroup) -> None:
+        """:meth:`release` every live sequence of ``group``."""
+        for sequence in group.live:
+            self.release(sequence)
+
+    # ------------------------------------------------------------------ swapping
+
+    def swap_out(self, group: SequenceGroup) -> None:
+        """Move all blocks of ``group`` to the host; sequences that share a block go on sharing it.
+
+        Raises:
+            OutOfBlocks: the host has too few; nothing has changed.
+        """
+        needed = self.distinct_blocks(group)
+        if needed > len(self._free_host):
+            raise OutOfBlocks(f"{needed} host blocks are needed and {len(self._free_host)} free")
+        changes = self._changes
+        moved: dict[BlockId, BlockId] = {}
+        for sequence in group.live:
+            self._retract(changes.published.pop(sequence.id, ()))
+            table = sequence.table
+            for block in table.blocks:
+                if block not in moved:
+                    moved[block] = self._to_host(block)
+            table.host_blocks = [moved[block] for block in table.blocks]
+        for sequence in group.live:
+            self._forget(sequence)
+            self._free(sequence.table.blocks)
+            sequence.table.blocks = []
+            sequence.table.num_published = 0
+            sequence.num_scheduled = sequence.num_computed
+            sequence.capacity = 0
+
+    def swap_in(self, group: SequenceGroup) -> None:
+        """Move all blocks of ``group`` back to the device.
+
+        Raises:
+            OutOfBlocks: the device has too few free; nothing has changed.
+        """
+        host = list(dict.fromkeys(b for sequence in group.live for b in sequence.table.host_blocks))
+        moved = dict(zip(host, self._allocator.allocate(len(host)), strict=True))
+        unclaimed = set(host)
+        for sequence in group.live:
+            table = sequence.table
+            blocks = [moved[block] for block in table.host_blocks]
+            self._allocator.share(moved[b] for b in table.host_blocks if b not in unclaimed)
+            unclaimed.difference_update(table.host_blocks)
+            table.blocks, table.host_blocks = blocks, []
+            sequence.capacity = 0  # a shared last block is only found out about by reserve()
+            self._changes.added[sequence.id] = sequence
+        for source, target in moved.items():
+            self._changes.swap_in[target] = source
+        for sequence in group.live:
+            if self._prefixes is not None:
+                self._publish(sequence, sequence.num_computed // self.block_size, settled=True)
+
+    # ------------------------------------------------------------------ steps
+
+    def take_changes(self) -> CacheChanges:
+        """Hand over what changed since the last call; the step that they belong to is planned."""
+        changes, self._changes = self._changes, CacheChanges()
+        self._free_host.extend(changes.swap_in.values())
+        self._unsettled.clear()
+        return changes
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether blocks wait to be moved even if no sequence is computed."""
+        changes = self._changes
+        return bool(changes.swap_out or changes.swap_in or changes.copies)
+
+    def retract(self, changes: CacheChanges) -> None:
+        """The step of these changes failed: unpublish all that it would have filled.
+
+        Who was to be forgotten will be named again; the sequences concerned must be released.
+        """
+        for blocks in changes.published.values():
+            self._retract(blocks)
+        self._changes.removed.extend(changes.removed)
+
+    # ------------------------------------------------------------------ inside
+
+    def _keys(self, sequence: SequenceState, count: int) -> list[BlockKey]:
+        keys = sequence.table.keys
+        if len(keys) < count:
+            request = sequence.group.request
+            extra: Hashable = None
+            if request.cache_salt is not None or request.adapter is not None:
+                extra = (request.cache_salt, request.adapter)
+            extend_keys(keys, sequence.tokens, self.block_size, extra, count)
+        return keys
+
+    def _publish(self, sequence: SequenceState, count: int, *, settled: bool = False) -> None:
+        """Make the first ``count`` blocks findable, as far as they are not yet."""
+        assert self._prefixes is not None
+        table = sequence.table
+        if count <= table.num_published:
+            return
+        keys = self._keys(sequence, count)
+        for index in range(table.num_published, count):
+            block = table.blocks[index]
+            held = self._prefixes.publish(block, keys[index])
+            if held != block:  # an equal block was there; ours has gone back
+                self._drop_pending_writes([block])
+                table.blocks[index] = held
+                self._edit(sequence, index, held)
+            else:
+                self._changes.published[sequence.id].append(block)
+                if not settled:
+                    self._unsettled.add(block)
+        table.num_published = count
+
+    def _retract(self, blocks: Sequence[BlockId]) -> None:
+        if blocks and self._prefixes is not None:
+            self._prefixes.retract(blocks)
+            self._unsettled.difference_update(blocks)
+
+    def _copy_on_write(self, sequence: SequenceState, index: int, target: BlockId) -> None:
+        table, changes = sequence.table, self._changes
+        source = table.blocks[index]
+        changes.copies[target] = changes.copies.get(source, source)
+        table.blocks[index] = target
+        self._allocator.free([source])
+        self._edit(sequence, index, target)
+
+    def _edit(self, sequence: SequenceState, index: int, block: BlockId) -> None:
+        """Tell the executor of one table entry, unless it will be sent the whole table."""
+        changes = self._changes
+        if sequence.id not in changes.added:
+            changes.edit_ids.append(sequence.id)
+            changes.edit_indices.append(index)
+            changes.edit_blocks.append(block)
+
+    def _forget(self, sequence: SequenceState) -> None:
+        """The executor need not know the sequence any more."""
+        changes = self._changes
+        if changes.added.pop(sequence.id, None) is not None:
+            return
+        changes.removed.append(sequence.id)
+        if sequence.id in changes.edit_ids:
+            kept = [i for i, known in enumerate(changes.edit_ids) if known != sequence.id]
+            changes.edit_ids = [changes.edit_ids[i] for i in kept]
+            changes.edit_indices = [changes.edit_indices[i] for i in kept]
+            changes.edit_blocks = [changes.edit_blocks[i] for i in kept]
+
+    def _free(self, blocks: Sequence[BlockId]) -> None:
+        self._allocator.free(reversed(blocks))
+        self._drop_pending_writes(blocks)
+
+    def _drop_pending_writes(self, blocks: Iterable[BlockId]) -> None:
+        """A block that was given back may be handed out again: nothing planned may write to it."""
+        changes = self._changes
+        if changes.copies or changes.swap_in:
+            for block in blocks:
+                if self._allocator.ref_count(block) == 0:
+                    changes.copies.pop(block, None)
+                    if block in changes.swap_in:
+                        self._free_host.append(changes.swap_in.pop(block))
+
+    def _to_host(self, block: BlockId) -> BlockId:
+        """Plan to save one block; one that this step was to fill first is saved from its source."""
+        changes = self._changes
+        if block in changes.swap_in:
+            return changes.swap_in.pop(block)
+        target = self._free_host.pop()
+        changes.swap_out.append((changes.copies.get(block, block), target))
+        return target
+
+
+_NO_HIT = PrefixHit()

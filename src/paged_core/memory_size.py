@@ -1,0 +1,44 @@
+"""Amounts of memory as people write them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:%|([KMGT])(i?)B?|B)?", re.IGNORECASE)
+_POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def memory_size(value: object) -> object:
+    """Read ``"2GiB"``, ``"500 MB"``, ``"80%"`` or a number: a fraction up to 1, bytes above it.
+
+    Returns:
+        Bytes as an int, or a fraction as a float; what is no number at all is returned as it is.
+
+    Raises:
+        ValueError: it is malformed, or not more than nothing.
+    """
+    number = _number(value) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        return value
+    if not 0 < number < float("inf"):
+        raise ValueError("memory must be more than nothing")
+    return float(number) if number <= 1 else int(number)
+
+
+def _number(text: str) -> float:
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError("give bytes, such as 2GiB or 500MB, or a fraction, such as 0.5")
+    number, unit, binary = float(found[1]), found[2], found[3]
+    if unit:
+        return float(number * (1024 if binary else 1000) ** _POWERS[unit.upper()])
+    return number / 100 if "%" in text else number
+
+
+MemorySize = Annotated[
+    int | float, BeforeValidator(memory_size, json_schema_input_type=int | float | str)
+]
+"""Bytes (an int), or a fraction of what is free (a float of at most 1)."""

@@ -1,0 +1,173 @@
+"""What a user asks for: a request and how its tokens are to be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import isfinite
+from typing import Any
+
+from paged_core.errors import RequestError
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    """It generated an end-of-sequence token, a stop token or a stop string."""
+    LENGTH = "length"
+    """It reached ``max_tokens``, the model's length, or all the room there is."""
+    ABORT = "abort"
+    """Its user gave it up."""
+    ERROR = "error"
+    """Something that served it raised; the message is beside it."""
+    IGNORED = "ignored"
+    """The scheduler found that it can never run."""
+
+
+LogitsProcessor = Callable[[Sequence[int], Any], Any]
+"""Takes the tokens generated so far and a row of logits (a float32 tensor [vocab_size] that it may
+change in place) and returns the row to use. If it raises, the request fails and no other does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen and when it ends.
+
+    The names are those of vLLM and of the OpenAI API. The default is greedy (``temperature=0``):
+    a run says nothing about chance unless it asks for it.
+
+    Raises:
+        RequestError: a value is out of range or two of them contradict each other.
+    """
+
+    n: int = 1
+    """Sequences to generate; they share the blocks of the prompt."""
+    temperature: float = 0.0
+    """0 is greedy; above, logits are divided by it before sampling."""
+    top_k: int = 0
+    """Sample among this many best tokens; 0 (or -1): among all."""
+    top_p: float = 1.0
+    """Sample among the fewest tokens whose probabilities reach this sum."""
+    min_p: float = 0.0
+    """Drop tokens less probable than this share of the best one's probability."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of each token generated so far."""
+    frequency_penalty: float = 0.0
+    """Subtracted once per time that a token was generated so far."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt or output."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids."""
+    seed: int | None = None
+    """Makes this request's draws repeatable whatever else is in the batch."""
+    stop: Sequence[str] = ()
+    """Strings that end a sequence; a single string is accepted."""
+    stop_token_ids: Sequence[int] = ()
+    """Tokens that end a sequence, besides the model's own."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop string that ended a sequence in its text."""
+    ignore_eos: bool = False
+    """Go on past the model's end-of-sequence token."""
+    min_tokens: int = 0
+    """No end-of-sequence and no stop token or string before this many tokens."""
+    max_tokens: int | None = 16
+    """Tokens to generate at most; ``None``: as many as the model's length allows."""
+    logprobs: int | None = None
+    """Report the log-probability of each chosen token and of this many best ones."""
+    prompt_logprobs: int | None = None
+    """The same for every token of the prompt but its first."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    logits_processors: Sequence[LogitsProcessor] = ()
+    """Called in turn on this request's row of logits before anything else; see the type."""
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        for problem in self._problems():
+            raise RequestError(problem)
+
+    def _problems(self) -> list[str]:
+        numbers = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+        }
+        checks = [
+            (not isfinite(value), f"{name} must be a finite number, not {value}")
+            for name, value in numbers.items()
+        ]
+        checks += [
+            (self.n < 1, f"n must be at least 1, not {self.n}"),
+            (self.temperature < 0, f"temperature must not be negative, not {self.temperature}"),
+            (self.top_k < 0, f"top_k must be at least 1, or 0 to consider all, not {self.top_k}"),
+            (not 0 < self.top_p <= 1, f"top_p must be in (0, 1], not {self.top_p}"),
+            (not 0 <= self.min_p <= 1, f"min_p must be in [0, 1], not {self.min_p}"),
+            (
+                not -2 <= self.presence_penalty <= 2,
+                f"presence_penalty must be in [-2, 2], not {self.presence_penalty}",
+            ),
+            (
+                not -2 <= self.frequency_penalty <= 2,
+                f"frequency_penalty must be in [-2, 2], not {self.frequency_penalty}",
+            ),
+            (
+                self.repetition_penalty <= 0,
+                f"repetition_penalty must be positive, not {self.repetition_penalty}",
+            ),
+            (
+                self.max_tokens is not None and self.max_tokens < 1,
+                f"max_tokens must be at least 1, not {self.max_tokens}",
+            ),
+            (self.min_tokens < 0, f"min_tokens must not be negative, not {self.min_tokens}"),
+            (
+                self.max_tokens is not None and self.min_tokens > self.max_tokens,
+                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})",
+            ),
+            (
+                self.logprobs is not None and self.logprobs < 0,
+                f"logprobs must not be negative, not {self.logprobs}",
+            ),
+            (
+                self.prompt_logprobs is not None and self.prompt_logprobs < 0,
+                f"prompt_logprobs must not be negative, not {self.prompt_logprobs}",
+            ),
+            (any(not text for text in self.stop), "stop must not contain an empty string"),
+            (
+                any(not isfinite(bias) for bias in self.logit_bias.values()),
+                "logit_bias must hold finite numbers; to forbid a token, use -100",
+            ),
+        ]
+        return [problem for wrong, problem in checks if wrong]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt and everything that a component may want to know about it."""
+
+    id: str
+    prompt: tuple[int, ...]
+    """Token ids; never empty."""
+    sampling: SamplingParams = SamplingParams()
+    priority: int = 0
+    """Lower runs first, where the queue order looks at it."""
+    arrival: float = 0.0
+    """Seconds on the engine's clock."""
+    cache_salt: str | None = None
+    """Cached blocks are shared only among requests of equal salt."""
+    adapter: str | None = None
+    """Id of the adapter that the request is served with; part of its cache keys."""
+    tenant: str = ""
+    """Whom the request belongs to, for fair orders."""
+    deadline: float | None = None
+    """Seconds on the engine's clock by which it wants to be finished."""
