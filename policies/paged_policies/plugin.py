@@ -89,3 +89,10 @@ def paged_core_components() -> Iterator[Component]:
         "paged_policies.preemption.auto:AutoPreemption",
         summary="recomputes a single sequence, swaps a group (vLLM V0)",
     )
+
+
+@hookimpl
+def paged_core_profiles() -> Iterator[Profile]:
+    folder = files("paged_policies") / "profiles"
+    yield Profile("vllm-v0", folder / "vllm-v0.yaml", "vLLM 0.6.3, the V0 engine")
+    yield Profile("vllm-v1", folder / "vllm-v1.yaml", "vLLM 0.32, the V1 engine")

@@ -363,9 +363,7 @@ class Engine:
         del self._groups[group.id]
         self._observers.on_request(group, "finished")
 
-    def _fail(
-        self, plan: Schedule, changes: CacheChanges, error: Exception
-    ) -> list[SequenceGroup]:
+    def _fail(self, plan: Schedule, changes: CacheChanges, error: Exception) -> list[SequenceGroup]:
         """A whole step raised: end the requests in it, and those whose blocks it was to move."""
         message = f"{type(error).__name__}: {error}"
         sequences = [*plan.sequences, *changes.added.values()]
@@ -431,9 +429,7 @@ def _introduce(sequence: SequenceState) -> NewSequence:
     )
 
 
-def _keep_logprobs(
-    sequence: SequenceState, token: int, logprobs: dict[int, float] | None
-) -> None:
+def _keep_logprobs(sequence: SequenceState, token: int, logprobs: dict[int, float] | None) -> None:
     if logprobs is not None:
         if sequence.logprobs is None:
             sequence.logprobs, sequence.cumulative_logprob = [], 0.0

@@ -87,6 +87,12 @@ def from_environment(environ: Mapping[str, str], keys: Iterable[str]) -> Layer:
     return layer
 
 
+def blocked_plugins(environ: Mapping[str, str]) -> list[str]:
+    """Return the plugins that ``PAGED_CORE_BLOCK_PLUGIN`` names, separated by commas."""
+    names = environ.get(f"{PREFIX}BLOCK_PLUGIN", "").split(",")
+    return [name.strip() for name in names if name.strip()]
+
+
 def from_file(path: Path, named_by: str) -> Layer:
     """Return what a settings file says; ``named_by`` is what asked for the file.
 

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paged_core.layers import PREFIX, Layer, Source, from_environment, from_file, from_keywords
+from paged_core.layers import (
+    PREFIX,
+    Layer,
+    Source,
+    blocked_plugins,
+    from_environment,
+    from_file,
+    from_keywords,
+)
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, settings_class
 
@@ -59,12 +67,3 @@ def load_settings(
     ]
     settings, sources = made.from_layers(layers)
     return Resolved(settings, sources, registry)
-
-
-def blocked_plugins(environ: Mapping[str, str]) -> list[str]:
-    """Return the plugins that ``PAGED_CORE_BLOCK_PLUGIN`` names, separated by commas."""
-    return [
-        name
-        for part in environ.get(f"{PREFIX}BLOCK_PLUGIN", "").split(",")
-        if (name := part.strip())
-    ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from operator import or_
-from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from types import NoneType
+from typing import Annotated, Any, ClassVar, Literal, Self, Union
 
 from pydantic import (
     BaseModel,
@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from paged_core.component import AutoSettings, ComponentSettings, Slot
 from paged_core.errors import PluginError, SettingsError
+from paged_core.field_types import is_container, members
 from paged_core.layers import Entry, Layer, Source, Text, from_json, from_keywords, from_yaml, merge
 from paged_core.memory_size import MemorySize
 from paged_core.registry import Registry
@@ -243,24 +244,12 @@ def _values(
 
 
 def _read(entry: Entry, kind: Any) -> Any:
-    members = _members(kind)
-    if NoneType in members and entry.value.is_null:
+    kinds = members(kind)
+    if NoneType in kinds and entry.value.is_null:
         return None
-    plain = {int, float, bool, str, NoneType}
-    if entry.value[:1] in {"[", "{"} and any(
-        member not in plain and get_origin(member) is not Literal for member in members
-    ):
+    if entry.value[:1] in {"[", "{"} and any(map(is_container, kinds)):
         return from_json(entry)
     return str(entry.value)
-
-
-def _members(kind: Any) -> list[Any]:
-    """Return the types that a value may have, looking through unions and ``Annotated``."""
-    if get_origin(kind) is Annotated:
-        return _members(get_args(kind)[0])
-    if get_origin(kind) in {Union, UnionType}:
-        return [member for part in get_args(kind) for member in _members(part)]
-    return [kind]
 
 
 def _restore(values: Mapping[str, Any]) -> EngineSettings:

@@ -82,7 +82,10 @@ def build_engine(
             capacity=capacity,
             observers=[
                 *observers,
-                *(wiring.build("observers", chosen, observer_parts) for chosen in settings.observers),
+                *(
+                    wiring.build("observers", chosen, observer_parts)
+                    for chosen in settings.observers
+                ),
             ],
             clock=clock,
         )

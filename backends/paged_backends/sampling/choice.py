@@ -21,7 +21,8 @@ from paged_backends.sampling.ranking import leading
 from paged_backends.sampling.row import Row
 
 _CHUNK = 512
-_WIDTHS = (64, 1024)
+_WIDTHS = (64, 1024, 8192)
+_NUCLEUS_WIDTHS = (64, 1024)
 _REJECT_FROM = 0.25
 """Smallest ``top_p`` for which trying again is cheaper than sorting a flat row."""
 
@@ -108,7 +109,7 @@ def _draw_free(slab: Slab) -> list[int]:
 def _draw_limited(slab: Slab) -> list[int]:
     """Draw where ``top_k`` restricts the choice."""
     drawn = [0] * len(slab.rows)
-    pending = _draw_among_best(slab, None, drawn)
+    pending = _draw_among_best(slab, None, _WIDTHS, drawn)
     if pending:
         _draw_sorted(slab, pending, drawn)
     return drawn
@@ -119,7 +120,7 @@ def _draw_nucleus(slab: Slab) -> list[int]:
     weights = _weights(slab)
     mass = _mass(weights)
     drawn = [0] * len(slab.rows)
-    pending = _draw_among_best(slab, mass[:, -1:], drawn)
+    pending = _draw_among_best(slab, mass[:, -1:], _NUCLEUS_WIDTHS, drawn)
     flat = [place for place in pending if slab.rows[place].sampling.top_p >= _REJECT_FROM]
     if flat:
         at = torch.tensor(flat, device=weights.device)
@@ -173,10 +174,12 @@ def _search(sums: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     return place, below
 
 
-def _draw_among_best(slab: Slab, totals: Tensor | None, drawn: list[int]) -> list[int]:
+def _draw_among_best(
+    slab: Slab, totals: Tensor | None, widths: Sequence[int], drawn: list[int]
+) -> list[int]:
     """Draw for the rows whose choice lies among their best tokens; return the others' places."""
     pending = list(range(len(slab.rows)))
-    for width in _WIDTHS:
+    for width in widths:
         if not pending or width >= slab.logits.shape[1]:
             break
         part = slab.select(pending)
@@ -232,7 +235,7 @@ def _draw_by_rejection(
     tells; a try succeeds with a probability of at least ``top_p``.
     """
     part = slab.select(places)
-    ids = torch.arange(weights.shape[1], device=weights.device)
+    ids = torch.arange(weights.shape[1], dtype=torch.int32, device=weights.device)
     attempt = 0
     while places:
         attempt += 1  # the numbers of attempt 0 are those of the narrow draws

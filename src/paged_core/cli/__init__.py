@@ -1,0 +1,52 @@
+"""The command ``paged-core``. Nothing heavy is imported until a command needs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from paged_core.errors import PagedCoreError, PluginError, SettingsError
+
+OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """Run one command and return the exit status: 0 ok, 1 failed, 2 bad usage, 130 after Ctrl-C."""
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv), environ or os.environ)
+    except (SettingsError, PluginError) as error:
+        return _fail(str(error), BAD_USAGE)
+    except PagedCoreError as error:
+        return _fail(str(error), FAILED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever reads our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _run(args: list[str], environ: Mapping[str, str]) -> int:
+    import typer
+
+    from paged_core.cli.frame import Session, root
+
+    try:
+        status = root().main(
+            args or ["--help"],
+            prog_name="paged-core",
+            standalone_mode=False,
+            obj=Session.of(args, environ),
+        )
+    except typer.TyperException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except typer.Abort:  # an interactive question was left unanswered
+        return INTERRUPTED
+    sys.stdout.flush()
+    return status if isinstance(status, int) else OK
+
+
+def _fail(message: str, status: int) -> int:
+    if message:
+        sys.stderr.write(f"error: {message}\n")
+    return status

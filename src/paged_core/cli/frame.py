@@ -1,0 +1,186 @@
+"""The list of commands, each loaded when it is used, and what they all share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from paged_core._version import __version__
+from paged_core.component import Command
+from paged_core.errors import PluginError
+from paged_core.layers import blocked_plugins
+from paged_core.registry import Registry
+from paged_core.suggest import did_you_mean
+
+BUILT_IN = (
+    # A further command of the core needs a line here and a function in a module of its own; one of
+    # a plugin comes through the hook `paged_core_commands`.
+    Command("plugins", "paged_core.cli.plugins:command", "What is installed, and its options."),
+    Command("config", "paged_core.cli.config:command", "The settings, and where each comes from."),
+    Command("schema", "paged_core.cli.schema:command", "The JSON schema of a settings file."),
+    Command("doctor", "paged_core.cli.doctor:command", "What this machine can run, or why not."),
+)
+
+
+@dataclass(frozen=True)
+class Session:
+    """One call of ``paged-core``."""
+
+    environ: Mapping[str, str]
+    blocked: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, args: Sequence[str], environ: Mapping[str, str]) -> Session:
+        """Look for ``--block-plugin`` first: it decides which commands and options there are."""
+        blocked = blocked_plugins(environ)
+        words = iter(args)
+        for word in words:
+            option, equals, value = word.partition("=")
+            if word == "--":
+                break
+            if dashed(option) == "--block-plugin" and (
+                name := value if equals else next(words, "")
+            ):
+                blocked.append(name)
+        return cls(environ, tuple(blocked))
+
+    @cached_property
+    def registry(self) -> Registry:
+        """What is installed, less what is blocked."""
+        return Registry.discover(block=self.blocked)
+
+    @cached_property
+    def commands(self) -> Mapping[str, Command]:
+        """All commands by name; the core's own come first, and cannot be replaced."""
+        own = {command.name: command for command in BUILT_IN}
+        return own | {k: c for k, c in self.registry.commands.items() if k not in own}
+
+    def load(self, name: str) -> TyperCommand | TyperGroup:
+        """Import a command, and give its functions the settings as options.
+
+        Raises:
+            PluginError: there is no such command, two plugins bring it, or it cannot be imported.
+        """
+        if name not in self.commands:
+            known = did_you_mean(name, self.commands)
+            raise self.registry.error(f"no command is called {name!r}{known}")
+        if message := self.registry.conflicts.get(f"command {name!r}"):
+            raise PluginError(message)
+        command = self.commands[name]
+        found = command.load()
+        if isinstance(found, typer.Typer):
+            loaded = get_command(self._with_settings(found))
+        else:
+            app = typer.Typer(add_completion=False)
+            app.command(name, cls=SettingsCommand)(self._expanded(found))
+            loaded = get_command(app)
+        loaded.name = name
+        loaded.help = loaded.help or command.help
+        return loaded  # type: ignore[return-value]
+
+    def _with_settings(self, app: typer.Typer) -> typer.Typer:
+        """Return a copy of an app whose commands take settings: the app itself is shared."""
+        made = copy(app)
+        made._add_completion = False
+        made.registered_commands = [copy(info) for info in app.registered_commands]
+        for info in made.registered_commands:
+            if info.callback:
+                info.callback = self._expanded(info.callback)
+            if info.cls is None or info.cls is TyperCommand:
+                info.cls = SettingsCommand
+        made.registered_groups = [copy(info) for info in app.registered_groups]
+        for group in made.registered_groups:
+            if group.typer_instance:
+                group.typer_instance = self._with_settings(group.typer_instance)
+        return made
+
+    def _expanded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        from paged_core.cli.options import expanded
+
+        return expanded(function, self.registry, self.environ)
+
+
+class SettingsCommand(TyperCommand):
+    """A command some of whose options are settings, all typed as text."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Let ``--deterministic`` alone mean ``--deterministic true``, without eating a prompt."""
+        flags = {
+            option
+            for param in self.params
+            if getattr(param, "metavar", None) == "BOOL"
+            for option in param.opts
+        }
+        return super().parse_args(ctx, list(_spelled_out(args, flags)))
+
+
+class Root(TyperGroup):
+    """Lists commands from their records, and imports one when it is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(ctx.obj.commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
+        """Return a stand-in that is good for the list of commands."""
+        command = ctx.obj.commands.get(cmd_name)
+        return TyperCommand(cmd_name, help=command.help) if command else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str, Any, list[str]]:
+        name = args[0].replace("_", "-")
+        return name, ctx.obj.load(name), args[1:]
+
+
+def root() -> TyperGroup:
+    """Return the command line's top: the commands, ``--version`` and ``--help``."""
+    app = typer.Typer(
+        cls=Root,
+        add_completion=False,
+        context_settings={
+            "token_normalize_func": lambda token: token.replace("_", "-"),
+            "help_option_names": ["-h", "--help"],
+        },
+    )
+    app.callback()(_root)
+    return get_command(app)  # type: ignore[return-value]
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """An LLM inference engine made of swappable parts.
+
+    Every command takes every setting as an option: see `paged-core config --help`.
+    """
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"paged-core {__version__}")
+        raise typer.Exit
+
+
+def _spelled_out(args: Sequence[str], flags: Collection[str]) -> Iterator[str]:
+    for place, word in enumerate(args):
+        if word == "--":
+            yield from args[place:]
+            return
+        following = args[place + 1].lower() if place + 1 < len(args) else ""
+        alone = dashed(word) in flags and following not in {"true", "false"}
+        yield f"{word}=true" if alone else word
+
+
+def dashed(option: str) -> str:
+    """Return an option's name in its canonical spelling."""
+    return option.replace("_", "-")

@@ -1,0 +1,189 @@
+"""Settings as options of a command.
+
+A command is a function that typer understands, with a parameter of the type :class:`Given`::
+
+    def command(given: Given, files: Annotated[list[Path], typer.Argument()]) -> int:
+        settings = given.resolve().settings
+
+The frame puts in its place ``--config``, ``--block-plugin``, ``--log-level`` and one option for
+every setting, generated from what is installed, and calls the function with what they were given.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from pydantic.fields import FieldInfo
+
+from paged_core.cli.logs import configure_logs
+from paged_core.component import Slot
+from paged_core.field_types import is_container, members, type_name
+from paged_core.layers import Entry, Layer, Source, Text
+from paged_core.loading import Resolved, load_settings
+from paged_core.registry import Registry
+from paged_core.settings import EngineSettings, choices
+
+PREFIX = "setting__"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a command was given of settings; reading files and checking waits for `resolve`."""
+
+    registry: Registry
+    environ: Mapping[str, str]
+    config: Path | None = None
+    options: Layer = ()
+
+    def resolve(self, **overrides: Any) -> Resolved:
+        """Return the settings: overrides over options over environment over file over profile.
+
+        Raises:
+            SettingsError, PluginError: as :func:`~paged_core.loading.load_settings` does.
+        """
+        return load_settings(
+            self.registry,
+            config=self.config,
+            options=self.options,
+            overrides=overrides,
+            environ=self.environ,
+        )
+
+
+def expanded(
+    function: Callable[..., Any], registry: Registry, environ: Mapping[str, str]
+) -> Callable[..., Any]:
+    """Return ``function`` with options in the place of its parameter of type :class:`Given`.
+
+    A parameter with the name of a setting keeps it: that setting gets no option.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    place = next((name for name, hint in hints.items() if hint is Given), None)
+    if place is None:
+        return function
+
+    def command(
+        *,
+        config: Path | None,
+        block_plugin: list[str] | None,  # honoured before the command was known
+        log_level: str | None,
+        **values: Any,
+    ) -> Any:
+        configure_logs(log_level, environ)
+        typed = {name: values.pop(name) for name in settings}
+        options = [
+            Entry(path, Text(typed[name]), Source("cli", f"--{'.'.join(path)}"))
+            for name, path in settings.items()
+            if typed[name] is not None
+        ]
+        return function(**{place: Given(registry, environ, config, options)}, **values)
+
+    own = {name: hint for name, hint in hints.items() if hint is not Given and name != "return"}
+    defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
+    generated = {
+        f"{PREFIX}{'__'.join(path)}": (path, option)
+        for path, option in _setting_options(registry)
+        if path[0] not in own
+    }
+    settings = {name: path for name, (path, _) in generated.items()}
+    hints = (
+        own | _FRAME | {k: Annotated[str | None, option] for k, (_, option) in generated.items()}
+    )
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=defaults.get(name)
+            )
+            for name, hint in hints.items()
+        ]
+    )
+    command.__annotations__ = hints
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
+_FRAME: dict[str, Any] = {
+    "config": Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE", help="a settings file", rich_help_panel="Settings"
+        ),
+    ],
+    "block_plugin": Annotated[
+        list[str] | None,
+        typer.Option("--block-plugin", metavar="NAME", help="do without a plugin; may be repeated"),
+    ],
+    "log_level": Annotated[
+        str | None,
+        typer.Option(
+            "--log-level", metavar="LEVEL", help="debug, info, warning (default) or error"
+        ),
+    ],
+}
+
+
+def _setting_options(registry: Registry) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, field in EngineSettings.model_fields.items():
+        if not field.is_required():
+            yield (key,), _option((key,), field.annotation, _help(field), "Settings")
+    for slot in registry.slots.values():
+        yield (slot.key,), _slot_option(slot, registry)
+    for slot in registry.slots.values():
+        if not slot.many:
+            yield from _component_options(slot, registry)
+
+
+def _slot_option(slot: Slot, registry: Registry) -> Any:
+    names = ", ".join(choices(registry, slot))
+    chosen = ", ".join(slot.default) if isinstance(slot.default, tuple) else slot.default
+    text = f"{slot.summary}: {names} (default: {chosen or 'none'})"
+    flags = [_flag((slot.key,))] if slot.many else [_flag((slot.key,)), _flag((slot.key, "name"))]
+    metavar = "JSON" if slot.many else "NAME"
+    return typer.Option(*flags, metavar=metavar, help=text, rich_help_panel="Components")
+
+
+def _component_options(slot: Slot, registry: Registry) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """One option per name, though components may share it: each with its own default."""
+    owners: dict[str, dict[str, FieldInfo]] = {}
+    for name, options in choices(registry, slot).items():
+        for option, field in options.model_fields.items():
+            if option != "name":
+                owners.setdefault(option, {})[name] = field
+    for option, fields in owners.items():
+        kind, path = next(iter(fields.values())).annotation, (slot.key, option)
+        text = next((f.description for f in fields.values() if f.description), "")
+        of = "; ".join(f"{name}: {_default(field)}" for name, field in fields.items())
+        yield path, _option(path, kind, f"{text} ({of})".strip(), f"Options of {slot.key}")
+
+
+def _option(path: tuple[str, ...], kind: Any, text: str, panel: str) -> Any:
+    return typer.Option(_flag(path), metavar=_metavar(kind), help=text, rich_help_panel=panel)
+
+
+def _flag(path: tuple[str, ...]) -> str:
+    return f"--{'.'.join(path)}".replace("_", "-")
+
+
+def _metavar(kind: Any) -> str:
+    first = members(kind)[0]
+    if first is bool:
+        return "BOOL"
+    return "JSON" if is_container(first) else type_name(first).upper().replace(" OR ", "|")
+
+
+def _help(field: FieldInfo) -> str:
+    return f"{field.description} (default: {_default(field)})"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )

@@ -1,0 +1,438 @@
+"""The sampler against loops that do the same, one row and one token at a time."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paged_backends.sampling import Row, Sampler
+from paged_backends.sampling.noise import uniform
+from paged_backends.sampling.ranking import leading
+from paged_core.request import SamplingParams
+
+VOCAB = 80
+EOS = 7
+
+
+def make_sampler(vocab_size: int = VOCAB, seed: int = 0) -> Sampler:
+    return Sampler(vocab_size=vocab_size, seed=seed, eos_token_ids=frozenset({EOS}), device="cpu")
+
+
+def make_row(
+    params: SamplingParams,
+    output: list[int] | None = None,
+    prompt: list[int] | None = None,
+    index: int = 0,
+    request_id: str = "r",
+) -> Row:
+    prompt = [1, 2, 3] if prompt is None else prompt
+    return Row(params, prompt + (output or []), len(prompt), index, request_id)
+
+
+def make_logits(num_rows: int, seed: int = 0, vocab_size: int = VOCAB) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_rows, vocab_size, generator=generator) * 3
+
+
+# --- references -----------------------------------------------------------------------------------
+
+
+def edited_by_loops(logits: torch.Tensor, row: Row) -> list[float]:
+    """Bias, penalties and the minimum length, by vLLM's definitions."""
+    params = row.sampling
+    values = [float(value) for value in logits]
+    output = row.tokens[row.num_prompt_tokens :]
+    for token, bias in params.logit_bias.items():
+        values[token] += bias
+    for token in set(row.tokens):
+        if values[token] > 0:
+            values[token] /= params.repetition_penalty
+        else:
+            values[token] *= params.repetition_penalty
+    for token, count in Counter(output).items():
+        values[token] -= params.frequency_penalty * count + params.presence_penalty
+    if len(output) < params.min_tokens:
+        for token in {EOS, *params.stop_token_ids}:
+            values[token] = -math.inf
+    return values
+
+
+def kept_by_loops(values: list[float], params: SamplingParams) -> dict[int, float]:
+    """The tokens that pass the filters, with their probabilities."""
+    peak = max(values)
+    weights = {
+        token: math.exp((value - peak) / params.temperature) for token, value in enumerate(values)
+    }
+    ranked = sorted(weights, key=lambda token: (-values[token], token))
+    ranked = [token for token in ranked if weights[token] > 0]
+    ranked = [token for token in ranked if weights[token] >= params.min_p]
+    if params.top_k:
+        ranked = ranked[: params.top_k]
+    total = sum(weights[token] for token in ranked)
+    kept, reached = [], 0.0
+    for token in ranked:
+        if reached >= params.top_p * total:
+            break
+        kept.append(token)
+        reached += weights[token]
+    return {token: weights[token] / reached for token in kept}
+
+
+params_strategy = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+    top_k=st.sampled_from([0, 1, 2, 5, 70, 1000]),
+    top_p=st.sampled_from([1.0, 0.95, 0.5, 0.1]),
+    min_p=st.sampled_from([0.0, 0.02, 0.3]),
+    presence_penalty=st.sampled_from([0.0, 0.7, -1.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.4]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-5, 5), max_size=3),
+    min_tokens=st.integers(0, 3),
+    stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=2),
+    seed=st.none() | st.integers(-(2**63), 2**63),
+    max_tokens=st.none(),
+)
+rows_strategy = st.lists(
+    st.tuples(
+        params_strategy,
+        st.lists(st.integers(0, VOCAB - 1), max_size=8),
+        st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8),
+        st.integers(0, 3),
+        st.text(max_size=3),
+    ).map(lambda fields: make_row(*fields)),
+    min_size=1,
+    max_size=6,
+)
+
+
+# --- greedy ---------------------------------------------------------------------------------------
+
+
+def test_greedy_takes_the_best_token_and_the_lowest_id_of_equals() -> None:
+    logits = torch.zeros(3, VOCAB)
+    logits[1, [9, 40]] = 2.0
+    logits[2, 79] = 1.0
+    rows = [make_row(SamplingParams()) for _ in range(3)]
+    draws = make_sampler().draw(logits, rows)
+    assert draws.token_ids == [0, 9, 79]
+    assert draws.logprobs is None
+    assert draws.failed == {}
+
+
+def test_a_temperature_near_zero_is_greedy() -> None:
+    logits = make_logits(1)
+    draws = make_sampler().draw(logits, [make_row(SamplingParams(temperature=1e-300))])
+    assert draws.token_ids == [int(logits.argmax())]
+
+
+@pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}])
+def test_filters_that_leave_one_token_are_greedy_even_among_equals(
+    params: dict[str, float],
+) -> None:
+    logits = make_logits(5)
+    logits[:, 30] = logits[:, 31] = 20.0
+    if "min_p" in params:
+        logits[:, 31] = 1.0
+    rows = [make_row(SamplingParams(temperature=1.0, **params), index=i) for i in range(5)]  # type: ignore[arg-type]
+    assert make_sampler().draw(logits, rows).token_ids == [30] * 5
+
+
+def test_no_rows() -> None:
+    assert make_sampler().draw(torch.empty(0, VOCAB), []).token_ids == []
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit 1 rows"):
+        make_sampler().draw(make_logits(2), [make_row(SamplingParams())])
+
+
+# --- against the references -----------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows_strategy, st.integers(0, 2**32 - 1), st.booleans())
+def test_a_draw_is_one_the_parameters_allow(rows: list[Row], seed: int, coarse: bool) -> None:
+    logits = make_logits(len(rows), seed)
+    if coarse:
+        logits = logits.round()  # many ties
+    before = logits.clone()
+    draws = make_sampler().draw(logits, rows)
+    assert torch.equal(logits, before)
+    assert draws.failed == {}
+    for values, row, token in zip(logits, rows, draws.token_ids, strict=True):
+        edited = edited_by_loops(values, row)
+        if row.sampled:
+            loose = replace(
+                row.sampling,
+                top_p=min(1.0, row.sampling.top_p + 1e-5),
+                min_p=row.sampling.min_p * (1 - 1e-5),
+            )
+            assert token in kept_by_loops(edited, loose)
+        else:
+            assert edited[token] == pytest.approx(max(edited), abs=1e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows_strategy, st.integers(0, 2**32 - 1), st.randoms(use_true_random=False))
+def test_draws_do_not_depend_on_the_batch(rows: list[Row], seed: int, random: object) -> None:
+    logits = make_logits(len(rows), seed).round(decimals=1)
+    sampler = make_sampler()
+    together = sampler.draw(logits, rows).token_ids
+    order = list(range(len(rows)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    shuffled = sampler.draw(logits[order], [rows[place] for place in order]).token_ids
+    assert shuffled == [together[place] for place in order]
+    for place, row in enumerate(rows):
+        fresh = Row(
+            row.sampling, list(row.tokens), row.num_prompt_tokens, row.index, row.request_id
+        )
+        alone = make_sampler().draw(logits[place : place + 1], [fresh]).token_ids
+        assert alone == [together[place]]
+
+
+DISTRIBUTIONS = {
+    "free": SamplingParams(temperature=0.8),
+    "min_p": SamplingParams(temperature=0.8, min_p=0.05),
+    "top_k": SamplingParams(temperature=1.2, top_k=12),
+    "top_p": SamplingParams(temperature=0.8, top_p=0.9),
+    "flat_top_p": SamplingParams(temperature=9.0, top_p=0.7),
+    "flat_low_top_p": SamplingParams(temperature=30.0, top_p=0.2),
+    "flat_top_k": SamplingParams(temperature=9.0, top_k=150),
+    "all": SamplingParams(temperature=1.5, top_k=30, top_p=0.9, min_p=0.01),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_frequencies_follow_the_distribution(name: str) -> None:
+    """Pearson's chi-squared; the seeds are fixed, so this passes always or never."""
+    vocab_size, num_draws = 1500, 4000
+    params = DISTRIBUTIONS[name]
+    logits = make_logits(1, 3, vocab_size)
+    rows = [make_row(params, index=index) for index in range(num_draws)]
+    draws = make_sampler(vocab_size).draw(logits.expand(num_draws, -1), rows)
+    expected = kept_by_loops([float(value) for value in logits[0]], params)
+    counts = Counter(draws.token_ids)
+    assert set(counts) <= set(expected)
+    likely = {token: share * num_draws for token, share in expected.items()}
+    bins = [(counts[token], mean) for token, mean in likely.items() if mean >= 5]
+    rest = sum(mean for mean in likely.values() if mean < 5)
+    if rest >= 5:
+        bins.append((num_draws - sum(count for count, _ in bins), rest))
+    if len(bins) > 1:
+        chi_squared = sum((count - mean) ** 2 / mean for count, mean in bins)
+        freedom = len(bins) - 1
+        assert chi_squared < freedom + 4 * math.sqrt(2 * freedom)
+    # Where each token is rare, quarters of the vocabulary are not.
+    for quarter in range(4):
+        inside = [token for token in expected if token * 4 // vocab_size == quarter]
+        mean = sum(likely[token] for token in inside)
+        found = sum(counts[token] for token in inside)
+        assert abs(found - mean) <= 4 * math.sqrt(mean) + 1
+
+
+def test_a_token_of_no_probability_is_never_drawn() -> None:
+    logits = torch.full((600, VOCAB), -math.inf)
+    logits[:, [5, 79]] = 0.0
+    rows = [make_row(SamplingParams(temperature=1.0), index=index) for index in range(600)]
+    assert set(make_sampler().draw(logits, rows).token_ids) == {5, 79}
+
+
+def test_penalties_count_the_output_and_see_the_prompt() -> None:
+    logits = torch.zeros(4, VOCAB)
+    logits[:, 10], logits[:, 11], logits[:, 12] = 4.0, 3.5, 3.0
+    prompt, output = [10, 50], [11, 11]
+    rows = [
+        make_row(SamplingParams(repetition_penalty=2.0), output, prompt),
+        make_row(SamplingParams(presence_penalty=2.0), output, prompt),
+        make_row(SamplingParams(presence_penalty=2.0), [10], prompt),
+        make_row(SamplingParams(frequency_penalty=0.3), [10, 10], prompt),
+    ]
+    assert make_sampler().draw(logits, rows).token_ids == [12, 10, 11, 11]
+
+
+def test_a_row_kept_over_steps_sees_its_new_tokens() -> None:
+    tokens = list(range(60)) * 3
+    row = Row(SamplingParams(frequency_penalty=1.5), tokens, 5, 0, "r")
+    sampler, logits = make_sampler(), make_logits(1)
+    for _ in range(100):
+        fresh = Row(row.sampling, list(tokens), 5, 0, "r")
+        drawn = sampler.draw(logits, [row]).token_ids
+        assert drawn == sampler.draw(logits, [fresh]).token_ids
+        tokens += drawn
+
+
+def test_placeholder_tokens_outside_the_vocabulary_are_not_penalised() -> None:
+    logits = make_logits(2)
+    row = make_row(SamplingParams(repetition_penalty=1.5), [-1, VOCAB, VOCAB + 3], [VOCAB])
+    draws = make_sampler().draw(logits, [row, make_row(SamplingParams())])
+    assert draws.token_ids == logits.argmax(-1).tolist()
+
+
+def test_min_tokens_rules_out_every_end() -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[:, EOS], logits[:, 20], logits[:, 21] = 9.0, 8.0, 7.0
+    params = SamplingParams(min_tokens=2, stop_token_ids=[20])
+    draws = make_sampler().draw(logits, [make_row(params, [1]), make_row(params, [1, 1])])
+    assert draws.token_ids == [21, EOS]
+
+
+# --- randomness -----------------------------------------------------------------------------------
+
+
+def test_streams_differ_by_seed_request_index_and_position() -> None:
+    params = SamplingParams(temperature=1.0)
+    seeded = replace(params, seed=5)
+    row = make_row(params)
+    assert uniform(row, 0) == uniform(make_row(params), 0)
+    others = [
+        uniform(row, 0),
+        uniform(row, 1),
+        uniform(row, 0, 1),
+        uniform(make_row(params, request_id="s"), 0),
+        uniform(make_row(params, index=1), 0),
+        uniform(make_row(params, [4]), 0),
+        uniform(make_row(seeded), 0),
+        uniform(make_row(replace(params, seed=6)), 0),
+    ]
+    assert len(set(others)) == len(others)
+    assert all(0 <= number < 1 for number in others)
+    assert uniform(make_row(seeded, request_id="x"), 1) == uniform(make_row(seeded), 0)
+
+
+def test_the_numbers_are_the_same_in_every_process() -> None:
+    assert uniform(make_row(SamplingParams(temperature=1.0)), 0) == 0.9628808779811342
+
+
+# --- logits processors ----------------------------------------------------------------------------
+
+
+def force(token: int):  # type: ignore[no-untyped-def]
+    def processor(output, logits):  # type: ignore[no-untyped-def]
+        logits[:] = -math.inf
+        logits[token] = 0.0
+        return logits
+
+    return processor
+
+
+def test_processors_run_in_turn_on_their_row_alone() -> None:
+    seen = []
+
+    def note(output, logits):  # type: ignore[no-untyped-def]
+        seen.append(list(output))
+        output.append(99)  # its own copy
+        return logits + torch.arange(VOCAB) * (logits > -math.inf)
+
+    params = SamplingParams(logits_processors=[force(33), note])
+    sampled = replace(params, temperature=1.0)
+    logits = make_logits(3)
+    rows = [make_row(params, [4, 5]), make_row(SamplingParams()), make_row(sampled)]
+    draws = make_sampler().draw(logits, rows)
+    assert draws.token_ids == [33, int(logits[1].argmax()), 33]
+    assert seen == [[4, 5], []]
+    assert rows[0].tokens == [1, 2, 3, 4, 5]
+
+
+def test_a_failing_processor_fails_its_row_only() -> None:
+    def explode(output, logits):  # type: ignore[no-untyped-def]
+        logits.zero_()
+        raise KeyError("no such word")
+
+    def forget(output, logits):  # type: ignore[no-untyped-def]
+        return None
+
+    logits = make_logits(4)
+    rows = [
+        make_row(SamplingParams(logits_processors=[explode], temperature=1.0)),
+        make_row(SamplingParams(logits_processors=[forget])),
+        make_row(SamplingParams()),
+        make_row(SamplingParams(logits_processors=[force(3)])),
+    ]
+    draws = make_sampler().draw(logits, rows)
+    assert set(draws.failed) == {0, 1}
+    assert "explode raised KeyError: 'no such word'" in draws.failed[0]
+    assert "forget returned NoneType" in draws.failed[1]
+    assert draws.token_ids[2:] == [int(logits[2].argmax()), 3]
+    assert all(0 <= token < VOCAB for token in draws.token_ids)
+
+
+# --- logits that nothing can be drawn from --------------------------------------------------------
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9)])
+@pytest.mark.parametrize(
+    ("value", "message"), [(math.nan, "hold NaN"), (math.inf, "hold infinity")]
+)
+def test_a_spoilt_row_fails_clearly(params: SamplingParams, value: float, message: str) -> None:
+    logits = make_logits(3)
+    logits[1, 4] = value
+    rows = [make_row(replace(params, logprobs=2)) for _ in range(3)]
+    draws = make_sampler().draw(logits, rows)
+    assert set(draws.failed) == {1}
+    assert message in draws.failed[1]
+
+
+def test_a_row_without_any_token_left_fails() -> None:
+    def forbid(output, logits):  # type: ignore[no-untyped-def]
+        return torch.full_like(logits, -math.inf)
+
+    params = SamplingParams(temperature=1.0, logits_processors=[forbid])
+    draws = make_sampler().draw(make_logits(2), [make_row(SamplingParams()), make_row(params)])
+    assert "every token is ruled out" in draws.failed[1]
+    assert set(draws.failed) == {1}
+
+
+def test_a_bias_outside_the_vocabulary_fails_its_row() -> None:
+    params = SamplingParams(logit_bias={VOCAB: 1.0, 3: 100.0})
+    draws = make_sampler().draw(make_logits(1), [make_row(params)])
+    assert draws.failed == {0: f"logit_bias names token {VOCAB}, but token ids are 0 to 79"}
+
+
+# --- log-probabilities ----------------------------------------------------------------------------
+
+
+def test_logprobs_are_the_models_own() -> None:
+    logits = make_logits(3)
+    params = SamplingParams(temperature=1.0, top_k=3, logit_bias={9: 100.0}, logprobs=4)
+    rows = [make_row(params), make_row(SamplingParams()), make_row(SamplingParams(logprobs=0))]
+    draws = make_sampler().draw(logits, rows)
+    assert draws.token_ids[0] == 9
+    assert draws.logprobs is not None
+    expected = logits.log_softmax(-1)
+    first, second, third = draws.logprobs
+    assert first is not None and second is None and third is not None
+    best = expected[0].topk(4).indices.tolist()
+    assert list(first) == [9, *best]
+    assert list(first.values()) == pytest.approx([float(expected[0, i]) for i in first], abs=1e-5)
+    assert list(third) == [draws.token_ids[2]]
+
+
+def test_logprobs_of_given_tokens_break_ties_by_id() -> None:
+    logits = torch.zeros(2, 500)
+    logits[0, [400, 300]] = 1.0
+    entries = make_sampler(500).logprobs_of(logits, [7, 400], 4)
+    assert list(entries[0]) == [7, 300, 400, 0, 1]
+    assert list(entries[1]) == [400, 0, 1, 2, 3]
+    assert entries[1][400] == pytest.approx(-math.log(500))
+    assert len(make_sampler(500).logprobs_of(logits, [7, 400], 9999)[0]) == 500
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.sampled_from([37, 200, 3000]))
+def test_leading_agrees_with_a_sort(seed: int, width: int, vocab_size: int) -> None:
+    logits = make_logits(3, seed, vocab_size).round(decimals=1)
+    values, ids = leading(logits, width)
+    whole = torch.sort(logits, dim=-1, descending=True, stable=True)
+    width = min(width, vocab_size)
+    assert torch.equal(values, whole.values[:, :width])
+    for row in range(3):
+        certain = int((values[row] > values[row, -1]).sum())
+        assert torch.equal(ids[row, :certain], whole.indices[row, :certain])
+        assert torch.equal(logits[row, ids[row]], values[row])
