@@ -77,9 +77,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "phi3": _make("Phi3Config", _COMMON, _GQA, sliding_window=8),
     "olmo2": _make("Olmo2Config", _COMMON, _GQA),
-    "granite": _make(
-        "GraniteConfig", _COMMON, _GQA, logits_scaling=4.0, attention_multiplier=0.4
-    ),
+    "granite": _make("GraniteConfig", _COMMON, _GQA, logits_scaling=4.0, attention_multiplier=0.4),
     "gpt_neox": _make("GPTNeoXConfig", _COMMON),
     "cohere": _make("CohereConfig", _COMMON, _GQA, logit_scale=0.25),
     "cohere2": _make("Cohere2Config", _COMMON, _GQA, sliding_window=8, sliding_window_pattern=2),

@@ -158,9 +158,7 @@ chunks = st.lists(
 
 @settings(max_examples=120, deadline=None)
 @given(layer=layers, chunks=chunks, seed=st.integers(0, 2**16))
-def test_equals_dense_attention(
-    layer: LayerSpec, chunks: list[tuple[int, int]], seed: int
-) -> None:
+def test_equals_dense_attention(layer: LayerSpec, chunks: list[tuple[int, int]], seed: int) -> None:
     scene = Scene(layer, chunks, seed)
     for index, out in enumerate(scene.run(list(range(len(chunks))))):
         assert out.dtype == getattr(torch, layer.dtype)

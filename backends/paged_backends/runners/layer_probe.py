@@ -52,15 +52,15 @@ class ProbedLayer:
 
 
 def probe_layers(
-    model: Any, port: AttentionPort, *, block_size: int, max_model_len: int
+    model: Any, decoder: Any, port: AttentionPort, *, block_size: int, max_model_len: int
 ) -> list[ProbedLayer]:
-    """Return the attention layers of ``model`` in the order in which they are called.
+    """Return the attention layers of ``model`` in the order in which its ``decoder`` calls them.
 
     Raises:
         UnsupportedModel: a layer needs what no :class:`~paged_core.layer.LayerSpec` can say, or
             does not reach the attention function at all.
     """
-    calls = _record(model, port)
+    calls = _record(model, decoder, port)
     name = model.config.model_type
     _check_reached(model, calls)
     layers = []
@@ -73,7 +73,7 @@ def probe_layers(
     return layers
 
 
-def _record(model: Any, port: AttentionPort) -> list[Call]:
+def _record(model: Any, decoder: Any, port: AttentionPort) -> list[Call]:
     calls: list[Call] = []
 
     def record(
@@ -93,12 +93,12 @@ def _record(model: Any, port: AttentionPort) -> list[Call]:
     with torch.inference_mode(), port.connected(record):
         try:
             model.set_attn_implementation(PROBE)
-            model.base_model(input_ids=tokens, position_ids=tokens, use_cache=False)
+            decoder(input_ids=tokens, position_ids=tokens, use_cache=False)
         except (AttributeError, TypeError):
             # the model works on its mask, and a rule is none: go without what it would tell
             calls.clear()
             model.set_attn_implementation(IMPLEMENTATION)
-            model.base_model(input_ids=tokens, position_ids=tokens, use_cache=False)
+            decoder(input_ids=tokens, position_ids=tokens, use_cache=False)
     model.set_attn_implementation(IMPLEMENTATION)
     return calls
 

@@ -117,7 +117,7 @@ class TransformersRunner(Runner):
     def _describe(self, model: Any) -> None:
         name = model.config.model_type
         _check_shape(model)
-        self._model, self._base = model, model.base_model
+        self._base = _decoder(model)
         self._head, self._given = _head_of(model)
         self._max_model_len = _max_model_len(model.config)
         self._eos_token_ids = _eos_token_ids(model)
@@ -125,6 +125,7 @@ class TransformersRunner(Runner):
         try:
             probed = probe_layers(
                 model,
+                self._base,
                 self._port,
                 block_size=self._settings.block_size,
                 max_model_len=self._max_model_len or 4096,
@@ -215,26 +216,39 @@ def _head_of(model: Any) -> tuple[Any, _Given]:
     given = _Given()
     head = copy.copy(model)
     head.__dict__["_modules"] = dict(model._modules)
-    head.__dict__["_modules"][model.base_model_prefix] = given
+    head.__dict__["_modules"][_decoder_name(model)] = given
     return head, given
+
+
+def _decoder(model: Any) -> Any:
+    """Return what turns tokens into hidden states."""
+    return model._modules[_decoder_name(model)]
+
+
+def _decoder_name(model: Any) -> str | None:
+    """Return the attribute under which ``model`` keeps its decoder."""
+    if model.base_model_prefix in model._modules:
+        return str(model.base_model_prefix)
+    decoder = model.get_decoder()
+    return next((name for name, part in model._modules.items() if part is decoder), None)
 
 
 def _check_shape(model: Any) -> None:
     name = model.config.model_type
     refusal = f"{name} cannot be served: "
-    if getattr(model.base_model, "_is_stateful", False) or getattr(model, "_is_stateful", False):
+    if getattr(model, "_is_stateful", False):
         raise UnsupportedModel(
             f"{refusal}it carries a recurrent state from token to token (Mamba or linear "
             "attention), which is not paged; choose a model that only has attention"
         )
-    if model.base_model is model or model.base_model_prefix not in model._modules:
+    if _decoder_name(model) is None:
         raise UnsupportedModel(f"{refusal}its decoder cannot be told from its head")
     if not model._can_set_attn_implementation():
         raise UnsupportedModel(
             f"{refusal}its attention does not go through the attention interface of transformers, "
             "so the paged cache cannot be put in"
         )
-    if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
+    if "position_ids" not in inspect.signature(_decoder(model).forward).parameters:
         raise UnsupportedModel(
             f"{refusal}it takes no position ids, so sequences cannot share a row of its batch"
         )

@@ -15,7 +15,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic.fields import FieldInfo
@@ -135,6 +136,8 @@ def _setting_options(registry: Registry) -> Iterator[tuple[tuple[str, ...], Any]
         yield (slot.key,), _slot_option(slot, registry)
     for slot in registry.slots.values():
         if not slot.many:
+            path = (slot.key, "name")
+            yield path, typer.Option(_flag(path), hidden=True)  # --scheduler says the same
             yield from _component_options(slot, registry)
 
 
@@ -142,9 +145,10 @@ def _slot_option(slot: Slot, registry: Registry) -> Any:
     names = ", ".join(choices(registry, slot))
     chosen = ", ".join(slot.default) if isinstance(slot.default, tuple) else slot.default
     text = f"{slot.summary}: {names} (default: {chosen or 'none'})"
-    flags = [_flag((slot.key,))] if slot.many else [_flag((slot.key,)), _flag((slot.key, "name"))]
     metavar = "JSON" if slot.many else "NAME"
-    return typer.Option(*flags, metavar=metavar, help=text, rich_help_panel="Components")
+    return typer.Option(
+        _flag((slot.key,)), metavar=metavar, help=text, rich_help_panel="Components"
+    )
 
 
 def _component_options(slot: Slot, registry: Registry) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -170,10 +174,14 @@ def _flag(path: tuple[str, ...]) -> str:
 
 
 def _metavar(kind: Any) -> str:
-    first = members(kind)[0]
-    if first is bool:
-        return "BOOL"
-    return "JSON" if is_container(first) else type_name(first).upper().replace(" OR ", "|")
+    """Name the types that a value may have; the frame knows a flag by ``BOOL``."""
+    names = []
+    for member in members(kind):
+        if get_origin(member) is Literal:
+            names += [str(value) for value in get_args(member)]
+        elif member is not NoneType:
+            names.append("JSON" if is_container(member) else type_name(member).upper())
+    return "|".join(dict.fromkeys(names))
 
 
 def _help(field: FieldInfo) -> str:

@@ -25,7 +25,7 @@ class ExecutorParts:
     needs_host_blocks: bool
     """Whether the chosen preemption may swap."""
     make_runner: Callable[[], Runner]
-    """Builds the chosen runner; it is not loaded yet."""
+    """Builds and loads the chosen runner, or the best one that can run the model."""
     make_attention: Callable[[Sequence[LayerSpec]], AttentionBackend]
     """Builds the chosen backend, or the best one that serves all these layers."""
 

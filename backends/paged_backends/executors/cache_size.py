@@ -1,0 +1,187 @@
+"""How many blocks fit, on the device and on the host, and how long a sequence may then be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import structlog
+import torch
+
+from paged_core.errors import SettingsError
+from paged_core.interfaces.attention import AttentionBackend
+from paged_core.layer import LayerSpec
+
+if TYPE_CHECKING:
+    from paged_core.settings import EngineSettings
+
+_GIB = 1 << 30
+_DEVICE_SHARE = 0.8
+"""Of the memory that is free once the weights are loaded; the rest is for activations."""
+_CPU_SHARE = 0.25
+_CPU_LIMIT = 4 * _GIB
+"""A CPU's memory is shared with everything else on the machine: take it only when asked to."""
+_HOST_SHARE = 0.5
+_UNKNOWN_LENGTH = 2048
+_DEFAULT_NUM_SEQS = 256
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSize:
+    """What was decided."""
+
+    num_blocks: int
+    num_host_blocks: int
+    max_model_len: int
+
+
+def decide_cache_size(
+    settings: EngineSettings,
+    layers: Sequence[LayerSpec],
+    backend: AttentionBackend,
+    *,
+    model_length: int | None,
+    needs_host_blocks: bool,
+) -> CacheSize:
+    """Return the size of the cache for ``layers``, whose weights are loaded already.
+
+    The default is modest: a share of what is free, and never more than the sequences that may run
+    at once could fill.
+
+    Raises:
+        SettingsError: what is asked for does not fit, or is more than the model has positions for.
+    """
+    length = _length(settings, model_length)
+    block_bytes = sum(
+        prod(backend.cache_shape(layer, 1))
+        * layer.bytes_per_token
+        // (2 * layer.num_kv_heads * layer.head_dim)
+        for layer in layers
+    )
+    device = torch.device(layers[0].device)
+    free = _free_memory(device)
+    if settings.num_blocks is not None:
+        num_blocks = settings.num_blocks
+        if num_blocks * block_bytes > free:
+            raise SettingsError(
+                f"num_blocks: {num_blocks} blocks take {_size(num_blocks * block_bytes)}, and "
+                f"{_size(free)} are free on {device}; set it to {free // block_bytes} or less, or "
+                "leave it out"
+            )
+    else:
+        num_blocks = _measure(settings, block_bytes, free, device, length)
+    pool = num_blocks * settings.block_size
+    if settings.max_model_len is None and pool < length:
+        log.warning(
+            "model_length_lowered",
+            from_tokens=length,
+            to_tokens=pool,
+            reason=f"the cache holds {num_blocks} blocks of {settings.block_size} tokens",
+        )
+        length = pool
+    return CacheSize(
+        num_blocks=num_blocks,
+        num_host_blocks=_host_blocks(
+            settings, block_bytes, num_blocks, device, needed=needs_host_blocks
+        ),
+        max_model_len=length,
+    )
+
+
+def _length(settings: EngineSettings, model_length: int | None) -> int:
+    asked = settings.max_model_len
+    if asked is None:
+        if model_length is None:
+            log.warning("model_length_unknown", assumed_tokens=_UNKNOWN_LENGTH)
+        return model_length or _UNKNOWN_LENGTH
+    if model_length is not None and asked > model_length:
+        raise SettingsError(
+            f"max_model_len: {asked} is more than the {model_length} positions of the model; set "
+            f"it to {model_length} or less, or leave it out"
+        )
+    return asked
+
+
+def _measure(
+    settings: EngineSettings, block_bytes: int, free: int, device: torch.device, length: int
+) -> int:
+    asked = settings.kv_cache_memory
+    if asked is None:
+        budget = int(free * _DEVICE_SHARE)
+        if device.type == "cpu":
+            budget = min(int(free * _CPU_SHARE), _CPU_LIMIT)
+    elif isinstance(asked, float):
+        budget = int(free * asked)
+    else:
+        budget = asked
+    if budget > free:
+        raise SettingsError(
+            f"kv_cache_memory: {_size(budget)} are asked for and {_size(free)} are free on "
+            f"{device}; lower it, or leave it out"
+        )
+    num_blocks = budget // block_bytes
+    if num_blocks < 1:
+        raise SettingsError(
+            f"the cache may take {_size(budget)} on {device}, and one block of "
+            f"{settings.block_size} tokens takes {_size(block_bytes)}; raise kv_cache_memory or "
+            "lower block_size"
+        )
+    num_seqs = getattr(settings.scheduler, "max_num_seqs", None) or _DEFAULT_NUM_SEQS
+    return min(num_blocks, num_seqs * -(-length // settings.block_size))
+
+
+def _host_blocks(
+    settings: EngineSettings,
+    block_bytes: int,
+    num_blocks: int,
+    device: torch.device,
+    *,
+    needed: bool,
+) -> int:
+    free = _free_memory(torch.device("cpu"))
+    if device.type == "cpu":
+        free = max(0, free - num_blocks * block_bytes)
+    asked = settings.num_host_blocks
+    if asked is not None:
+        if asked * block_bytes > free:
+            raise SettingsError(
+                f"num_host_blocks: {asked} blocks take {_size(asked * block_bytes)}, and "
+                f"{_size(free)} of memory are free; lower it, or leave it out"
+            )
+        return asked
+    if not needed:
+        return 0
+    fitting = int(free * _HOST_SHARE) // block_bytes
+    if fitting < num_blocks:
+        log.warning("host_blocks_lowered", from_blocks=num_blocks, to_blocks=fitting)
+    return min(num_blocks, fitting)
+
+
+def _free_memory(device: torch.device) -> int:
+    """Bytes that this process could still take."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min(psutil.virtual_memory().available, _free_in_control_group())
+
+
+def _free_in_control_group() -> int:
+    """Bytes left to a container; without one, more than any machine has."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        return max(0, limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # no such file, or the limit is "max"
+        return 1 << 62
+
+
+def _size(num_bytes: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} bytes"

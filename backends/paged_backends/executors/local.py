@@ -1,0 +1,319 @@
+"""Component ``local``: the model runs in this process.
+
+A step is three phases: prepare turns the engine's words into tensors, forward runs the model over
+them, sample draws. What is known of a sequence changes only once its tokens are computed, so a step
+that raises leaves everything as it was for the next one.
+
+Shapes: T tokens of S sequences in the batch, R rows of logits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paged_backends.executors.cache_size import decide_cache_size
+from paged_backends.executors.paged_cache import PagedCache
+from paged_backends.executors.sequence_rows import KnownSequence, SequenceRows
+from paged_backends.executors.settings import LocalSettings
+from paged_backends.sampling import Row, Sampler
+from paged_core.errors import EngineError
+from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
+from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
+from paged_core.interfaces.runner import Runner
+from paged_core.sequence import SeqId
+from paged_core.step import StepInput, StepResult
+
+_MAX_LOGITS = 1 << 25
+"""Logits of prompts held at once where their log-probabilities are asked for: 128 MiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One step's work as arrays and tensors."""
+
+    known: list[KnownSequence]
+    rows_S: NDArray[np.int64]
+    """The sequences' rows."""
+    counts_S: NDArray[np.int64]
+    """Tokens to compute."""
+    computed_S: NDArray[np.int64]
+    """Tokens computed before."""
+    last_S: NDArray[np.int64]
+    """Place in the batch of each sequence's last token."""
+    draws_S: NDArray[np.bool_]
+    """Who draws: all of its tokens are computed after this step."""
+    tokens_T: Tensor
+    positions_T: Tensor
+    attention: AttentionBatch
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """What exists between start and close."""
+
+    runner: Runner
+    backend: AttentionBackend
+    cache: PagedCache
+    layers: list[LayerAttention]
+    sampler: Sampler
+    rows: SequenceRows
+    device: torch.device
+
+
+class LocalExecutor(Executor):
+    """Runs steps at once, on one device."""
+
+    def __init__(self, options: LocalSettings, parts: ExecutorParts, /) -> None:
+        self._parts = parts
+        self._block_size = parts.settings.block_size
+        self._loaded: _Loaded | None = None
+
+    # ------------------------------------------------------------------ life
+
+    def start(self) -> Capacity:
+        """Load the model, set up the cache, and say what fits."""
+        settings = self._parts.settings
+        torch.set_num_threads(settings.threads or _default_threads())
+        runner = self._parts.make_runner()
+        backend = self._parts.make_attention(runner.layers)
+        size = decide_cache_size(
+            settings,
+            runner.layers,
+            backend,
+            model_length=runner.max_model_len,
+            needs_host_blocks=self._parts.needs_host_blocks,
+        )
+        cache = PagedCache(
+            runner.layers,
+            backend,
+            num_blocks=size.num_blocks,
+            num_host_blocks=size.num_host_blocks,
+        )
+        device = torch.device(runner.layers[0].device)
+        self._loaded = _Loaded(
+            runner=runner,
+            backend=backend,
+            cache=cache,
+            layers=[
+                backend.bind(layer, tensor)
+                for layer, tensor in zip(runner.layers, cache.layers, strict=True)
+            ],
+            sampler=Sampler(
+                vocab_size=runner.vocab_size,
+                seed=settings.seed,
+                eos_token_ids=runner.eos_token_ids,
+                device=device,
+            ),
+            rows=SequenceRows(-(-size.max_model_len // self._block_size)),
+            device=device,
+        )
+        return Capacity(
+            num_blocks=size.num_blocks,
+            num_host_blocks=size.num_host_blocks,
+            max_model_len=size.max_model_len,
+            vocab_size=runner.vocab_size,
+            eos_token_ids=runner.eos_token_ids,
+        )
+
+    def close(self) -> None:
+        """Let go of the model and the cache."""
+        self._loaded = None
+
+    # ------------------------------------------------------------------ steps
+
+    def submit(self, step: StepInput, /) -> StepResult:
+        """Run the step, here and now; the handle is its result."""
+        if self._loaded is None:
+            raise EngineError("the executor is not running; start it first")
+        with torch.inference_mode():
+            return self._run(self._loaded, step)
+
+    def collect(self, handle: StepResult, /) -> StepResult:
+        """Return what :meth:`submit` computed."""
+        return handle
+
+    def _run(self, loaded: _Loaded, step: StepInput) -> StepResult:
+        started = perf_counter()
+        self._apply(loaded, step)
+        if not step.sequence_ids:
+            return StepResult(seconds={"prepare": perf_counter() - started})
+        batch = self._prepare(loaded, step)
+        prepared = perf_counter()
+        hidden = self._forward(loaded, batch)
+        if loaded.device.type == "cuda":
+            torch.cuda.synchronize(loaded.device)
+        computed = perf_counter()
+        result = self._sample(loaded, batch, hidden)
+        result.seconds.update(
+            prepare=prepared - started,
+            model=computed - prepared,
+            sample=perf_counter() - computed,
+        )
+        return result
+
+    def _apply(self, loaded: _Loaded, step: StepInput) -> None:
+        """Take over what changed since the last step."""
+        rows, cache = loaded.rows, loaded.cache
+        rows.remove(step.removed)
+        cache.swap_out(step.swap_out_sources, step.swap_out_targets)
+        cache.swap_in(step.swap_in_sources, step.swap_in_targets)
+        cache.copy(step.copy_sources, step.copy_targets)
+        for new in step.added:
+            rows.add(new)
+        rows.edit(step.edit_ids, step.edit_indices, step.edit_blocks)
+
+    def _prepare(self, loaded: _Loaded, step: StepInput) -> Batch:
+        """Turn the batch into arrays, and those into tensors on the device."""
+        rows, size = loaded.rows, self._block_size
+        known = rows.of(step.sequence_ids)
+        count = len(known)
+        rows_S = np.fromiter((sequence.row for sequence in known), np.int64, count)
+        counts_S = np.asarray(step.num_tokens, np.int64)
+        computed_S = rows.num_computed_C[rows_S]
+        lengths_S = computed_S + counts_S
+        starts = np.zeros(count + 1, np.int32)
+        np.cumsum(counts_S, out=starts[1:])
+        max_query_len, max_seq_len = int(counts_S.max()), int(lengths_S.max())
+        tables_SW = rows.tables_CW[rows_S, : -(-max_seq_len // size)]
+        if max_query_len == 1:
+            tokens_T, positions_T, owner_T = rows.next_token_C[rows_S], computed_S, np.arange(count)
+        else:
+            owner_T = np.repeat(np.arange(count), counts_S)
+            positions_T = np.arange(len(owner_T)) - (starts[:-1] - computed_S)[owner_T]
+            tokens_T = rows.next_token_C[rows_S][owner_T]
+            for place in np.flatnonzero(counts_S > 1).tolist():
+                begin, end = int(computed_S[place]), int(lengths_S[place])
+                tokens_T[starts[place] : starts[place + 1]] = known[place].tokens[begin:end]
+        slots_T = tables_SW[owner_T, positions_T // size].astype(np.int64) * size
+        slots_T += positions_T % size
+        device = loaded.device
+        return Batch(
+            known=known,
+            rows_S=rows_S,
+            counts_S=counts_S,
+            computed_S=computed_S,
+            last_S=starts[1:].astype(np.int64) - 1,
+            draws_S=lengths_S == rows.num_tokens_C[rows_S],
+            tokens_T=torch.from_numpy(tokens_T).to(device),
+            positions_T=torch.from_numpy(positions_T).to(device),
+            attention=AttentionBatch(
+                query_start=torch.from_numpy(starts).to(device),
+                seq_lens=torch.from_numpy(lengths_S.astype(np.int32)).to(device),
+                block_tables=torch.from_numpy(tables_SW).to(device),
+                slot_mapping=torch.from_numpy(slots_T).to(device),
+                max_query_len=max_query_len,
+                max_seq_len=max_seq_len,
+            ),
+        )
+
+    def _forward(self, loaded: _Loaded, batch: Batch) -> Tensor:
+        """Return hidden states [T, hidden]."""
+        layers, plan = loaded.layers, loaded.backend.plan(batch.attention)
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return layers[layer].forward(query, key, value, plan)
+
+        return loaded.runner.forward(batch.tokens_T, batch.positions_T, attend)
+
+    def _sample(self, loaded: _Loaded, batch: Batch, hidden: Tensor) -> StepResult:
+        """Draw where all tokens are computed, and only then note what this step did."""
+        rows, known = loaded.rows, batch.known
+        special = np.flatnonzero(rows.special_C[batch.rows_S]).tolist()
+        prompts = {
+            known[place].id: self._prompt_logprobs(loaded, batch, place, hidden)
+            for place in special
+            if known[place].prompt_logprobs is not None
+        }
+        places = np.flatnonzero(batch.draws_S)
+        drawing = [known[place] for place in places.tolist()]
+        draws: list[Row] = [sequence.draw for sequence in drawing]
+        last_R = batch.last_S[places]
+        if any(known[place].fan_out > 1 for place in special):
+            repeats = [sequence.fan_out for sequence in drawing]
+            draws = [row for sequence in drawing for row in sequence.draws()]
+            drawing = [s for s, times in zip(drawing, repeats, strict=True) for _ in range(times)]
+            last_R = np.repeat(last_R, repeats)
+        if len(last_R) != len(hidden):
+            hidden = hidden.index_select(0, torch.from_numpy(last_R).to(loaded.device))
+        token_ids: list[int] = []
+        logprobs, failed = None, {}
+        if draws:
+            drawn = loaded.sampler.draw(loaded.runner.logits(hidden), draws)
+            token_ids, logprobs = drawn.token_ids, drawn.logprobs
+            failed = {drawing[row].id: reason for row, reason in drawn.failed.items()}
+        rows.num_computed_C[batch.rows_S] += batch.counts_S
+        for place in np.flatnonzero(~batch.draws_S).tolist():
+            rows.settle(known[place])
+        if failed:
+            kept = [row for row, sequence in enumerate(drawing) if sequence.id not in failed]
+            drawing = [drawing[row] for row in kept]
+            token_ids = [token_ids[row] for row in kept]
+            logprobs = [logprobs[row] for row in kept] if logprobs is not None else None
+        ids = [sequence.id for sequence in drawing]
+        self._append(rows, drawing, token_ids)
+        return StepResult(
+            sequence_ids=ids,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompts,
+            failed=failed,
+        )
+
+    def _append(
+        self, rows: SequenceRows, drawing: list[KnownSequence], token_ids: Sequence[int]
+    ) -> None:
+        """Append to each sequence the token it drew; the first, where it fanned out."""
+        firsts: dict[SeqId, None] = {}
+        if any(sequence.fan_out > 1 for sequence in drawing):
+            kept = []
+            for row, sequence in enumerate(drawing):
+                if sequence.id not in firsts:
+                    firsts[sequence.id] = None
+                    kept.append(row)
+                    rows.special_C[sequence.row] = sequence.prompt_logprobs is not None
+            drawing = [drawing[row] for row in kept]
+            token_ids = [token_ids[row] for row in kept]
+            for sequence in drawing:
+                sequence.fan_out = 1
+        for sequence, token in zip(drawing, token_ids, strict=True):
+            sequence.tokens.append(token)
+        rows_R = np.fromiter((sequence.row for sequence in drawing), np.int64, len(drawing))
+        rows.num_tokens_C[rows_R] += 1
+        rows.next_token_C[rows_R] = token_ids
+
+    def _prompt_logprobs(
+        self, loaded: _Loaded, batch: Batch, place: int, hidden: Tensor
+    ) -> list[dict[int, float]]:
+        """Log-probabilities of the prompt tokens that follow the tokens of one chunk."""
+        sequence = batch.known[place]
+        begin, count = int(batch.computed_S[place]), int(batch.counts_S[place])
+        end = min(begin + count, sequence.draw.num_prompt_tokens - 1)
+        first = int(batch.last_S[place]) - (count - 1)
+        at_once = max(1, _MAX_LOGITS // loaded.runner.vocab_size)
+        entries: list[dict[int, float]] = []
+        for start in range(begin, end, at_once):
+            stop = min(end, start + at_once)
+            rows = hidden[first + start - begin : first + stop - begin]
+            entries += loaded.sampler.logprobs_of(
+                loaded.runner.logits(rows),
+                sequence.tokens[start + 1 : stop + 1],
+                sequence.prompt_logprobs or 0,
+            )
+        return entries
+
+
+def _default_threads() -> int:
+    """Physical cores that this process may use; ``OMP_NUM_THREADS`` has its say."""
+    if os.environ.get("OMP_NUM_THREADS", "").isdigit():
+        return torch.get_num_threads()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(psutil.cpu_count(logical=False) or 1, usable or 1)

@@ -1,0 +1,167 @@
+"""``paged-core replay`` and ``paged-core diff``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from paged_core.cli.options import Given
+from paged_core.errors import SettingsError
+
+from paged_plugins.decisions.diff import Difference, first_difference
+from paged_plugins.decisions.replay import replay
+from paged_plugins.decisions.scenario import Case, read_case
+from paged_plugins.decisions.trace import KEYS, read_traces
+
+
+def replay_command(
+    given: Given,
+    files: Annotated[list[Path], typer.Argument(help="Scenarios or recorded cases, YAML or JSON.")],
+    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per step.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with the recorded traces; exit 1 if any differs.")
+    ] = False,
+) -> int:
+    """Run scenarios without a model and print what is decided in every step.
+
+    A scenario brings its settings along: neither options nor the environment change it.
+    """
+    _refuse_settings(given)
+    cases = [read_case(path) for path in files]
+    if check:
+        return _check(cases, given, as_json)
+    several = len(cases) > 1
+    for case in cases:
+        name = case.scenario.name
+        if not as_json:
+            print_heading(name, case.scenario.about)
+        for line in replay(case.scenario, given.registry):
+            if as_json:
+                echo(json.dumps({"scenario": name, **line} if several else line))
+            else:
+                echo(_in_words(line))
+    return 0
+
+
+def diff_command(
+    given: Given,
+    first: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace or a recorded case.")],
+    second: Annotated[Path, typer.Argument(metavar="TRACE", help="The one to compare it with.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Show the first step in which two decision traces differ; exit 1 if there is one."""
+    _refuse_settings(given)
+    ours, theirs = read_traces(first), read_traces(second)
+    if len(ours) == len(theirs) == 1:
+        pairs = [("", *ours.values(), *theirs.values())]
+    else:
+        only = sorted(set(ours) ^ set(theirs))
+        if only:
+            raise SettingsError(f"only one of the two files has a trace of {', '.join(only)}")
+        pairs = [(name, ours[name], theirs[name]) for name in ours]
+    found = False
+    for name, one, other in pairs:
+        difference = first_difference(one, other)
+        if difference is not None:
+            found = True
+            _show(difference, name, (str(first), str(second)), as_json)
+    if not found:
+        if as_json:
+            echo(json.dumps({"equal": True}))
+        else:
+            echo(f"equal: {sum(len(one) for _, one, _ in pairs)} steps")
+    return int(found)
+
+
+def _check(cases: Sequence[Case], given: Given, as_json: bool) -> int:
+    missing = [str(case.path) for case in cases if case.trace is None]
+    if missing:
+        raise SettingsError(f"no recorded trace to compare with in {', '.join(missing)}")
+    num_different = 0
+    for case in cases:
+        assert case.trace is not None
+        name = case.scenario.name
+        difference = first_difference(list(replay(case.scenario, given.registry)), case.trace)
+        if as_json:
+            step = None if difference is None else difference.step
+            keys = [] if difference is None else list(difference.keys)
+            row = {"scenario": name, "equal": difference is None, "step": step, "keys": keys}
+            echo(json.dumps(row))
+        elif difference is None:
+            echo(f"equal    {name}")
+        else:
+            _show(difference, name, ("replayed", "recorded"), as_json)
+        num_different += difference is not None
+    if not as_json:
+        echo(f"{len(cases) - num_different} of {len(cases)} traces equal")
+    return int(num_different > 0)
+
+
+def _show(difference: Difference, name: str, sides: tuple[str, str], as_json: bool) -> None:
+    if as_json:
+        row: dict[str, Any] = {
+            "equal": False,
+            "step": difference.step,
+            "keys": list(difference.keys),
+            "first": difference.first,
+            "second": difference.second,
+            "before": difference.before,
+        }
+        echo(json.dumps({"scenario": name, **row} if name else row))
+        return
+    where = f" of {name}" if name else ""
+    echo(f"DIFFERENT at step {difference.step}{where}")
+    if difference.before is not None:
+        echo(f"  the step before, the same in both:\n    {_in_words(difference.before)}")
+        for queue in ("running", "waiting", "swapped"):
+            echo(f"    {queue:8} {_names(difference.before.get(queue, ()))}")
+    width = max(map(len, sides))
+    for key in difference.keys:
+        echo(f"  {key}")
+        for side, line in zip(sides, (difference.first, difference.second), strict=True):
+            assert line is not None
+            echo(f"    {side:{width}}  {json.dumps(line.get(key))}")
+    for side, line in zip(sides, (difference.first, difference.second), strict=True):
+        echo(f"  {side:{width}}  {'has ended' if line is None else _in_words(line)}")
+
+
+def _in_words(line: dict[str, Any]) -> str:
+    """One step on one line, with what is empty left out."""
+    parts = [f"step {line['step']:4}"]
+    scheduled = " ".join(f"{name}:{count}" for name, count in line["scheduled"].items())
+    parts.append(f"runs {scheduled}" if scheduled else "runs nothing")
+    for key in KEYS[2:8]:
+        value = line.get(key)
+        if isinstance(value, dict):
+            value = [f"{name}:{count}" for name, count in value.items() if count]
+        if value:
+            parts.append(f"{key.replace('_', ' ')} {_names(value)}")
+    if line.get("waiting"):
+        parts.append(f"waiting {_names(line['waiting'])}")
+    if line.get("swapped"):
+        parts.append(f"swapped {_names(line['swapped'])}")
+    parts.append(f"{line['free_blocks']} blocks free")
+    return " | ".join(parts)
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = " ".join(names[:12])
+    return f"{shown} (+{len(names) - 12})" if len(names) > 12 else shown or "-"
+
+
+def _refuse_settings(given: Given) -> None:
+    if given.config is not None or given.options:
+        what = "--config" if given.config is not None else f"--{given.options[0].key}"
+        raise SettingsError(f"{what} has no effect here: scenarios and traces bring their settings")
+
+
+def print_heading(name: str, about: str) -> None:
+    echo(f"{name}: {about}" if about else name)
+
+
+def echo(text: str) -> None:
+    sys.stdout.write(text + "\n")
