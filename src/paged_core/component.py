@@ -90,9 +90,23 @@ class Component:
             PluginError: it cannot be imported; the cause says why.
         """
         if self.check is None:
-            return _no_reason
+            return _no_obstacle
         check: Callable[[], str | None] = load(self.check, f"check of {self.slot} {self.name!r}")
         return check
+
+    def obstacle(self) -> str | None:
+        """Say why the component cannot serve here, or return ``None``; it is imported, not built.
+
+        This is what ``auto`` asks, and it never raises: a check that does is an obstacle itself.
+        """
+        try:
+            reason = self.load_check()()
+            if reason is None:
+                self.load()
+        except Exception as error:  # noqa: BLE001 - one bad plugin must not take the others down
+            mine = isinstance(error, PluginError)
+            return str(error) if mine else f"its check failed: {type(error).__name__}: {error}"
+        return reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,5 +185,5 @@ def load(path: str, what: str) -> Any:
         raise PluginError(f"{what} cannot be imported from {path!r}: {error}") from error
 
 
-def _no_reason() -> None:
+def _no_obstacle() -> None:
     return None

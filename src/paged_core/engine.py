@@ -47,6 +47,8 @@ class Engine:
         self.seconds: dict[str, float] = {}
         """Time spent so far, by phase."""
         self.num_steps = 0
+        self.made_progress = False
+        """Whether the last step decided anything at all."""
         self._observers = ObserverSet(observers)
         self._groups: dict[str, SequenceGroup] = {}
         self._sequences: dict[SeqId, SequenceState] = {}
@@ -178,6 +180,9 @@ class Engine:
         started = perf_counter()
         now = self.clock()
         plan = self.scheduler.schedule(now)
+        self.made_progress = bool(
+            plan.sequences or plan.preempted or plan.swapped_out or plan.swapped_in or plan.ignored
+        )
         self._note(plan, now)
         seconds = {"schedule": perf_counter() - started}
         finished: list[SequenceGroup] = []

@@ -79,10 +79,10 @@ def from_environment(environ: Mapping[str, str], keys: Iterable[str]) -> Layer:
         if not name.startswith(PREFIX) or not value:
             continue
         path = tuple(name.removeprefix(PREFIX).lower().split("__"))
-        if path[0] not in known:
+        if path[0] not in known or (path[0] in RESERVED and len(path) > 1):
             names = [PREFIX + key.upper() for key in known]
             raise SettingsError(f"{name} sets nothing{did_you_mean(name, names)}")
-        if path[0] not in RESERVED or path == ("profile",):
+        if path[0] == "profile" or path[0] not in RESERVED:
             layer.append(Entry(path, Text(value), Source("env", name)))
     return layer
 

@@ -223,7 +223,7 @@ def _load(entry: EntryPoint, namesakes: list[Plugin], *, blocked: bool) -> Plugi
         return plugin.broken(f"its name is taken by {namesakes[0]}; uninstall one of them")
     try:
         brought: Any = _call_hooks(entry.load())
-    except Exception as error:  # noqa: BLE001 - one bad plugin must not take the others down
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - one bad plugin must not take the others down
         mine = isinstance(error, PluginError)
         return plugin.broken(str(error) if mine else f"{type(error).__name__}: {error}")
     return replace(plugin, **brought)

@@ -71,8 +71,8 @@ def _message(item: ErrorDetails, entry: Entry | None) -> str:
         return message
     message = f"{message[0].lower()}{message[1:]}, not {item['input']!r}"
     if item["type"] in _CONTAINERS and entry and isinstance(entry.value, Text):
-        message += ", written as JSON"
-    return message
+        message += "; write it as JSON"
+    return message.replace("valid tuple", "valid list")
 
 
 def _suggest_setting(word: str, registry: Registry, fields: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ Shapes: T tokens in the batch, S sequences, W blocks in a row of the block table
 sequences, Q queries of each, K keys; H key/value heads, G query heads for each of them, D head_dim.
 """
 
+# ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -172,7 +173,7 @@ class PagedLayer:
 
 
 class TorchAttention(AttentionBackend):
-    """Component ``torch``: keys and values under a leading 2, then block, offset, head, dimension."""
+    """Component ``torch``. Its cache: key or value, block, offset in it, head, dimension."""
 
     def __init__(self, options: TorchSettings, parts: AttentionParts) -> None:
         """Keep nothing: there is nothing to choose."""

@@ -7,6 +7,7 @@ that raises leaves everything as it was for the next one.
 Shapes: T tokens of S sequences in the batch, R rows of logits.
 """
 
+# ruff: noqa: N806, N815 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 import os

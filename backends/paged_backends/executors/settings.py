@@ -16,7 +16,7 @@ class LocalSettings(ComponentSettings):
 
 
 class MemorySettings(ComponentSettings):
-    """Runs no model: the cache holds token ids, and every sequence is read back through its table."""
+    """Runs no model: the cache holds token ids, and sequences are read back by their tables."""
 
     name: Literal["memory"] = "memory"
     vocab_size: int = Field(

@@ -1,7 +1,7 @@
 """The one place where this package reaches into the transformers library.
 
 The library looks attention functions up by name in a table of its own, so a name is registered
-there. The function itself keeps no state: every module of a model that is served carries a port, and
+there. The function keeps no state: every module of a model that is served carries a port, and
 what arrives at the function is handed to the port of the module that it came from. Nothing has to
 travel through the model's keyword arguments, which some architectures do not hand down.
 """

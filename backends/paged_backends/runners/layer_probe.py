@@ -8,7 +8,7 @@ described by what it passed. What the description cannot say is refused here, by
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,14 +61,16 @@ def probe_layers(
             does not reach the attention function at all.
     """
     calls = _record(model, decoder, port)
-    name = model.config.model_type
+    name, config = model.config.model_type, model.config.get_text_config()
     _check_reached(model, calls)
     layers = []
     for index, call in enumerate(calls):
         where = f"{name} cannot be served: layer {index} "
         spec = _spec(call, where, str(model.device), block_size)
         if isinstance(call.mask, MaskRule):
-            _check_mask(call.mask, spec, max_model_len, where)
+            windows = (spec.sliding_window, getattr(config, "sliding_window", None), None)
+            window = _window_of(call.mask, windows, max_model_len, where)
+            spec = replace(spec, sliding_window=window)
         layers.append(ProbedLayer(call.module, spec))
     return layers
 
@@ -140,10 +142,10 @@ def _spec(call: Call, where: str, device: str, block_size: int) -> LayerSpec:
         raise UnsupportedModel(f"{where}is not causal: its tokens see those that follow them")
     if isinstance(call.mask, Tensor):
         raise UnsupportedModel(f"{where}brings a mask or a bias of its own")
-    if key_dim != head_dim or call.value_shape[-1] > head_dim:
+    if key_dim != head_dim or call.value_shape[1:3] != call.key_shape[1:3]:
         raise UnsupportedModel(
-            f"{where}has queries of {head_dim} dimensions, keys of {key_dim} and values of "
-            f"{call.value_shape[-1]}, which no cache here holds"
+            f"{where}has queries {call.query_shape}, keys {call.key_shape} and values "
+            f"{call.value_shape}, which no cache here holds"
         )
     if call.dtype not in _DTYPES:
         raise UnsupportedModel(
@@ -154,7 +156,7 @@ def _spec(call: Call, where: str, device: str, block_size: int) -> LayerSpec:
     return LayerSpec(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        head_dim=max(head_dim, call.value_shape[-1]),
         scale=float(head_dim**-0.5 if scale is None else scale),
         dtype=_DTYPES[call.dtype],
         device=device,
@@ -164,27 +166,30 @@ def _spec(call: Call, where: str, device: str, block_size: int) -> LayerSpec:
     )
 
 
-def _check_mask(mask: MaskRule, spec: LayerSpec, max_model_len: int, where: str) -> None:
-    """Compare the model's own rule with what the specification says, near and far."""
+def _window_of(
+    mask: MaskRule, candidates: Sequence[int | None], max_model_len: int, where: str
+) -> int | None:
+    """Return the first sliding window that is, near and far, what the model's own rule says."""
     marks = {1 << power for power in range(max_model_len.bit_length())} | {max_model_len - 1}
-    if spec.sliding_window is not None:
-        marks |= {spec.sliding_window, 2 * spec.sliding_window}
+    for window in filter(None, candidates):
+        marks |= {window, 2 * window}
     near = {mark + offset for mark in marks for offset in (-2, -1, 0, 1, 2)}
     positions = torch.tensor(sorted(place for place in near if 0 <= place < max_model_len))
     query, key = positions[:, None], positions[None, :]
     zero = torch.zeros((), dtype=torch.int64)
     try:
-        seen = mask.rule(zero, zero, query, key)
+        seen = torch.as_tensor(mask.rule(zero, zero, query, key))
     except (IndexError, RuntimeError) as error:
         raise UnsupportedModel(
             f"{where}has a mask that depends on more than positions ({error})"
         ) from error
-    expected = key <= query
-    if spec.sliding_window is not None:
-        expected &= key > query - spec.sliding_window
-    if not bool((torch.as_tensor(seen) == expected).all()):
-        kind = "causal" if spec.sliding_window is None else f"a window of {spec.sliding_window}"
-        raise UnsupportedModel(
-            f"{where}has a mask that is not {kind}, as its attention call says (chunked or "
-            "two-way attention, perhaps), which no attention backend here has"
-        )
+    for window in candidates:
+        expected = key <= query
+        if window is not None:
+            expected &= key > query - window
+        if torch.equal(seen.expand_as(expected), expected):
+            return window
+    raise UnsupportedModel(
+        f"{where}has a mask that is neither causal nor a sliding window (chunked or two-way "
+        "attention, perhaps), which no attention backend here has"
+    )

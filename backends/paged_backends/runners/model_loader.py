@@ -64,11 +64,13 @@ def load_model(
     """
     _check_kind(checkpoint, trust_remote_code=trust_remote_code)
     checkpoint.check_weights(allow_pickle=allow_pickle)
+    config = _config(checkpoint, trust_remote_code=trust_remote_code)
+    _check_interface(config)
     register()
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
-            config=_config(checkpoint, trust_remote_code=trust_remote_code),
+            config=config,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             attn_implementation=IMPLEMENTATION,
             use_safetensors=bool(checkpoint.weight_files),
@@ -125,6 +127,18 @@ def _check_kind(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
         )
 
 
+def _check_interface(config: Any) -> None:
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return  # code from the checkpoint; a trial run will tell
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not kind._can_set_attn_implementation():
+        raise UnsupportedModel(
+            f"{config.model_type} cannot be served: its attention does not go through the "
+            "attention interface of transformers, so the paged cache cannot be put in; choose a "
+            "model whose attention does"
+        )
+
+
 def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
     try:
         return AutoConfig.from_pretrained(
@@ -132,7 +146,7 @@ def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
         )
     except ImportError:
         raise
-    except Exception as error:  # noqa: BLE001  each architecture checks its own configuration
+    except Exception as error:  # each architecture has its own checks
         raise CheckpointError(
             f"{checkpoint.folder / 'config.json'} does not describe a {checkpoint.model_type}: "
             f"{_short(error)}"

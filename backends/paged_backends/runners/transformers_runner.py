@@ -6,6 +6,7 @@ model's attention function hands query, key and value of each layer to the paged
 Shapes: T tokens in the batch, R rows that draw a token.
 """
 
+# ruff: noqa: N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 import copy
@@ -131,6 +132,7 @@ class TransformersRunner(Runner):
                 max_model_len=self._max_model_len or 4096,
             )
             self._layers = [layer.spec for layer in probed]
+            self._heed_unused_window(model.config.get_text_config())
             self._modules = [layer.module for layer in probed]
             self._vocab_size = try_out(self, model)
         except _PROBE_ERRORS as error:
@@ -138,6 +140,17 @@ class TransformersRunner(Runner):
                 f"{name} cannot be served: a trial run over a few tokens in one row failed "
                 f"({type(error).__name__}: {str(error)[:200]})"
             ) from error
+
+    def _heed_unused_window(self, config: Any) -> None:
+        """Stay below a window that the model's cache would apply though its layers do not."""
+        window = getattr(config, "sliding_window", None)
+        if window is None or getattr(config, "layer_types", None) is not None:
+            return
+        if any(layer.sliding_window is not None for layer in self._layers):
+            return
+        if self._max_model_len is None or window < self._max_model_len:
+            log.warning("model_length_lowered", to_tokens=window, reason="unclear sliding window")
+            self._max_model_len = window
 
     # ------------------------------------------------------------------ running
 
@@ -174,12 +187,15 @@ class TransformersRunner(Runner):
         self._next_layer = index + 1
         assert self._attend is not None
         assert self._modules[index] is module, "layers are called in the order that was probed"
+        width, value_width = query.shape[-1], value.shape[-1]
         query_TnD, key_TmD, value_TmV = (part[0].transpose(0, 1) for part in (query, key, value))
-        padding = query.shape[-1] - value.shape[-1]
-        if padding:
-            value_TmV = functional.pad(value_TmV, (0, padding))
-        out = self._attend(index, query_TnD, key_TmD, value_TmV)
-        return (out[..., :-padding] if padding else out)[None]
+        if width != value_width:  # zeros change neither scores nor values
+            common = max(width, value_width)
+            query_TnD, key_TmD, value_TmV = (
+                functional.pad(part, (0, common - part.shape[-1]))
+                for part in (query_TnD, key_TmD, value_TmV)
+            )
+        return self._attend(index, query_TnD, key_TmD, value_TmV)[None, ..., :value_width]
 
 
 class _GivenOutput:
@@ -227,10 +243,8 @@ def _decoder(model: Any) -> Any:
 
 def _decoder_name(model: Any) -> str | None:
     """Return the attribute under which ``model`` keeps its decoder."""
-    if model.base_model_prefix in model._modules:
-        return str(model.base_model_prefix)
-    decoder = model.get_decoder()
-    return next((name for name, part in model._modules.items() if part is decoder), None)
+    names = (model.base_model_prefix, "model", "transformer")
+    return next((name for name in names if name in model._modules), None)
 
 
 def _check_shape(model: Any) -> None:
@@ -243,11 +257,6 @@ def _check_shape(model: Any) -> None:
         )
     if _decoder_name(model) is None:
         raise UnsupportedModel(f"{refusal}its decoder cannot be told from its head")
-    if not model._can_set_attn_implementation():
-        raise UnsupportedModel(
-            f"{refusal}its attention does not go through the attention interface of transformers, "
-            "so the paged cache cannot be put in"
-        )
     if "position_ids" not in inspect.signature(_decoder(model).forward).parameters:
         raise UnsupportedModel(
             f"{refusal}it takes no position ids, so sequences cannot share a row of its batch"

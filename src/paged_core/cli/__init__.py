@@ -31,15 +31,15 @@ def _run(args: list[str], environ: Mapping[str, str]) -> int:
 
     from paged_core.cli.frame import Session, root
 
+    session = Session.of(args, environ)
     try:
         status = root().main(
-            args or ["--help"],
-            prog_name="paged-core",
-            standalone_mode=False,
-            obj=Session.of(args, environ),
+            args or ["--help"], prog_name="paged-core", standalone_mode=False, obj=session
         )
     except typer.TyperException as error:
-        return _fail(error.format_message(), error.exit_code)
+        message = error.format_message()
+        notes = session.registry.notes if message.startswith("No such option") else ()
+        return _fail("\n".join((message, *notes)), error.exit_code)
     except typer.Abort:  # an interactive question was left unanswered
         return INTERRUPTED
     sys.stdout.flush()

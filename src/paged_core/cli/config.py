@@ -28,5 +28,5 @@ def command(
     for key, source in resolved.sources.items():
         slot, _, option = key.partition(".")
         value = settings[slot][option] if option else settings[slot]
-        rows.append((key, value, source.layer, "" if source.layer == "default" else source))
+        rows.append((key, value, source.layer, "" if source.layer == "default" else str(source)))
     print_table("Settings", ("setting", "value", "layer", "from"), rows)

@@ -22,6 +22,7 @@ from paged_core.suggest import did_you_mean
 BUILT_IN = (
     # A further command of the core needs a line here and a function in a module of its own; one of
     # a plugin comes through the hook `paged_core_commands`.
+    Command("generate", "paged_core.cli.generate:command", "Complete prompts, offline."),
     Command("plugins", "paged_core.cli.plugins:command", "What is installed, and its options."),
     Command("config", "paged_core.cli.config:command", "The settings, and where each comes from."),
     Command("schema", "paged_core.cli.schema:command", "The JSON schema of a settings file."),
@@ -142,6 +143,7 @@ def root() -> TyperGroup:
     app = typer.Typer(
         cls=Root,
         add_completion=False,
+        rich_markup_mode=None,  # a third of the time to print the help goes to drawing boxes
         context_settings={
             "token_normalize_func": lambda token: token.replace("_", "-"),
             "help_option_names": ["-h", "--help"],

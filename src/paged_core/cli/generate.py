@@ -1,0 +1,295 @@
+"""``paged-core generate``: offline generation."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paged_core.cli.options import Given
+from paged_core.errors import RequestError, SettingsError
+
+if TYPE_CHECKING:
+    from paged_core.generation import Generation
+    from paged_core.llm import LLM, Prompt
+    from paged_core.request import SamplingParams
+
+INTERRUPTED, FAILED, OK = 130, 1, 0
+
+
+def command(
+    given: Given,
+    prompt: Annotated[list[str] | None, typer.Argument(help="Texts to complete.")] = None,
+    prompts_file: Annotated[
+        str | None,
+        typer.Option(help="A prompt a line (- reads standard input); .jsonl: a JSON value a line."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    n: Annotated[int, typer.Option("--n", "-n", help="Sequences to generate per prompt.")] = 1,
+    top_k: Annotated[int, typer.Option(help="Sample among so many best tokens; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample among the best of this total.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Least share of the best probability.")] = 0.0,
+    presence_penalty: Annotated[float, typer.Option(help="Against any repetition.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="Against each repetition.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Of prompt and output; 1: none.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="Ends a sequence; repeatable.")] = None,
+    stop_token_id: Annotated[list[int] | None, typer.Option(help="Ends a sequence.")] = None,
+    min_tokens: Annotated[int, typer.Option(help="No end before so many tokens.")] = 0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end.")] = False,
+    logprobs: Annotated[int | None, typer.Option(help="Report so many best tokens.")] = None,
+    prompt_logprobs: Annotated[int | None, typer.Option(help="The same for the prompt.")] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Print text as it comes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per prompt.")] = False,
+) -> int:
+    """Complete prompts and print what was generated.
+
+    Ctrl-C prints what is finished and exits with 130; a second one stops at once.
+    """
+    if stream and as_json:
+        raise SettingsError("--stream and --json exclude each other; choose one")
+    prompts: list[Any] = [*(prompt or []), *(_read_prompts(prompts_file) if prompts_file else [])]
+    if not prompts:
+        raise SettingsError("give a prompt, or a file of prompts with --prompts-file")
+    from paged_core.request import SamplingParams
+
+    sampling = SamplingParams(
+        n=n,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+        stop=tuple(stop or ()),
+        stop_token_ids=tuple(stop_token_id or ()),
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+    resolved = given.resolve()
+    from paged_core.llm import LLM
+
+    with LLM.from_settings(resolved.settings, resolved.registry) as llm:
+        report: _Report = _JsonLines(prompts) if as_json else _Text(prompts)
+        if stream:
+            report = _Stream(prompts)
+        return _generate(llm, prompts, sampling, report)
+
+
+def _generate(
+    llm: LLM, prompts: Sequence[Prompt], sampling: SamplingParams, report: _Report
+) -> int:
+    """Run all prompts that can be run; the exit status says whether that was all of them."""
+    generations: list[Generation] = []
+    for place, prompt in enumerate(prompts):
+        try:
+            generation = llm.add(prompt, sampling)
+        except RequestError as error:
+            report.refused(place, error)
+        else:
+            report.places[generation.group.id] = place
+            generations.append(generation)
+    status = FAILED if report.has_refusals else OK
+    with _progress(len(prompts), report) as advance:
+        try:
+            for finished in llm.run(generations, every_step=report.wants_steps):
+                if finished is None:
+                    report.stepped(generations)
+                else:
+                    report.finished(finished)
+                    advance()
+        except KeyboardInterrupt:
+            report.interrupted(generations)
+            return INTERRUPTED
+    failed = any(
+        sequence.error is not None
+        for generation in generations
+        for sequence in generation.group.sequences
+    )
+    return FAILED if failed else status
+
+
+class _Report:
+    """Prints results in the order of the prompts, each as soon as those before it are printed."""
+
+    wants_steps = False
+    quiet = False
+
+    def __init__(self, prompts: Sequence[Any]) -> None:
+        self.places: dict[str, int] = {}
+        self.has_refusals = False
+        self._prompts = prompts
+        self._ready: dict[int, Callable[[], None]] = {}
+        self._next = 0
+
+    def refused(self, place: int, error: RequestError) -> None:
+        """The prompt at ``place`` can never be served."""
+        self.has_refusals = True
+        where = f"prompt {place + 1}: " if len(self._prompts) > 1 else ""
+        sys.stderr.write(f"error: {where}{error}\n")
+        self._put(place, lambda: self.show_refusal(self._prompts[place], error))
+
+    def finished(self, generation: Generation) -> None:
+        """A request has ended."""
+        place = self.places[generation.group.id]
+        for sequence in generation.group.sequences:
+            if sequence.error is not None:
+                sys.stderr.write(f"error: prompt {place + 1}: {sequence.error}\n")
+                break
+        self._put(place, lambda: self.show(generation))
+
+    def stepped(self, generations: Sequence[Generation]) -> None:
+        """A step is over."""
+
+    def interrupted(self, generations: Sequence[Generation]) -> None:
+        """Print what is finished although something before it is not."""
+        for place in sorted(self._ready):
+            self._ready.pop(place)()
+        sys.stdout.flush()
+        unfinished = sum(
+            sequence.finish_reason == "abort"
+            for generation in generations
+            for sequence in generation.group.sequences[:1]
+        )
+        sys.stderr.write(f"interrupted: {unfinished} of {len(self._prompts)} unfinished\n")
+
+    def show(self, generation: Generation) -> None:
+        """Print one request."""
+        raise NotImplementedError
+
+    def show_refusal(self, prompt: Any, error: RequestError) -> None:
+        """Print what stands in the place of a request that was refused."""
+
+    def _put(self, place: int, show: Callable[[], None]) -> None:
+        self._ready[place] = show
+        while self._next in self._ready:
+            self._ready.pop(self._next)()
+            self._next += 1
+
+
+class _JsonLines(_Report):
+    """One object per prompt."""
+
+    def show(self, generation: Generation) -> None:
+        from paged_core.outputs import to_json
+
+        _print(json.dumps(to_json(generation.output()), ensure_ascii=False))
+
+    def show_refusal(self, prompt: Any, error: RequestError) -> None:
+        token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else prompt
+        text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+        completion = {
+            "index": 0,
+            "text": None,
+            "token_ids": [],
+            "finish_reason": "error",
+            "error": str(error),
+            "cumulative_logprob": None,
+            "logprobs": None,
+        }
+        row = {
+            "prompt": text if isinstance(text, str) else None,
+            "prompt_token_ids": token_ids if isinstance(token_ids, list) else [],
+            "num_cached_tokens": None,
+            "outputs": [completion],
+        }
+        _print(json.dumps(row, ensure_ascii=False))
+
+
+class _Text(_Report):
+    """The prompt and what follows it, for people."""
+
+    def show(self, generation: Generation) -> None:
+        output = generation.output()
+        for completion in output.outputs:
+            if len(output.outputs) > 1:
+                _print(f"[{completion.index}]")
+            if completion.text is None:
+                _print(" ".join(map(str, completion.token_ids)))
+            else:
+                _print(f"{output.prompt or ''}{completion.text}")
+        if len(self._prompts) > 1:
+            _print("")
+
+
+class _Stream(_Text):
+    """The same, but the first prompt that is not printed yet is printed as its text comes."""
+
+    wants_steps = True
+    quiet = True
+
+    def __init__(self, prompts: Sequence[Any]) -> None:
+        super().__init__(prompts)
+        self._started = False
+
+    def stepped(self, generations: Sequence[Generation]) -> None:
+        for generation in generations:
+            if self.places[generation.group.id] == self._next and not generation.finished:
+                self._show_new_text(generation)
+
+    def show(self, generation: Generation) -> None:
+        if len(generation.group.sequences) > 1 or generation.text(generation.group.sequences[0]) is None:
+            super().show(generation)
+            return
+        self._show_new_text(generation)
+        self._started = False
+        _print("\n" if len(self._prompts) > 1 else "")
+
+    def _show_new_text(self, generation: Generation) -> None:
+        text = generation.update(generation.group.sequences[0])
+        if text is None or generation.group.request.sampling.n > 1:
+            return
+        if not self._started:
+            sys.stdout.write(generation.prompt or "")
+            self._started = True
+        sys.stdout.write(text.take())
+        sys.stdout.flush()
+
+
+@contextmanager
+def _progress(total: int, report: _Report) -> Iterator[Callable[[], None]]:
+    """A bar on standard error, where a person looks at it and the work is long enough."""
+    if total < 2 or report.quiet or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    bar = Progress(
+        "generating", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=Console(stderr=True), transient=True,
+    )
+    with bar:
+        task = bar.add_task("generating", total=total)
+        yield lambda: bar.advance(task)
+
+
+def _read_prompts(name: str) -> list[Any]:
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--prompts-file: cannot read {name}: {error}") from None
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not name.endswith(".jsonl"):
+        return list(lines)
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            prompts.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise SettingsError(f"{name}, line {number}, is not JSON: {error}") from None
+    return prompts
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

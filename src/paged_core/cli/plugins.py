@@ -1,0 +1,186 @@
+"""``paged-core plugins``: what is installed, and the options of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from pydantic import PydanticUserError
+
+from paged_core.cli.options import Given
+from paged_core.cli.output import print_json, print_table
+from paged_core.component import AutoSettings, Component, ComponentSettings, Slot
+from paged_core.errors import PluginError
+from paged_core.field_types import type_name
+from paged_core.registry import Plugin, Registry
+from paged_core.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Something that may be chosen for a slot, usable or not."""
+
+    slot: str
+    plugin: Plugin
+    settings: type[ComponentSettings]
+    summary: str
+    is_default: bool
+    component: Component | None
+    """``None``: it is the slot's ``auto``."""
+
+    @property
+    def name(self) -> str:
+        return str(self.settings.model_fields["name"].default)
+
+    @property
+    def key(self) -> str:
+        return f"{self.slot}.{self.name}"
+
+
+def command(
+    given: Given,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A plugin, a slot, slot.name, or a unique name."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List plugins and the components they bring, or show the options of one."""
+    registry = given.registry
+    found = list(choices(registry))
+    if name is not None:
+        found = _named(name.replace("-", "_"), name, found, registry)
+    plugins = registry.plugins if name is None else _owners(name, found, registry)
+    if as_json:
+        print_json({"plugins": list(map(_plugin, plugins)), "components": list(map(_entry, found))})
+        return
+    _print_plugins(plugins)
+    if name is None:
+        _print_choices(found)
+        for message in registry.conflicts.values():
+            typer.echo(f"warning: {message}", err=True)
+    else:
+        for choice in found:
+            _print_options(choice)
+
+
+def choices(registry: Registry) -> Iterator[Choice]:
+    """Return all components, those of broken plugins too, in the order of their slots."""
+    slots = {slot.key: (slot, plugin) for plugin in registry.plugins for slot in plugin.slots}
+    for slot, plugin in slots.values():
+        if slot.auto:
+            text = "the best of the others that can serve here"
+            yield Choice(slot.key, plugin, AutoSettings, text, _is_default("auto", slot), None)
+        yield from _components(registry, slot.key, slot)
+    for key in {c.slot for plugin in registry.plugins for c in plugin.components} - slots.keys():
+        yield from _components(registry, key, None)
+
+
+def _components(registry: Registry, key: str, slot: Slot | None) -> Iterator[Choice]:
+    for plugin in registry.plugins:
+        for one in plugin.components:
+            if one.slot == key:
+                default = slot is not None and _is_default(one.name, slot)
+                yield Choice(key, plugin, one.settings, one.summary, default, one)
+
+
+def _is_default(name: str, slot: Slot) -> bool:
+    return name in slot.default if isinstance(slot.default, tuple) else name == slot.default
+
+
+def _named(name: str, typed: str, found: list[Choice], registry: Registry) -> list[Choice]:
+    """Return what a name means: a plugin, a slot, ``slot.name``, or a component's own name."""
+    if typed in {plugin.name for plugin in registry.plugins}:
+        return [choice for choice in found if choice.plugin.name == typed]
+    if name in registry.slots:
+        return [choice for choice in found if choice.slot == name]
+    if exact := [choice for choice in found if choice.key == name]:
+        return exact
+    matching = [choice for choice in found if choice.name == name]
+    if keys := sorted({choice.key for choice in matching}):
+        if len(keys) > 1:
+            raise PluginError(f"{typed!r} is ambiguous; write one of {', '.join(keys)}")
+        return matching
+    known = {choice.key for choice in found} | {choice.name for choice in found}
+    known |= registry.slots.keys() | {plugin.name for plugin in registry.plugins}
+    raise registry.error(f"nothing installed is called {typed!r}{did_you_mean(typed, known)}")
+
+
+def _owners(name: str, found: list[Choice], registry: Registry) -> list[Plugin]:
+    owners = {choice.plugin.name for choice in found} | {name}
+    return [plugin for plugin in registry.plugins if plugin.name in owners]
+
+
+def _plugin(plugin: Plugin) -> dict[str, Any]:
+    keys = ("name", "distribution", "version", "status", "reason")
+    return {key: getattr(plugin, key) for key in keys}
+
+
+def _entry(choice: Choice) -> dict[str, Any]:
+    return {
+        "slot": choice.slot,
+        "name": choice.name,
+        "plugin": choice.plugin.name,
+        "status": choice.plugin.status,
+        "default": choice.is_default,
+        "summary": choice.summary,
+        "options": _schema(choice.settings),
+    }
+
+
+def _schema(settings: type[ComponentSettings]) -> dict[str, Any]:
+    try:
+        return settings.model_json_schema()
+    except PydanticUserError as error:  # an option of a type that has no schema
+        return {"description": f"no schema: {error.message}"}
+
+
+def _print_plugins(plugins: tuple[Plugin, ...] | list[Plugin]) -> None:
+    rows = [
+        (p.name, p.distribution, p.version, f"{p.status}: {p.reason}" if p.reason else p.status)
+        for p in plugins
+    ]
+    print_table("Plugins", ("plugin", "distribution", "version", "status"), rows)
+
+
+def _print_choices(found: list[Choice]) -> None:
+    rows = [
+        (
+            choice.slot,
+            f"{choice.name} (default)" if choice.is_default else choice.name,
+            choice.plugin.name,
+            choice.plugin.status,
+            choice.summary,
+        )
+        for choice in found
+    ]
+    print_table("Components", ("slot", "name", "plugin", "status", "summary"), rows)
+
+
+def _print_options(choice: Choice) -> None:
+    typer.echo(f"\n{choice.key}: {choice.summary}")
+    if choice.component:
+        typer.echo(f"available: {_availability(choice.component, choice.plugin)}")
+    rows = [
+        (
+            option,
+            type_name(field.annotation),
+            "required" if field.is_required() else field.get_default(call_default_factory=True),
+            field.description or "",
+        )
+        for option, field in choice.settings.model_fields.items()
+        if option != "name"
+    ]
+    if rows:
+        print_table("", ("option", "type", "default", "description"), rows)
+    else:
+        typer.echo("It has no options.")
+
+
+def _availability(component: Component, plugin: Plugin) -> str:
+    if plugin.status != "active":
+        return f"no: {plugin} is {plugin.status}: {plugin.reason}"
+    reason = component.obstacle()
+    return f"no: {reason}" if reason else "yes"

@@ -1,0 +1,325 @@
+"""The front door in Python: prompts in, text out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from time import monotonic, sleep
+from types import TracebackType
+from typing import Any, Self
+
+from paged_core.engine import Engine
+from paged_core.errors import EngineError, RequestError
+from paged_core.generation import Generation
+from paged_core.interfaces.executor import SupportsText
+from paged_core.interfaces.tokenizer import Tokenizer
+from paged_core.loading import load_settings
+from paged_core.outputs import RequestOutput
+from paged_core.registry import Registry
+from paged_core.request import Request, SamplingParams
+from paged_core.settings import EngineSettings, settings_class
+from paged_core.wiring import build_engine
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``."""
+
+STALL_SECONDS = 30.0
+"""A scheduler that plans nothing for so long, though requests wait, is taken to be stuck."""
+
+
+class LLM:
+    """A model and the engine that serves it, for use from one thread at a time.
+
+    ``LLM(model="Qwen/Qwen3-0.6B", scheduler={"name": "prefill_or_decode"})`` takes every setting
+    as a keyword and reads neither files nor the environment; :meth:`from_config` does. Close it,
+    or use it in a ``with`` statement, to give its memory back.
+
+    Args:
+        model: a hub id, a folder, or ``demo``.
+        registry: where components come from; ``None``: what is installed.
+        settings: every other setting, by keyword.
+
+    Raises:
+        SettingsError: a setting is unknown, or contradicts another one or this machine.
+        CheckpointError, UnsupportedModel: the model cannot be loaded.
+        PluginError: a chosen component cannot be imported.
+    """
+
+    def __init__(
+        self, model: str = "demo", *, registry: Registry | None = None, **settings: Any
+    ) -> None:
+        registry = registry or Registry.discover()
+        self._start(settings_class(registry)(model=model, **settings), registry)
+
+    @classmethod
+    def from_config(
+        cls, config: str | os.PathLike[str] | None = None, **overrides: Any
+    ) -> Self:
+        """Read settings as the command line does: keywords, environment, file, profile, defaults.
+
+        Args:
+            config: a YAML file; ``None``: what ``PAGED_CORE_CONFIG`` names, if anything.
+
+        Raises:
+            as the class does.
+        """
+        resolved = load_settings(config=config, overrides=overrides)
+        return cls.from_settings(resolved.settings, resolved.registry)
+
+    @classmethod
+    def from_settings(cls, settings: EngineSettings, registry: Registry) -> Self:
+        """Start from settings that were resolved elsewhere."""
+        self = cls.__new__(cls)
+        self._start(settings, registry)
+        return self
+
+    def _start(self, settings: EngineSettings, registry: Registry) -> None:
+        self.settings = settings
+        self.engine: Engine = build_engine(settings, registry)
+        executor = self.engine.executor
+        self.tokenizer: Tokenizer | None = (
+            executor.tokenizer() if isinstance(executor, SupportsText) else None
+        )
+        self._numbers = count()
+
+    # ------------------------------------------------------------------ generating
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts, as one batch; return their outputs in the order of the prompts.
+
+        Args:
+            prompts: one or several; a flat list of integers is one prompt.
+            sampling_params: one for all, or one for each.
+            priority: one for each; matters where the queue order looks at it.
+
+        Raises:
+            RequestError: a prompt can never be served; nothing was started.
+        """
+        generations = self.submit(prompts, sampling_params, priority=priority)
+        for _ in self.run(generations):
+            pass
+        return [generation.output() for generation in generations]
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | None = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, put into the model's own format.
+
+        Args:
+            messages: ``{"role": ..., "content": ...}`` each.
+            options: passed on to the chat template.
+
+        Raises:
+            RequestError: the checkpoint has no chat template, or it refuses the messages.
+        """
+        tokenizer = self._need_tokenizer("a conversation")
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if single else messages
+        prompts = [tokenizer.chat(conversation, **options) for conversation in conversations]
+        return self.generate(prompts, sampling_params)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Complete one prompt; yield what there is of its output after every step that adds to it."""
+        (generation,) = self.submit([prompt], sampling_params)
+        length = -1
+        for _ in self.run([generation], every_step=True):
+            if generation.length != length:
+                length = generation.length
+                yield generation.output()
+
+    # ------------------------------------------------------------------ step by step
+
+    def submit(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[Generation]:
+        """Hand prompts to the engine, all or none; :meth:`run` completes them.
+
+        Raises:
+            RequestError: a prompt can never be served; nothing was started.
+        """
+        listed = _as_list(prompts)
+        sampling = _per_prompt("sampling_params", sampling_params or SamplingParams(), len(listed))
+        priorities = _per_prompt("priority", 0 if priority is None else priority, len(listed))
+        started: list[Generation] = []
+        try:
+            for prompt, params, urgency in zip(listed, sampling, priorities, strict=True):
+                started.append(self.add(prompt, params, priority=urgency))
+        except BaseException:
+            self.abort(started)
+            raise
+        return started
+
+    def add(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        **fields: Any,
+    ) -> Generation:
+        """Hand one prompt to the engine.
+
+        Args:
+            request_id: ``None``: a number.
+            fields: of :class:`~paged_core.request.Request`, such as ``priority``.
+
+        Raises:
+            RequestError: it can never be served.
+        """
+        sampling = sampling or SamplingParams()
+        text, token_ids = self._encode(prompt)
+        if sampling.stop:
+            self._need_tokenizer("a stop string")
+        generation = Generation(text, self.tokenizer)
+        request = Request(
+            id=str(next(self._numbers)) if request_id is None else request_id,
+            prompt=token_ids,
+            sampling=sampling,
+            arrival=self.engine.clock(),
+            **fields,
+        )
+        stop_check = generation.find_stop if sampling.stop else None
+        generation.group = self.engine.add(request, stop_check)
+        return generation
+
+    def run(
+        self, generations: Iterable[Generation], *, every_step: bool = False
+    ) -> Iterator[Generation | None]:
+        """Step until all of ``generations`` have ended; yield each when it has.
+
+        Whoever stops listening early (by an exception, too) gives up what is unfinished.
+
+        Args:
+            every_step: also yield ``None`` after every step.
+
+        Raises:
+            EngineError: the scheduler plans nothing although requests wait.
+        """
+        by_group = {generation.group.id: generation for generation in generations}
+        try:
+            idle_since: float | None = None
+            while by_group:
+                finished = self.engine.step()
+                if self.engine.made_progress:
+                    idle_since = None
+                else:
+                    idle_since = self._wait(idle_since)
+                for group in finished:
+                    generation = by_group.pop(group.id, None)
+                    if generation is not None:
+                        yield generation
+                if every_step:
+                    yield None
+        finally:
+            self.abort(by_group.values())
+
+    def abort(self, generations: Iterable[Generation]) -> None:
+        """Give requests up; those that have ended are left as they are."""
+        for generation in list(generations):
+            self.engine.abort(generation.group.id)
+
+    def close(self) -> None:
+        """Give up what is unfinished, and the memory."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ inside
+
+    def _wait(self, idle_since: float | None) -> float:
+        now = monotonic()
+        if idle_since is None:
+            return now
+        if now - idle_since > STALL_SECONDS:
+            name = self.settings.scheduler.name
+            raise EngineError(
+                f"scheduler {name!r} has planned nothing for {STALL_SECONDS:.0f} s although "
+                f"{len(self.engine.scheduler)} requests wait; this is a fault of that scheduler"
+            )
+        sleep(0.001)
+        return idle_since
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
+        """Return a prompt's text, if it has one, and its token ids."""
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+            if unknown or not prompt:
+                raise RequestError(
+                    "a prompt given as a mapping has the key 'prompt' or 'prompt_token_ids', not "
+                    f"{', '.join(repr(key) for key in unknown) or 'none'}"
+                )
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), _token_ids(prompt["prompt_token_ids"])
+            prompt = prompt["prompt"]
+        if not isinstance(prompt, str):
+            return None, _token_ids(prompt)
+        if not prompt:
+            raise RequestError("the prompt is empty; it needs at least one character")
+        return prompt, tuple(self._need_tokenizer("text").encode(prompt))
+
+    def _need_tokenizer(self, what: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError(
+                f"{what} needs a tokenizer, and model {self.settings.model!r} on executor "
+                f"{self.settings.executor.name!r} has none; give token ids, or set `tokenizer`"
+            )
+        return self.tokenizer
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    if listed and all(_is_token_id(item) for item in listed):
+        return [listed]
+    return listed
+
+
+def _per_prompt(name: str, values: Any, num_prompts: int) -> list[Any]:
+    if isinstance(values, (SamplingParams, int)):
+        return [values] * num_prompts
+    listed = list(values)
+    if len(listed) != num_prompts:
+        raise RequestError(
+            f"{name} has {len(listed)} entries for {num_prompts} prompts; give one for each, or one"
+        )
+    return listed
+
+
+def _token_ids(prompt: object) -> tuple[int, ...]:
+    if not isinstance(prompt, Iterable):
+        raise RequestError(f"a prompt is text or a list of token ids, not {prompt!r}")
+    listed: list[Any] = list(prompt)
+    for item in listed:
+        if not _is_token_id(item):
+            raise RequestError(f"a prompt is text or a list of token ids, which {item!r} is not")
+    return tuple(int(item) for item in listed)
+
+
+def _is_token_id(item: object) -> bool:
+    return hasattr(item, "__index__") and not isinstance(item, bool)

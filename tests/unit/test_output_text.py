@@ -1,0 +1,191 @@
+"""The text of one sequence: stop strings across tokens, and what is safe to stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paged_core.output_text import OutputText
+from paged_core.outputs import CompletionOutput, RequestMetrics, RequestOutput, to_json
+from paged_core.request import FinishReason
+
+
+class Spelling:
+    """A detokenizer whose token ``i`` is the ``i``-th of a list of pieces; it may lag behind."""
+
+    def __init__(self, pieces: Sequence[str], lag: int = 0) -> None:
+        self.pieces = pieces
+        self.lag = lag
+        self.held = ""
+
+    def append(self, token_ids: Sequence[int], /) -> str:
+        text = self.held + "".join(self.pieces[token_id] for token_id in token_ids)
+        cut = max(0, len(text) - self.lag)
+        self.held = text[cut:]
+        return text[:cut]
+
+    def flush(self) -> str:
+        text, self.held = self.held, ""
+        return text
+
+
+def feed(output: OutputText, num_tokens: int) -> str | None:
+    for token_id in range(num_tokens):
+        found = output.append([token_id])
+        if found is not None:
+            return found
+    return output.finish()
+
+
+def test_a_stop_string_may_span_tokens() -> None:
+    output = OutputText(Spelling(["one ", "EN", "D two"]), ["END"])
+    assert output.append([0]) is None
+    assert output.append([1]) is None
+    assert output.take() == "one "
+    assert output.append([2]) == "END"
+    assert (output.text, output.take(), output.finished) == ("one ", "", True)
+    assert output.num_tokens == 3
+    assert output.finish() is None
+    with pytest.raises(ValueError, match="finished"):
+        output.append([0])
+
+
+def test_the_stop_string_may_be_kept() -> None:
+    output = OutputText(Spelling(["a.b", ".c"]), ["."], include_stop_str_in_output=True)
+    assert output.append([0, 1]) == "."
+    assert (output.text, output.take()) == ("a.", "a.")
+    assert output.num_tokens == 1
+
+
+def test_what_looked_like_a_stop_string_is_released() -> None:
+    output = OutputText(Spelling(["x<", "/", "p>"]), ["</s>", "<|"])
+    taken = []
+    for token_id in range(3):
+        assert output.append([token_id]) is None
+        taken.append(output.take())
+    assert taken == ["x", "", "</p>"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "found", "text"),
+    [
+        (["bc", "b"], "b", "a"),  # complete first
+        (["c", "abc", "bc"], "abc", ""),  # complete together: the longest
+        (["zz"], None, "abcd"),
+    ],
+)
+def test_which_of_several_counts(stop: list[str], found: str | None, text: str) -> None:
+    for pieces in (["abcd"], list("abcd"), ["ab", "cd"]):
+        output = OutputText(Spelling(pieces), stop)
+        assert feed(output, len(pieces)) == found
+        assert output.text == text
+
+
+def test_min_tokens_hides_what_is_complete_before() -> None:
+    output = OutputText(Spelling([".", "a.", ".b"]), [".", ".."], min_tokens=2)
+    assert output.append([0]) is None
+    assert output.append([1]) is None
+    assert output.append([2]) == ".."
+    assert output.text == ".a"
+
+
+def test_text_held_back_is_searched_at_the_end() -> None:
+    output = OutputText(Spelling(["ab", "c!"], lag=2), ["!"])
+    assert output.append([0, 1]) is None
+    assert output.finish() == "!"
+    assert output.text == "abc"
+    plain = OutputText(Spelling(["ab", "c!"], lag=2))
+    plain.append([0, 1])
+    assert (plain.take(), plain.finish(), plain.take()) == ("ab", None, "c!")
+
+
+texts = st.text(alphabet="ab.", max_size=12)
+
+
+@given(
+    st.lists(texts, min_size=1, max_size=8),
+    st.lists(st.text(alphabet="ab.", min_size=1, max_size=4), max_size=3),
+    st.booleans(),
+    st.integers(0, 3),
+    st.integers(0, 4),
+)
+def test_streaming_never_takes_back(
+    pieces: list[str], stop: list[str], keep: bool, lag: int, min_tokens: int
+) -> None:
+    output = OutputText(
+        Spelling(pieces, lag), stop, include_stop_str_in_output=keep, min_tokens=min_tokens
+    )
+    whole = "".join(pieces)
+    taken = ""
+    found = None
+    for token_id in range(len(pieces)):
+        found = output.append([token_id])
+        taken += output.take()
+        assert output.text.startswith(taken)
+        if found is not None:
+            break
+    else:
+        found = output.finish()
+        taken += output.take()
+    assert taken == output.text
+    assert whole.startswith(output.text)
+    if found is None:
+        assert output.text == whole
+        assert min_tokens or not any(string in whole for string in stop)
+    elif not min_tokens:
+        ends = [whole.find(string) + len(string) for string in stop if string in whole]
+        start = min(ends) - len(found)
+        assert whole[start : min(ends)] == found
+        assert output.text == whole[: min(ends) if keep else start]
+
+
+def test_json_is_the_shape_that_generate_prints() -> None:
+    output = RequestOutput(
+        request_id="7",
+        prompt=None,
+        prompt_token_ids=[1, 2],
+        num_cached_tokens=0,
+        outputs=[
+            CompletionOutput(
+                index=0,
+                text="hi",
+                token_ids=[5],
+                cumulative_logprob=-0.5,
+                logprobs=[{5: -0.5, 9: -inf}],
+                finish_reason=FinishReason.STOP,
+            ),
+            CompletionOutput(index=1, token_ids=[]),
+        ],
+        finished=False,
+        metrics=RequestMetrics(arrival=0.0),
+    )
+    assert json.loads(json.dumps(to_json(output), allow_nan=False)) == {
+        "prompt": None,
+        "prompt_token_ids": [1, 2],
+        "num_cached_tokens": 0,
+        "outputs": [
+            {
+                "index": 0,
+                "text": "hi",
+                "token_ids": [5],
+                "finish_reason": "stop",
+                "error": None,
+                "cumulative_logprob": -0.5,
+                "logprobs": [{"5": -0.5, "9": -9999.0}],
+            },
+            {
+                "index": 1,
+                "text": None,
+                "token_ids": [],
+                "finish_reason": None,
+                "error": None,
+                "cumulative_logprob": None,
+                "logprobs": None,
+            },
+        ],
+    }

@@ -1,0 +1,456 @@
+"""The checkpoint's tokenizer: text as it grows, chat templates, and what is loaded from where."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import BpeTrainer
+
+from paged_backends.tokenizer import CheckpointTokenizer, load_tokenizer
+from paged_core.errors import CheckpointError, RequestError
+
+CORPUS = ["The quick brown fox jumps over the lazy dog, and the dog does not mind. "] * 4 + [
+    "Zażółć gęślą jaźń; 数独は楽しい; 👩‍👩‍👧 and naïve café"
+]
+SPECIAL = ["<s>", "</s>", "<unk>"]
+
+
+def byte_level() -> Tokenizer:
+    """As in GPT-2, Llama 3 and Qwen: any token may end within a character."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=400,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def byte_fallback() -> Tokenizer:
+    """As in Llama 2 and Gemma: words with a marked space, and bytes for what is in no word."""
+    pieces = SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)]
+    pieces += ["▁", *"abcdefghijklmnopqrstuvwxyzTé.,", "▁t", "▁th", "▁the", "th", "he", "▁a"]
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    merges = [("▁", "t"), ("t", "h"), ("▁t", "h"), ("▁th", "e"), ("h", "e"), ("▁", "a")]
+    tokenizer = Tokenizer(
+        models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1, right=0),
+        ]
+    )
+    return tokenizer
+
+
+def metaspace() -> Tokenizer:
+    """As in T5: the space belongs to the word after it."""
+    vocab = [("<unk>", 0.0), ("▁", -2.0)] + [(letter, -3.0) for letter in "abcdefgé👍.,"]
+    tokenizer = Tokenizer(models.Unigram(vocab, unk_id=0))
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def word_piece() -> Tokenizer:
+    """As in BERT: parts of words are joined, and spaces before punctuation go."""
+    words = [*SPECIAL, "[UNK]", "do", "##ing", "not", ".", "n't", "'", "s", "é"]
+    vocab = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def old_bpe() -> Tokenizer:
+    """As in the first GPT: the end of a word is marked."""
+    vocab = {piece: number for number, piece in enumerate([*SPECIAL, "a</w>", "b</w>", "a", "b"])}
+    tokenizer = Tokenizer(models.BPE(vocab, [], end_of_word_suffix="</w>"))
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "removed")
+    tokenizer.decoder = decoders.BPEDecoder()
+    return tokenizer
+
+
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "byte_level": byte_level,
+    "byte_fallback": byte_fallback,
+    "metaspace": metaspace,
+    "word_piece": word_piece,
+    "old_bpe": old_bpe,
+}
+
+
+def save(folder: Path, tokenizer: Tokenizer, **config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def load(folder: Path) -> CheckpointTokenizer:
+    tokenizer = load_tokenizer(str(folder))
+    assert tokenizer is not None
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizers_by_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CheckpointTokenizer]:
+    folder = tmp_path_factory.mktemp("kinds")
+    return {
+        kind: load(save(folder / kind, make(), bos_token="<s>", eos_token={"content": "</s>"}))
+        for kind, make in KINDS.items()
+    }
+
+
+def added_by_output(prompt: str, whole: str) -> str:
+    """What remains of ``whole`` after what it has in common with ``prompt``."""
+    count = 0
+    while count < min(len(prompt), len(whole)) and prompt[count] == whole[count]:
+        count += 1
+    return whole[count:]
+
+
+def pieces_of(
+    tokenizer: CheckpointTokenizer,
+    prompt: Sequence[int],
+    chunks: Iterable[Sequence[int]],
+    skip_special_tokens: bool = True,
+) -> list[str]:
+    detokenizer = tokenizer.detokenizer(prompt, skip_special_tokens=skip_special_tokens)
+    pieces = [detokenizer.append(chunk) for chunk in chunks]
+    pieces.append(detokenizer.flush())
+    assert detokenizer.flush() == ""
+    return pieces
+
+
+# --- text as it grows -----------------------------------------------------------------------------
+
+unicode_texts = st.text(
+    st.characters(exclude_categories=["Cs"])
+    | st.sampled_from(list("the a.,é👍👩\u200d👧\u0301\ufffd 数")),
+    max_size=30,
+)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+@settings(max_examples=150, deadline=None)
+@given(prompt=unicode_texts, text=unicode_texts)
+def test_any_text_comes_back_in_whole_characters(
+    kind: str, prompt: str, text: str, tokenizers_by_kind: dict[str, CheckpointTokenizer]
+) -> None:
+    tokenizer = tokenizers_by_kind[kind]
+    prompt_ids, ids = tokenizer.encode(prompt), tokenizer.encode(text)
+    pieces = pieces_of(tokenizer, prompt_ids, [[token_id] for token_id in ids])
+    whole = tokenizer.decode(prompt_ids + ids)
+    assert "".join(pieces) == added_by_output(tokenizer.decode(prompt_ids), whole)
+    if kind == "byte_level":
+        assert "".join(pieces) == text
+    assert sum(piece.count("\ufffd") for piece in pieces) == text.count("\ufffd")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), skip=st.booleans())
+def test_pieces_of_any_tokens_join_to_the_whole(
+    kind: str, data: st.DataObject, skip: bool, tokenizers_by_kind: dict[str, CheckpointTokenizer]
+) -> None:
+    """Tokens as a random model draws them: broken characters, special tokens, unknown ids."""
+    tokenizer = tokenizers_by_kind[kind]
+    assert tokenizer.vocab_size is not None
+    token_ids = st.integers(0, tokenizer.vocab_size + 3)
+    if tokenizer.byte_ids:
+        token_ids = token_ids | st.sampled_from(sorted(tokenizer.byte_ids))
+    prompt = data.draw(st.lists(token_ids, max_size=20))
+    chunks = data.draw(st.lists(st.lists(token_ids, max_size=3), max_size=50))
+    ids = [token_id for chunk in chunks for token_id in chunk]
+    base = tokenizer.decode(prompt, skip_special_tokens=skip)
+    whole = tokenizer.decode(prompt + ids, skip_special_tokens=skip)
+    expected = added_by_output(base, whole)
+    assert "".join(pieces_of(tokenizer, prompt, chunks, skip)) == expected
+    assert "".join(pieces_of(tokenizer, prompt, [[one] for one in ids], skip)) == expected
+
+
+def test_a_character_is_held_until_it_is_whole(
+    tokenizers_by_kind: dict[str, CheckpointTokenizer],
+) -> None:
+    tokenizer = tokenizers_by_kind["byte_level"]
+    ids = tokenizer.encode("a𓀀b")
+    pieces = pieces_of(tokenizer, [], [[token_id] for token_id in ids])
+    assert [piece for piece in pieces if piece] == ["a", "𓀀", "b"]
+    broken = pieces_of(tokenizer, [], [[token_id] for token_id in ids[:3]])
+    assert broken == ["a", "", "", "\ufffd"]
+
+
+def test_a_character_may_begin_in_the_prompt(
+    tokenizers_by_kind: dict[str, CheckpointTokenizer],
+) -> None:
+    for kind in ("byte_level", "byte_fallback"):
+        tokenizer = tokenizers_by_kind[kind]
+        ids = tokenizer.encode("the 𓀀")
+        assert "".join(pieces_of(tokenizer, ids[:-2], [ids[-2:-1], ids[-1:]])) == "𓀀"
+
+
+def test_the_space_between_prompt_and_output_is_kept(
+    tokenizers_by_kind: dict[str, CheckpointTokenizer],
+) -> None:
+    tokenizer = tokenizers_by_kind["byte_fallback"]
+    ids = tokenizer.encode("the the")
+    bos = tokenizer.encode_text("<s>", False)
+    assert pieces_of(tokenizer, ids[:1], [ids[1:]]) == [" the", ""]
+    assert pieces_of(tokenizer, bos, [ids]) == ["the the", ""]
+    assert pieces_of(tokenizer, [], [ids]) == ["the the", ""]
+
+
+def test_work_per_token_does_not_grow(tokenizers_by_kind: dict[str, CheckpointTokenizer]) -> None:
+    for kind in ("byte_level", "byte_fallback"):
+        tokenizer = tokenizers_by_kind[kind]
+        num_decoded = 0
+
+        def decode(ids: Sequence[int], tokenizer: CheckpointTokenizer = tokenizer) -> str:
+            nonlocal num_decoded
+            num_decoded += len(ids)
+            return tokenizer.decode_ids(ids)
+
+        for text in ("the dog, the fox. " * 100, "𓀀" * 400 + "a", "the 𓀀 " * 200):
+            ids = tokenizer.encode(text)
+            num_decoded = 0
+            detokenizer = CheckpointTokenizer(
+                tokenizer.encode_text, decode, tokenizer.special_ids, tokenizer.byte_ids
+            ).detokenizer([])
+            for token_id in ids:
+                detokenizer.append([token_id])
+            assert num_decoded < 30 * len(ids)
+
+
+# --- encoding and loading -------------------------------------------------------------------------
+
+
+def test_special_tokens_around_a_prompt(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    bos = tokenizer.token_to_id("<s>")
+    plain = load(save(tmp_path / "plain", tokenizer, bos_token="<s>"))
+    asked = load(save(tmp_path / "asked", tokenizer, bos_token="<s>", add_bos_token=True))
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    own = load(save(tmp_path / "own", tokenizer, bos_token="<s>"))
+    refused = load(save(tmp_path / "refused", tokenizer, bos_token="<s>", add_bos_token=False))
+    ids = plain.encode("dog")
+    assert bos not in ids
+    assert asked.encode("dog") == own.encode("dog") == [bos, *ids]
+    assert refused.encode("dog") == ids
+    assert own.decode([bos, *ids]) == "dog"
+    assert own.decode([bos, *ids], skip_special_tokens=False) == "<s>dog"
+
+
+def test_a_prompt_is_never_truncated_or_padded(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=64, pad_id=0, pad_token="<s>")
+    loaded = load(save(tmp_path / "short", tokenizer))
+    assert loaded.decode(loaded.encode("quick brown fox" * 3)) == "quick brown fox" * 3
+
+
+def test_tokens_that_only_the_configuration_lists(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    size = tokenizer.get_vocab_size()
+    listed = {
+        str(size + 1): {"content": "<call>", "special": False},
+        str(size): {"content": "<|end|>", "special": True},
+        "0": {"content": "<s>", "special": True},
+    }
+    folder = save(tmp_path / "listed", tokenizer, added_tokens_decoder=listed, pad_token="<pad>")
+    loaded = load(folder)
+    assert loaded.encode("<call><|end|><pad>") == [size + 1, size, size + 2]
+    assert loaded.decode([size + 1, size, size + 2]) == "<call>"
+
+
+def test_half_a_surrogate_pair_is_refused(
+    tokenizers_by_kind: dict[str, CheckpointTokenizer],
+) -> None:
+    with pytest.raises(RequestError, match="surrogate pair at character 1"):
+        tokenizers_by_kind["byte_level"].encode("a\ud83d")
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    assert load_tokenizer(str(tmp_path)) is None
+
+
+def test_a_broken_tokenizer_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="is not a tokenizer"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="does not hold a JSON object"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_an_older_format_goes_through_transformers(tmp_path: Path) -> None:
+    byte_level().model.save(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "GPT2Tokenizer", "eos_token": "</s>"}', encoding="utf-8"
+    )
+    loaded = load(tmp_path)
+    text = "the dog 👩‍👧 naïve"
+    ids = loaded.encode(text)
+    assert loaded.decode([*ids, *loaded.special_ids]) == text
+    assert "".join(pieces_of(loaded, [], [[token_id] for token_id in ids])) == text
+
+
+def test_loading_and_chatting_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    folder = save(tmp_path / "light", byte_level(), chat_template="{{ messages[0].content }}")
+    code = (
+        "import sys\n"
+        "from paged_backends.tokenizer import load_tokenizer\n"
+        f"tokenizer = load_tokenizer({str(folder)!r})\n"
+        "tokenizer.chat([{'role': 'user', 'content': 'hello'}])\n"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))\n"
+    )
+    environment = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert run.stdout == "[]\n"
+
+
+# --- chat -----------------------------------------------------------------------------------------
+
+CHATML = """{{ bos_token }}
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- for message in messages %}
+{%- if message.role not in ['system', 'user', 'assistant'] %}
+{{- raise_exception('unknown role ' + message.role) }}
+{%- endif %}
+{%- if message.role == 'assistant' %}
+{{- '[assistant]' }}{% generation %}{{ message.content }}{% endgeneration %}{{ eos_token }}
+{%- else %}
+{{- '[' + message.role + ']' + message.content }}
+{%- endif %}
+{%- if message.content == 'last' %}{% break %}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '[assistant]' }}{% endif %}
+{%- if thinking is defined %}{{ thinking }}{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> CheckpointTokenizer:
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    config = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
+    return load(save(folder, byte_level(), chat_template=CHATML, **config))
+
+
+def rendered(tokenizer: CheckpointTokenizer, messages: Any, **options: Any) -> str:
+    ids = tokenizer.chat(messages, **options)
+    return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_a_conversation(chatty: CheckpointTokenizer) -> None:
+    messages = [
+        {"role": "user", "content": "<b>&"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "ż?"},
+    ]
+    text = "<s>[user]<b>&[assistant]yes</s>[user]ż?"
+    assert rendered(chatty, messages) == text + "[assistant]"
+    assert rendered(chatty, messages, add_generation_prompt=False) == text
+    assert rendered(chatty, messages, thinking="hm") == text + "[assistant]hm"
+    assert chatty.chat(messages)[:2].count(chatty.encode_text("<s>", False)[0]) == 1
+
+
+def test_tools_are_shown_as_json(chatty: CheckpointTokenizer) -> None:
+    tool = {"type": "function", "function": {"name": "<größe>"}}
+    text = rendered(chatty, [{"role": "user", "content": "x"}], tools=[tool])
+    assert json.dumps(tool, ensure_ascii=False) in text
+
+
+def test_the_last_message_may_be_left_open(chatty: CheckpointTokenizer) -> None:
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It is "}]
+    text = rendered(chatty, messages, continue_final_message=True)
+    assert text == "<s>[user]x[assistant]It is "
+    with pytest.raises(RequestError, match="contradict"):
+        chatty.chat(messages, continue_final_message=True, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([{"role": "oracle", "content": "x"}], "refused these messages: unknown role oracle"),
+        ([{"role": "user", "content": None}], "refused these messages"),
+        ([{"role": "user"}], "refused these messages"),
+        ([{"content": "x"}], "has no role"),
+        ([], "empty"),
+        ("hello", "list of messages"),
+        ([{"role": "user", "content": object()}], "plain data"),
+    ],
+)
+def test_messages_that_are_refused(
+    chatty: CheckpointTokenizer, messages: Any, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        chatty.chat(messages)
+
+
+def test_a_template_is_sandboxed(chatty: CheckpointTokenizer) -> None:
+    escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    with pytest.raises(RequestError, match="unsafe"):
+        chatty.chat([{"role": "user", "content": "x"}], chat_template=escape)
+    with pytest.raises(RequestError, match="not valid Jinja"):
+        chatty.chat([{"role": "user", "content": "x"}], chat_template="{% if %}")
+
+
+def test_where_templates_are_found(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    named = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]
+    folder = save(tmp_path / "named", byte_level(), chat_template=named)
+    assert rendered(load(folder), messages) == "one"
+    assert rendered(load(folder), messages, tools=[{}]) == "two"
+    assert rendered(load(folder), messages, chat_template="tool_use") == "two"
+    (folder / "chat_template.jinja").write_text("{{ strftime_now('%Y')[0] }}!", encoding="utf-8")
+    assert rendered(load(folder), messages) == "2!"
+    bare = load(save(tmp_path / "bare", byte_level()))
+    with pytest.raises(RequestError, match="no chat template"):
+        bare.chat(messages)
+
+
+def test_templates_agree_with_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([AddedToken("<s>"), AddedToken("</s>")])
+    config = {"bos_token": "<s>", "eos_token": "</s>"}
+    folder = save(tmp_path / "both", tokenizer, chat_template=CHATML, **config)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    messages = [
+        {"role": "system", "content": " sys\n"},
+        {"role": "user", "content": "ü"},
+        {"role": "assistant", "content": "last"},
+        {"role": "user", "content": "never"},
+    ]
+    for options in ({}, {"tools": [{"a": "ü"}]}, {"thinking": "x"}):
+        expected = theirs.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False, **options
+        )
+        assert load(folder).chat(messages, **options) == expected
