@@ -168,8 +168,9 @@ def _add_tokens(fast: FastTokenizer, named: Mapping[str, str], config: Mapping[s
             }
             fast.add_tokens([AddedToken(entry["content"], **options)])
             known.add(entry["content"])
-    extra = [_content(token) for token in config.get("additional_special_tokens") or ()]
-    for content in [*named.values(), *extra]:
+    older, newer = config.get("additional_special_tokens"), config.get("extra_special_tokens")
+    extra = [*(older or ()), *(newer.values() if isinstance(newer, Mapping) else newer or ())]
+    for content in [*named.values(), *map(_content, extra)]:
         if content is not None and content not in known:
             fast.add_special_tokens([AddedToken(content, special=True)])
 

@@ -7,7 +7,6 @@ from importlib.resources import files
 
 from paged_core.component import Component, Profile
 from paged_core.hookspecs import hookimpl
-
 from paged_policies.allocators.hash_cached import HashCachedSettings
 from paged_policies.allocators.uncached import UncachedSettings
 from paged_policies.evictors.lru import LruSettings

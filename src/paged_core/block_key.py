@@ -20,11 +20,11 @@ class BlockKey:
     def __init__(
         self, parent: BlockKey | None, tokens: tuple[int, ...], extra: Hashable = None
     ) -> None:
-        self.parent = parent
+        self.parent: BlockKey | None = parent
         self.tokens = tokens
         self.extra = extra
-        self.num_tokens = len(tokens) + (parent.num_tokens if parent else 0)
-        self._hash = hash((parent and parent._hash, tokens, extra))
+        self.num_tokens: int = len(tokens) + (parent.num_tokens if parent else 0)
+        self._hash: int = hash((parent and parent._hash, tokens, extra))
 
     def __hash__(self) -> int:
         return self._hash

@@ -206,6 +206,9 @@ class Engine:
             result = self.executor.collect(self.executor.submit(step))
         except Exception as error:  # noqa: BLE001 - whatever it is, only this step's requests end
             return self._fail(plan, changes, error)
+        except BaseException as error:  # Ctrl-C: leave nothing half done for whoever catches it
+            self._fail(plan, changes, error)
+            raise
         started = perf_counter()
         finished = self._apply(plan, result)
         seconds.update(result.seconds)
@@ -368,7 +371,9 @@ class Engine:
         del self._groups[group.id]
         self._observers.on_request(group, "finished")
 
-    def _fail(self, plan: Schedule, changes: CacheChanges, error: Exception) -> list[SequenceGroup]:
+    def _fail(
+        self, plan: Schedule, changes: CacheChanges, error: BaseException
+    ) -> list[SequenceGroup]:
         """A whole step raised: end the requests in it, and those whose blocks it was to move."""
         message = f"{type(error).__name__}: {error}"
         sequences = [*plan.sequences, *changes.added.values()]

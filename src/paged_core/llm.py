@@ -53,9 +53,7 @@ class LLM:
         self._start(settings_class(registry)(model=model, **settings), registry)
 
     @classmethod
-    def from_config(
-        cls, config: str | os.PathLike[str] | None = None, **overrides: Any
-    ) -> Self:
+    def from_config(cls, config: str | os.PathLike[str] | None = None, **overrides: Any) -> Self:
         """Read settings as the command line does: keywords, environment, file, profile, defaults.
 
         Args:
@@ -131,7 +129,7 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Complete one prompt; yield what there is of its output after every step that adds to it."""
+        """Complete one prompt; yield its output so far after every step that adds to it."""
         (generation,) = self.submit([prompt], sampling_params)
         length = -1
         for _ in self.run([generation], every_step=True):
@@ -216,10 +214,7 @@ class LLM:
             idle_since: float | None = None
             while by_group:
                 finished = self.engine.step()
-                if self.engine.made_progress:
-                    idle_since = None
-                else:
-                    idle_since = self._wait(idle_since)
+                idle_since = None if self.engine.made_progress else self._wait(idle_since)
                 for group in finished:
                     generation = by_group.pop(group.id, None)
                     if generation is not None:

@@ -213,7 +213,9 @@ def _with_profile(layers: Sequence[Layer], registry: Registry) -> list[Layer]:
     if not isinstance(name, str) or (isinstance(name, Text) and name.is_null):
         return list(layers)
     if name not in registry.profiles:
-        message = f"no profile is called {str(name)!r}{did_you_mean(name, registry.profiles)}"
+        where = f" ({chosen[-1].source})" if chosen[-1].source.origin else ""
+        known = did_you_mean(name, registry.profiles)
+        message = f"profile: no profile is called {str(name)!r}{known}{where}"
         raise SettingsError("\n".join((message, *registry.notes)))
     profile = from_yaml(registry.profiles[name].read(), Source("profile", str(name)))
     for entry in profile:

@@ -166,7 +166,7 @@ class _Wiring:
             reason = component.load_check()()
             if reason is None:
                 try:
-                    part = build(component.settings())
+                    part = build(component.settings.model_validate({}))
                 except UnsupportedModel as error:
                     reason = str(error)
                 else:

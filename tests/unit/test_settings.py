@@ -201,7 +201,7 @@ class TestKeywords:
                 {"max_num_seqs": 3},
                 "max_num_seqs: no such setting; did you mean 'scheduler.max_num_seqs'?",
             ),
-            ({"profile": "v1"}, "no profile is called 'v1'; did you mean 'v0'?"),
+            ({"profile": "v00"}, "profile: no profile is called 'v00'; did you mean 'v0'?"),
             (
                 {"observers": ["decision_lo"]},
                 "observers.0: no observer is called 'decision_lo'; did you mean 'decision_log'?",

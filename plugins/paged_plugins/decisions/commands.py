@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from paged_core.cli.options import Given
 from paged_core.errors import SettingsError
-
 from paged_plugins.decisions.diff import Difference, first_difference
 from paged_plugins.decisions.replay import replay
 from paged_plugins.decisions.scenario import Case, read_case
@@ -23,7 +23,8 @@ def replay_command(
     files: Annotated[list[Path], typer.Argument(help="Scenarios or recorded cases, YAML or JSON.")],
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per step.")] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Compare with the recorded traces; exit 1 if any differs.")
+        bool,
+        typer.Option("--check", help="Compare with the recorded traces; exit 1 if any differs."),
     ] = False,
 ) -> int:
     """Run scenarios without a model and print what is decided in every step.
@@ -57,7 +58,7 @@ def diff_command(
     _refuse_settings(given)
     ours, theirs = read_traces(first), read_traces(second)
     if len(ours) == len(theirs) == 1:
-        pairs = [("", *ours.values(), *theirs.values())]
+        pairs = [("", next(iter(ours.values())), next(iter(theirs.values())))]
     else:
         only = sorted(set(ours) ^ set(theirs))
         if only:

@@ -6,7 +6,6 @@ import json
 
 from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
-
 from paged_plugins.decisions.settings import DecisionLogSettings
 from paged_plugins.decisions.trace import trace_line
 
@@ -23,7 +22,9 @@ class DecisionLog(Observer):
             options.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = options.path.open("w", encoding="utf-8")
         except OSError as error:
-            raise SettingsError(f"decision_log.path: cannot write {options.path}: {error}") from None
+            raise SettingsError(
+                f"decision_log.path: cannot write {options.path}: {error}"
+            ) from None
 
     def on_step(self, step: StepRecord, /) -> None:
         self._file.write(json.dumps(trace_line(step, step.number)) + "\n")

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from paged_core.component import Command, Component
 from paged_core.hookspecs import hookimpl
-
 from paged_plugins.decisions.settings import DecisionLogSettings
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
 
 from paged_core.engine import Engine
@@ -13,7 +13,6 @@ from paged_core.request import Request, SamplingParams
 from paged_core.settings import settings_class
 from paged_core.step import NewSequence
 from paged_core.wiring import build_engine
-
 from paged_plugins.decisions.scenario import Scenario, ScenarioRequest
 from paged_plugins.decisions.trace import trace_line
 
@@ -48,7 +47,7 @@ def replay(scenario: Scenario, registry: Registry) -> Iterator[dict[str, Any]]:
 class _Drawing(Protocol):
     """What the ``memory`` executor lets its user replace."""
 
-    def draw(self, sequence: NewSequence, tokens: Sequence[int], index: int, /) -> int: ...
+    draw: Callable[[NewSequence, Sequence[int], int], int]
 
 
 class _Run(Observer):

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from paged_core.errors import SettingsError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from paged_core.errors import SettingsError
 
 
 class _Strict(BaseModel):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from paged_core.component import ComponentSettings
 from pydantic import Field
+
+from paged_core.component import ComponentSettings
 
 
 class DecisionLogSettings(ComponentSettings):

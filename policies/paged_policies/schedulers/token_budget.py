@@ -157,7 +157,7 @@ class TokenBudgetScheduler(Scheduler):
         return True
 
     def _reserve(self, plan: _Plan, sequence: SequenceState, count: int) -> bool:
-        """Reserve blocks, preempting while they are too few; false: the sequence gave way itself."""
+        """Reserve blocks, preempting while they are too few; false: the sequence gave way."""
         while True:
             try:
                 self._kv.reserve(sequence, count)

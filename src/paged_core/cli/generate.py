@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -99,17 +101,16 @@ def _generate(
             report.places[generation.group.id] = place
             generations.append(generation)
     status = FAILED if report.has_refusals else OK
-    with _progress(len(prompts), report) as advance:
-        try:
-            for finished in llm.run(generations, every_step=report.wants_steps):
-                if finished is None:
-                    report.stepped(generations)
-                else:
-                    report.finished(finished)
-                    advance()
-        except KeyboardInterrupt:
-            report.interrupted(generations)
-            return INTERRUPTED
+    with _progress(len(prompts), report) as advance, _Interrupt() as interrupt:
+        for finished in llm.run(generations, every_step=True):
+            if finished is not None:
+                report.finished(finished)
+                advance()
+                continue
+            report.stepped(generations)
+            if interrupt.asked:
+                report.interrupted(generations)
+                return INTERRUPTED
     failed = any(
         sequence.error is not None
         for generation in generations
@@ -118,10 +119,27 @@ def _generate(
     return FAILED if failed else status
 
 
+class _Interrupt:
+    """Turns the first Ctrl-C into a wish to stop after the step under way; a second one stops."""
+
+    asked = False
+
+    def __enter__(self) -> _Interrupt:
+        self._previous = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+
+    def _ask(self, _number: int, _frame: object) -> None:
+        if self.asked:
+            os._exit(INTERRUPTED)
+        self.asked = True
+
+
 class _Report:
     """Prints results in the order of the prompts, each as soon as those before it are printed."""
 
-    wants_steps = False
     quiet = False
 
     def __init__(self, prompts: Sequence[Any]) -> None:
@@ -155,11 +173,7 @@ class _Report:
         for place in sorted(self._ready):
             self._ready.pop(place)()
         sys.stdout.flush()
-        unfinished = sum(
-            sequence.finish_reason == "abort"
-            for generation in generations
-            for sequence in generation.group.sequences[:1]
-        )
+        unfinished = sum(not generation.finished for generation in generations)
         sys.stderr.write(f"interrupted: {unfinished} of {len(self._prompts)} unfinished\n")
 
     def show(self, generation: Generation) -> None:
@@ -187,7 +201,7 @@ class _JsonLines(_Report):
     def show_refusal(self, prompt: Any, error: RequestError) -> None:
         token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else prompt
         text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
-        completion = {
+        completion: dict[str, Any] = {
             "index": 0,
             "text": None,
             "token_ids": [],
@@ -224,7 +238,6 @@ class _Text(_Report):
 class _Stream(_Text):
     """The same, but the first prompt that is not printed yet is printed as its text comes."""
 
-    wants_steps = True
     quiet = True
 
     def __init__(self, prompts: Sequence[Any]) -> None:
@@ -237,7 +250,10 @@ class _Stream(_Text):
                 self._show_new_text(generation)
 
     def show(self, generation: Generation) -> None:
-        if len(generation.group.sequences) > 1 or generation.text(generation.group.sequences[0]) is None:
+        if (
+            len(generation.group.sequences) > 1
+            or generation.text(generation.group.sequences[0]) is None
+        ):
             super().show(generation)
             return
         self._show_new_text(generation)
@@ -265,8 +281,12 @@ def _progress(total: int, report: _Report) -> Iterator[Callable[[], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     bar = Progress(
-        "generating", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        console=Console(stderr=True), transient=True,
+        "generating",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
     )
     with bar:
         task = bar.add_task("generating", total=total)

@@ -38,6 +38,6 @@ def configure_logs(level: str | None, environ: Mapping[str, str]) -> None:
             ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[chosen.lower()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )

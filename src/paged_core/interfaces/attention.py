@@ -53,7 +53,7 @@ class LayerAttention(Protocol):
 
 
 class AttentionBackend(ABC):
-    """How attention is computed. Keys and values are written for a whole batch before any is read."""
+    """How attention is computed; a whole batch is written before any of it is read."""
 
     @abstractmethod
     def check(self, layer: LayerSpec, /) -> str | None:

@@ -1,0 +1,59 @@
+"""What is imported when: starting up must not cost what is not used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+HEAVY = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "fastapi")
+FACTORIES = ("paged_backends.attention.torch_attention", "paged_backends.executors.local")
+
+
+def modules_after(program: str) -> set[str]:
+    """Return the modules that a fresh interpreter has after ``program``."""
+    report = "import sys; sys.stderr.write(' '.join(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}\n{report}"], capture_output=True, text=True, check=True
+    )
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from paged_core.registry import Registry; assert Registry.discover().of('attention')",
+        "from paged_core.settings import EngineSettings; EngineSettings()",
+        "from paged_core.cli import main; assert main(['plugins']) == 0",
+        "from paged_core.cli import main; assert main(['config', '--json']) == 0",
+        "from paged_core.cli import main; assert main(['--help']) == 0",
+    ],
+)
+def test_nothing_heavy_is_imported_to_look_around(program: str) -> None:
+    loaded = modules_after(program)
+    assert "paged_policies.plugin" in loaded
+    assert "paged_backends.plugin" in loaded
+    assert not loaded & {*HEAVY, *FACTORIES}
+
+
+def test_importing_the_package_imports_no_plugin() -> None:
+    loaded = modules_after("import paged_core")
+    assert not loaded & {*HEAVY, "typer", "rich", "paged_policies", "paged_backends"}
+
+
+def test_help_answers_in_half_a_second() -> None:
+    """The best of several runs: other processes may be taking the processor from some of them."""
+    best = float("inf")
+    for _ in range(8):
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-c", "from paged_core.cli import main; main(['--help'])"],
+            capture_output=True,
+            check=True,
+        )
+        best = min(best, time.perf_counter() - start)
+        if best < 0.5:
+            return
+    pytest.fail(f"the fastest of several runs of --help took {best:.2f} s")

@@ -1,0 +1,303 @@
+"""The command line's frame, and the commands about plugins and settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+import typer
+
+from paged_core import __version__, cli, slots
+from paged_core.cli import frame, main
+from paged_core.cli.options import Given, expanded
+from paged_core.cli.plugins import choices
+from paged_core.component import Command, Component, ComponentSettings
+from paged_core.errors import CheckpointError
+from paged_core.registry import Plugin, Registry
+
+Capture = pytest.CaptureFixture[str]
+
+
+def run(capsys: Capture, *argv: str, status: int = 0, **environ: str) -> str:
+    """Run a command with an environment of its own; return what it prints, or its error."""
+    named = {f"PAGED_CORE_{key}": value for key, value in environ.items()} or {"PATH": ""}
+    assert main(argv, named) == status, capsys.readouterr().err
+    out, err = capsys.readouterr()
+    if status:
+        assert out == ""
+        assert err.startswith("error: ")
+        assert "Traceback" not in err
+        return err.removeprefix("error: ").rstrip("\n")
+    assert err == ""
+    return out
+
+
+def config(capsys: Capture, *argv: str, **environ: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    found = json.loads(run(capsys, "config", "--json", *argv, **environ))
+    assert set(found) == {"settings", "sources"}
+    return found["settings"], found["sources"]
+
+
+class TestFrame:
+    def test_version(self, capsys: Capture) -> None:
+        assert run(capsys, "--version") == f"paged-core {__version__}\n"
+
+    def test_help_lists_the_commands_of_the_core_and_of_plugins(self, capsys: Capture) -> None:
+        text = run(capsys, "--help")
+        assert run(capsys) == text
+        for name in ("plugins", "config", "schema", "doctor", "replay", "diff"):
+            assert f"\n  {name} " in text
+
+    def test_unknown_command(self, capsys: Capture) -> None:
+        message = run(capsys, "confog", status=2)
+        assert message == "no command is called 'confog'; did you mean 'config'?"
+
+    def test_unknown_option_is_no_argument(self, capsys: Capture) -> None:
+        message = run(capsys, "config", "--num-blokcs", "3", status=2)
+        assert "No such option: --num-blokcs" in message
+        assert "--num-blocks" in message
+
+    def test_a_command_of_a_blocked_plugin_is_gone(self, capsys: Capture) -> None:
+        assert "\n  replay " not in run(capsys, "--help", BLOCK_PLUGIN="decisions")
+        assert "no command is called 'replay'" in run(
+            capsys, "replay", "x", "--block_plugin=decisions", status=2
+        )
+
+    def test_log_level(self, capsys: Capture) -> None:
+        assert "no level is called 'loud'" in run(capsys, "config", "--log-level", "loud", status=2)
+        assert run(capsys, "config", status=2, LOG_LEVEL="loud").startswith("PAGED_CORE_LOG_LEVEL")
+
+    def test_statuses(self, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        def failing(error: BaseException) -> Any:
+            def call(*_: object) -> int:
+                raise error
+
+            return call
+
+        monkeypatch.setattr(cli, "_run", failing(CheckpointError("truncated")))
+        assert main([]) == 1
+        assert capsys.readouterr().err == "error: truncated\n"
+        monkeypatch.setattr(cli, "_run", failing(KeyboardInterrupt()))
+        assert main([]) == 130
+
+
+class TestConfig:
+    def test_every_layer(self, capsys: Capture, tmp_path: Path) -> None:
+        file = tmp_path / "engine.yaml"
+        file.write_text("block_size: 4\nscheduler: {name: prefill_or_decode}\n")
+        settings, sources = config(
+            capsys,
+            "--config",
+            str(file),
+            "--scheduler.max-num-seqs",
+            "64",
+            "--num_blocks=32",
+            SCHEDULER__MAX_NUM_SEQS="3",
+            SEED="5",
+        )
+        assert settings["scheduler"]["name"] == "prefill_or_decode"
+        assert settings["scheduler"]["max_num_seqs"] == 64
+        assert (settings["num_blocks"], settings["seed"], settings["block_size"]) == (32, 5, 4)
+        assert settings["threads"] is None
+        assert sources["scheduler.max_num_seqs"] == {
+            "layer": "cli",
+            "from": "--scheduler.max_num_seqs",
+        }
+        assert sources["scheduler.name"] == {"layer": "yaml", "from": str(file)}
+        assert sources["seed"] == {"layer": "env", "from": "PAGED_CORE_SEED"}
+        assert sources["model"]["layer"] == "default"
+
+    def test_every_value_has_a_source(self, capsys: Capture) -> None:
+        settings, sources = config(capsys)
+        leaves = {
+            f"{key}.{option}" if option else key
+            for key, value in settings.items()
+            for option in (value if isinstance(value, dict) else [""])
+        }
+        assert set(sources) == leaves
+        assert {source["layer"] for source in sources.values()} == {"default"}
+
+    @pytest.mark.parametrize(
+        "argv",
+        [
+            ("--scheduler", "prefill_or_decode"),
+            ("--scheduler.name", "prefill_or_decode"),
+            ("--scheduler.name=prefill_or_decode",),
+            ("--scheduler", '{"name": "prefill_or_decode"}'),
+            ("--profile", "vllm-v0"),
+        ],
+    )
+    def test_ways_to_choose_a_scheduler(self, capsys: Capture, argv: tuple[str, ...]) -> None:
+        assert config(capsys, *argv)[0]["scheduler"]["name"] == "prefill_or_decode"
+
+    def test_flags(self, capsys: Capture) -> None:
+        settings, _ = config(
+            capsys, "--enforce-eager", "--scheduler.chunked_prefill", "FALSE", "--deterministic"
+        )
+        assert settings["enforce_eager"] is True
+        assert settings["deterministic"] is True
+        assert settings["scheduler"]["chunked_prefill"] is False
+        with pytest.raises(AssertionError):  # no flag eats what follows it
+            config(capsys, "--enforce-eager", "hello")
+
+    def test_lists(self, capsys: Capture) -> None:
+        settings, _ = config(capsys, "--observers", '["decision_log"]')
+        assert [one["name"] for one in settings["observers"]] == ["decision_log"]
+
+    def test_a_table_for_people(self, capsys: Capture) -> None:
+        text = run(capsys, "config", "--num-blocks", "7")
+        (row,) = [line.split() for line in text.splitlines() if line.startswith(" num_blocks ")]
+        assert row == ["num_blocks", "7", "cli", "--num_blocks"]
+
+    def test_mistakes(self, capsys: Capture, tmp_path: Path) -> None:
+        missing = str(tmp_path / "no.yaml")
+        assert missing in run(capsys, "config", "--config", missing, status=2)
+        assert "did you mean 'PAGED_CORE_SEED'" in run(capsys, "config", SEEED="1", status=2)
+        assert "did you mean 'token_budget'" in run(
+            capsys, "config", "--scheduler", "token_buget", status=2
+        )
+        both = run(
+            capsys, "config", "--scheduler=token_budget", "--scheduler.name", "fcfs", status=2
+        )
+        assert "--scheduler.name says 'fcfs'" in both
+
+    def test_help_shows_each_components_own_default(self, capsys: Capture) -> None:
+        """Help made from a union once showed the defaults of its last member for all."""
+        text = " ".join(run(capsys, "config", "--help").replace("│", " ").split())
+        assert "(default: token_budget)" in text
+        assert "(prefill_or_decode: null; token_budget: 2048)" in text
+        assert "--scheduler.chunked-prefill" in text
+
+
+class TestPlugins:
+    def test_shape(self, capsys: Capture) -> None:
+        found = json.loads(run(capsys, "plugins", "--json"))
+        assert set(found) == {"plugins", "components"}
+        for plugin in found["plugins"]:
+            assert set(plugin) == {"name", "distribution", "version", "status", "reason"}
+        for one in found["components"]:
+            keys = {"slot", "name", "plugin", "status", "default", "summary", "options"}
+            assert set(one) == keys
+            assert one["options"]["properties"]["name"]["const"] == one["name"]
+        defaults = {one["slot"]: one["name"] for one in found["components"] if one["default"]}
+        assert defaults["scheduler"] == "token_budget"
+        assert defaults["attention"] == "auto"
+
+    @pytest.mark.parametrize(
+        ("name", "keys"),
+        [
+            ("token_budget", ["scheduler.token_budget"]),
+            ("token-budget", ["scheduler.token_budget"]),
+            ("scheduler.token_budget", ["scheduler.token_budget"]),
+            ("attention.auto", ["attention.auto"]),
+            ("decisions", ["observers.decision_log"]),
+        ],
+    )
+    def test_one_of_them(self, capsys: Capture, name: str, keys: list[str]) -> None:
+        found = json.loads(run(capsys, "plugins", name, "--json"))["components"]
+        assert [f"{one['slot']}.{one['name']}" for one in found] == keys
+        assert keys[0] in run(capsys, "plugins", name)
+
+    def test_options_for_people(self, capsys: Capture) -> None:
+        text = run(capsys, "plugins", "scheduler.token_budget")
+        (row,) = [line.split() for line in text.splitlines() if line.startswith(" chunked_prefill")]
+        assert row[1:3] == ["bool", "true"]
+        assert "available: yes" in text
+
+    def test_names_that_mean_nothing_or_too_much(self, capsys: Capture) -> None:
+        assert "did you mean 'token_budget'" in run(capsys, "plugins", "token_buget", status=2)
+        message = run(capsys, "plugins", "auto", status=2)
+        assert message.startswith("'auto' is ambiguous; write one of attention.auto, preemption")
+
+    def test_blocked(self, capsys: Capture) -> None:
+        found = json.loads(run(capsys, "plugins", "--json", "--block-plugin", "decisions"))
+        assert {p["name"]: p["status"] for p in found["plugins"]}["decisions"] == "blocked"
+        assert not [one for one in found["components"] if one["plugin"] == "decisions"]
+
+
+def test_components_of_broken_plugins_are_listed() -> None:
+    core = Registry(()).extended(slots, plugin="core")
+    parts = (Component("scheduler", FastSettings, "m:F"), Component("gone", FastSettings, "m:F"))
+    old = Plugin("old", "dist-old", "1", components=parts).broken("too old")
+    found = [choice for choice in choices(Registry((*core.plugins, old))) if choice.component]
+    assert [(one.key, one.plugin.status) for one in found] == [
+        ("scheduler.fast", "broken"),
+        ("gone.fast", "broken"),
+    ]
+
+
+def test_schema(capsys: Capture) -> None:
+    schema = json.loads(run(capsys, "schema"))
+    assert "token_budget" in schema["properties"]["scheduler"]["anyOf"][0]["enum"]
+    assert schema["additionalProperties"] is False
+
+
+def test_doctor(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("paged_core.cli.machine._torch", lambda: {"version": None})
+    monkeypatch.setattr(Component, "obstacle", lambda self: f"no {self.name} here")
+    found = json.loads(run(capsys, "doctor", "--json", CACHE_DIR=str(tmp_path)))
+    assert {"python", "platform", "cpu", "memory", "torch", "cuda", "compiler"} <= set(
+        found["machine"]
+    )
+    assert found["machine"]["cache_dir"] == str(tmp_path)
+    reasons = {(one["slot"], one["name"]): one["reason"] for one in found["components"]}
+    assert reasons["scheduler", "token_budget"] == "no token_budget here"
+    assert "no token_budget here" in run(capsys, "doctor")
+
+
+class FastSettings(ComponentSettings):
+    name: Literal["fast"] = "fast"
+    speed: int = 3
+
+
+def two_words(given: Given, words: Annotated[list[str], typer.Argument()], seed: int = 9) -> int:
+    """Take words and settings, and an option of its own where a setting would have been."""
+    assert len(words) == 2
+    return seed + len(given.options)
+
+
+app = typer.Typer()
+app.command("one")(two_words)
+
+
+@app.command()
+def two(given: Given) -> int:
+    return len(given.options)
+
+
+class TestCommandsOfPlugins:
+    def session(self, target: str) -> frame.Session:
+        session = frame.Session({})
+        registry = Registry(()).extended(slots, plugin="core")
+        more = (
+            Command("mine", f"{__name__}:{target}", "Does it."),
+            Component("scheduler", FastSettings, "m:F"),
+        )
+        session.__dict__["registry"] = registry.extended(*more)
+        return session
+
+    def run(self, target: str, *argv: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+        session = self.session("x")
+        monkeypatch.setattr(Command, "load", lambda _: globals()[target])
+        return frame.root().main(["mine", *argv], standalone_mode=False, obj=session)
+
+    def test_a_function(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        words = ("--scheduler.speed=4", "a", "--seed", "5", "--deterministic", "b")
+        assert self.run("two_words", *words, monkeypatch=monkeypatch) == 7
+
+    def test_an_app_is_left_as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for _ in range(2):
+            assert self.run("app", "one", "a", "b", monkeypatch=monkeypatch) == 9
+            assert self.run("app", "two", "--num_blocks", "1", monkeypatch=monkeypatch) == 1
+        assert app.registered_commands[1].callback is two
+
+    def test_after_two_dashes_all_is_text(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        argv = ("--", "--block-plugin", "--deterministic")
+        assert self.run("two_words", *argv, monkeypatch=monkeypatch) == 9
+
+    def test_a_function_without_settings_is_left_alone(self) -> None:
+        def plain(word: str) -> None: ...
+
+        assert expanded(plain, Registry(()), {}) is plain
