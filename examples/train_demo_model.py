@@ -2,7 +2,7 @@
 
     python examples/train_demo_model.py --out backends/paged_backends/demo
 
-makes the shipped checkpoint: about a quarter of an hour on two cores and 2 GB of memory.
+makes the shipped checkpoint: a quarter of an hour on two cores that are otherwise idle.
 `--quick` takes two minutes and gives a model that speaks, but gets many facts wrong.
 
 The text comes from `demo_corpus.py` beside this file, so nothing is downloaded. The script

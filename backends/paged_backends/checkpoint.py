@@ -146,7 +146,7 @@ def resolve_checkpoint(
             )
         return folder
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         return path
     if path.is_file():
         raise CheckpointError(f"{model} is a file; set `model` to the folder that it lies in")

@@ -9,7 +9,8 @@ _MAX_HELD = 3
 """A tail of up to three bytes may be an unfinished character, shown as that many U+FFFD at most."""
 _CONTEXT = 12
 """Tokens kept before new ones: more than the bytes that can be held back, so that none is cut."""
-_WINDOW = 2 * _CONTEXT
+_SHORT_CONTEXT = 4
+"""The same where bytes have tokens of their own, which are held back as such."""
 
 
 class IncrementalDetokenizer:
@@ -25,27 +26,28 @@ class IncrementalDetokenizer:
     fallback), because a run of them is decoded as a whole, and invalid as a whole.
     """
 
-    __slots__ = ("_base", "_byte_ids", "_decode", "_hidden_ids", "_num_emitted", "_window")
+    __slots__ = ("_base", "_byte_ids", "_context", "_decode", "_num_emitted", "_shows", "_window")
 
     def __init__(
         self,
         decode: Callable[[Sequence[int]], str],
         prompt: Sequence[int],
         *,
-        hidden_ids: frozenset[int] = frozenset(),
+        shows: Callable[[int], bool],
         byte_ids: frozenset[int] = frozenset(),
     ) -> None:
         """Start after ``prompt``.
 
         Args:
             decode: the text of whole output.
-            hidden_ids: tokens to leave out of the text.
+            shows: whether a token has any part in the text.
             byte_ids: tokens that stand for one byte each.
         """
         self._decode = decode
-        self._hidden_ids = hidden_ids
+        self._shows = shows
         self._byte_ids = byte_ids
-        self._window = _context(prompt, hidden_ids, byte_ids)
+        self._context = _SHORT_CONTEXT if byte_ids else _CONTEXT
+        self._window = self._end_of(prompt)
         self._base = decode(self._window) if self._window else ""
         self._num_emitted: int | None = None
         """Characters of the window's text that are out, or the prompt's; ``None``: the prompt's
@@ -53,16 +55,15 @@ class IncrementalDetokenizer:
 
     def append(self, token_ids: Sequence[int], /) -> str:
         """Take new tokens and return the text that has become certain."""
-        hidden = self._hidden_ids
-        shown = [token_id for token_id in token_ids if token_id not in hidden]
+        shown = list(filter(self._shows, token_ids))
         self._window += shown
         if not shown or shown[-1] in self._byte_ids:
             return ""
         text = self._decode(self._window)
         held = _held(text)
         piece = self._advance(text, len(text) - held, ended=False)
-        if len(self._window) > _WINDOW and self._num_emitted is not None:
-            window = self._window[-_CONTEXT:]
+        if len(self._window) > 2 * self._context and self._num_emitted is not None:
+            window = self._window[-self._context :]
             kept = self._decode(window)
             if kept.endswith(text[len(text) - held :]):
                 self._window, self._num_emitted = window, len(kept) - held
@@ -72,6 +73,18 @@ class IncrementalDetokenizer:
         """Return what was held back, as the sequence has ended."""
         text = self._decode(self._window) if self._window else ""
         return self._advance(text, len(text), ended=True)
+
+    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+        """Return the last shown tokens, from before any run of bytes that ends the prompt."""
+        context: list[int] = []
+        for token_id in reversed(prompt):
+            if not self._shows(token_id):
+                continue
+            if len(context) >= self._context and context[-1] not in self._byte_ids:
+                break
+            context.append(token_id)
+        context.reverse()
+        return context
 
     def _advance(self, text: str, end: int, *, ended: bool) -> str:
         """Emit ``text`` as far as ``end``."""
@@ -83,21 +96,6 @@ class IncrementalDetokenizer:
         piece = text[self._num_emitted : end]
         self._num_emitted = max(self._num_emitted, end)
         return piece
-
-
-def _context(
-    prompt: Sequence[int], hidden_ids: frozenset[int], byte_ids: frozenset[int]
-) -> list[int]:
-    """Return the last shown tokens of the prompt, from before any run of bytes that ends it."""
-    context: list[int] = []
-    for token_id in reversed(prompt):
-        if token_id in hidden_ids:
-            continue
-        if len(context) >= _CONTEXT and context[-1] not in byte_ids:
-            break
-        context.append(token_id)
-    context.reverse()
-    return context
 
 
 def _held(text: str) -> int:

@@ -14,8 +14,10 @@ from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
+from paged_backends.byte_detokenizer import ByteDetokenizer, TokenBytes
 from paged_backends.chat_template import ChatTemplate
 from paged_backends.checkpoint import resolve_checkpoint
 from paged_backends.detokenizer import IncrementalDetokenizer
@@ -73,7 +75,11 @@ class CheckpointTokenizer:
     """Tokens that stand for one byte each."""
     template: ChatTemplate = field(default_factory=lambda: ChatTemplate({}, {}))
     vocab_size: int | None = None
-    """Ids are below it, added tokens included, where that is known."""
+    """Tokens, added ones included, where that is known."""
+    is_known: Callable[[int], bool] = lambda _: True
+    """Whether there is a token of this id; models often have room for more ids than there are."""
+    token_bytes: TokenBytes | None = None
+    """The bytes of each token, if the tokenizer is byte-level."""
 
     def encode(self, text: str, /) -> list[int]:
         """Return token ids, with the special tokens that the model expects around a prompt."""
@@ -95,14 +101,16 @@ class CheckpointTokenizer:
 
     def detokenizer(
         self, prompt: Sequence[int], /, *, skip_special_tokens: bool = True
-    ) -> IncrementalDetokenizer:
+    ) -> ByteDetokenizer | IncrementalDetokenizer:
         """Return a fresh detokenizer for output that follows ``prompt``."""
-        return IncrementalDetokenizer(
-            self.decode_ids,
-            prompt,
-            hidden_ids=self.special_ids if skip_special_tokens else frozenset(),
-            byte_ids=self.byte_ids,
-        )
+        hidden = self.special_ids if skip_special_tokens else frozenset()
+        if self.token_bytes is not None:
+            return ByteDetokenizer(self.token_bytes, prompt, hidden_ids=hidden)
+
+        def shows(token_id: int) -> bool:
+            return token_id not in hidden and self.is_known(token_id)
+
+        return IncrementalDetokenizer(self.decode_ids, prompt, shows=shows, byte_ids=self.byte_ids)
 
 
 def _encodable(text: str) -> str:
@@ -152,6 +160,8 @@ def _from_tokenizers(
         byte_ids=_byte_ids(fast.token_to_id),
         template=ChatTemplate.find(folder, config, named),
         vocab_size=fast.get_vocab_size(),
+        is_known=lambda token_id: fast.id_to_token(token_id) is not None,
+        token_bytes=TokenBytes(fast.id_to_token) if isinstance(fast.decoder, ByteLevel) else None,
     )
 
 

@@ -8,11 +8,12 @@ from time import monotonic, perf_counter
 
 import structlog
 
+from paged_core.cache_changes import CacheChanges
 from paged_core.errors import RequestError
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.interfaces.scheduler import Schedule, Scheduler
-from paged_core.kv_cache import CacheChanges, KVCache
+from paged_core.kv_cache import KVCache
 from paged_core.observer_set import ObserverSet
 from paged_core.request import FinishReason, Request
 from paged_core.sequence import SeqId, SequenceGroup, SequenceState, Status, StopCheck
@@ -240,6 +241,9 @@ class Engine:
                 group.num_cached, group.admitted_at = cached, now
         for group in plan.preempted:
             group.num_preemptions += 1
+            known = group.prompt_logprobs
+            if known is not None and len(known) < len(group.request.prompt):
+                group.prompt_logprobs = None  # its prompt starts again
         for group, reason in plan.ignored:
             generated = any(sequence.output for sequence in group.live)
             self._finish_group(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.output_text import OutputText
 from paged_core.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 
 
@@ -66,10 +67,19 @@ class Generation:
         if text is not None and not text.finished:
             new = sequence.output[text.num_tokens :]
             if new:
-                text.append(new)
+                text.append(new[:-1] if self._hides_last(sequence) else new)
             if sequence.finish_reason is not None:
                 text.finish()
         return text
+
+    def _hides_last(self, sequence: SequenceState) -> bool:
+        """Whether the last token is a stop token, which belongs to the output but not its text."""
+        sampling = self.group.request.sampling
+        return (
+            sequence.finish_reason is FinishReason.STOP
+            and not isinstance(sequence.stop_reason, str)
+            and not sampling.include_stop_str_in_output
+        )
 
     def output(self) -> RequestOutput:
         """Return what there is so far."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from paged_core.block_key import BlockKey, extend_keys
+from paged_core.cache_changes import CacheChanges, Merge
 from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache
-from paged_core.sequence import BlockId, SeqId, SequenceGroup, SequenceState, Status
+from paged_core.sequence import BlockId, SequenceGroup, SequenceState, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +23,6 @@ class PrefixHit:
     """Leading blocks that an earlier step filled; the rest are only being filled in this one."""
     num_idle: int = 0
     """Those among the blocks that nobody references: sharing them takes them from the free ones."""
-
-
-@dataclass(slots=True)
-class CacheChanges:
-    """What changed since the last step, in the words of :class:`~paged_core.step.StepInput`."""
-
-    added: dict[SeqId, SequenceState] = field(default_factory=dict)
-    removed: list[SeqId] = field(default_factory=list)
-    edit_ids: list[SeqId] = field(default_factory=list)
-    edit_indices: list[int] = field(default_factory=list)
-    edit_blocks: list[BlockId] = field(default_factory=list)
-    copies: dict[BlockId, BlockId] = field(default_factory=dict)
-    """Target to source."""
-    swap_out: list[tuple[BlockId, BlockId]] = field(default_factory=list)
-    """Device source, host target."""
-    swap_in: dict[BlockId, BlockId] = field(default_factory=dict)
-    """Device target to host source."""
-    published: dict[SeqId, list[BlockId]] = field(default_factory=lambda: defaultdict(list))
-    """Blocks that the prefix cache was promised in this step."""
 
 
 class KVCache:
@@ -70,6 +52,7 @@ class KVCache:
         self._free_host = [BlockId(block) for block in reversed(range(num_host_blocks))]
         self._changes = CacheChanges()
         self._unsettled: set[BlockId] = set()
+        self._promised: set[BlockKey] = set()
 
     # ------------------------------------------------------------------ what there is
 
@@ -106,7 +89,8 @@ class KVCache:
         """Find cached blocks for the first ``num_tokens`` tokens, whole blocks, to the first miss.
 
         Nothing is referenced: hand the result, or part of it, to :meth:`admit` before the next
-        change.
+        change. Who shares blocks that are not settled counts on the chunk that fills them: after
+        that, no group that this step computes may be preempted.
         """
         prefixes = self._prefixes
         count = num_tokens // self.block_size
@@ -232,7 +216,8 @@ class KVCache:
         What a step still being planned had published for it is retracted: it will not be computed.
         """
         table, changes = sequence.table, self._changes
-        self._retract(changes.published.pop(sequence.id, ()))
+        self._undo_merges([merge for merge in changes.merges if merge.sequence is sequence])
+        self._withdraw(changes.published.pop(sequence.id, ()))
         if table.host_blocks:
             others = [other for other in sequence.group.live if other is not sequence]
             kept = {block for other in others for block in other.table.host_blocks}
@@ -256,15 +241,22 @@ class KVCache:
         """Move all blocks of ``group`` to the host; sequences that share a block go on sharing it.
 
         Raises:
-            OutOfBlocks: the host has too few; nothing has changed.
+            OutOfBlocks: the host has too few, or the group came back in this very step; nothing has
+                changed.
         """
-        needed = self.distinct_blocks(group)
+        changes = self._changes
+        if changes.swap_in and any(
+            block in changes.swap_in for sequence in group.live for block in sequence.table.blocks
+        ):
+            raise OutOfBlocks("its blocks are on their way back from the host")
+        merges = [merge for merge in changes.merges if merge.sequence.group is group]
+        needed = self.distinct_blocks(group) + len(merges)
         if needed > len(self._free_host):
             raise OutOfBlocks(f"{needed} host blocks are needed and {len(self._free_host)} free")
-        changes = self._changes
+        self._undo_merges(merges)
         moved: dict[BlockId, BlockId] = {}
         for sequence in group.live:
-            self._retract(changes.published.pop(sequence.id, ()))
+            self._withdraw(changes.published.pop(sequence.id, ()))
             table = sequence.table
             for block in table.blocks:
                 if block not in moved:
@@ -307,7 +299,9 @@ class KVCache:
         """Hand over what changed since the last call; the step that they belong to is planned."""
         changes, self._changes = self._changes, CacheChanges()
         self._free_host.extend(changes.swap_in.values())
+        self._allocator.free([merge.own for merge in changes.merges])
         self._unsettled.clear()
+        self._promised.clear()
         return changes
 
     @property
@@ -343,19 +337,57 @@ class KVCache:
         table = sequence.table
         if count <= table.num_published:
             return
-        keys = self._keys(sequence, count)
+        self._keys(sequence, count)
         for index in range(table.num_published, count):
-            block = table.blocks[index]
-            held = self._prefixes.publish(block, keys[index])
-            if held != block:  # an equal block was there; ours has gone back
-                self._drop_pending_writes([block])
-                table.blocks[index] = held
-                self._edit(sequence, index, held)
-            else:
-                self._changes.published[sequence.id].append(block)
-                if not settled:
-                    self._unsettled.add(block)
+            self._publish_block(sequence, index, settled=settled)
         table.num_published = count
+
+    def _publish_block(self, sequence: SequenceState, index: int, *, settled: bool = False) -> None:
+        """Make one block findable; it may give way to an equal one that was there before.
+
+        If that one is only being filled in this step, or ours is still to be copied from, ours is
+        kept until the step is planned.
+        """
+        assert self._prefixes is not None
+        table, changes = sequence.table, self._changes
+        block, key = table.blocks[index], table.keys[index]
+        keep = key in self._promised or block in changes.copies.values()
+        if keep:
+            self._allocator.share([block])
+        held = self._prefixes.publish(block, key)
+        if held == block:
+            changes.published[sequence.id].append(block)
+            if not settled:
+                self._unsettled.add(block)
+                self._promised.add(key)
+            if keep:
+                self._allocator.free([block])
+            return
+        table.blocks[index] = held
+        self._edit(sequence, index, held)
+        if keep:
+            changes.merges.append(Merge(sequence, index, block))
+        else:
+            self._drop_pending_writes([block])
+
+    def _undo_merges(self, merges: Sequence[Merge]) -> None:
+        """Give sequences back the blocks that gave way in this step."""
+        for merge in merges:
+            self._changes.merges.remove(merge)
+            table = merge.sequence.table
+            held, table.blocks[merge.index] = table.blocks[merge.index], merge.own
+            self._free([held])
+            self._edit(merge.sequence, merge.index, merge.own)
+
+    def _withdraw(self, blocks: Sequence[BlockId]) -> None:
+        """Unpublish blocks that will not be filled after all; who relied on them gets its own."""
+        if not blocks:
+            return
+        self._retract(blocks)
+        merges = [m for m in self._changes.merges if m.sequence.table.blocks[m.index] in blocks]
+        self._undo_merges(merges)
+        for merge in merges:
+            self._publish_block(merge.sequence, merge.index)
 
     def _retract(self, blocks: Sequence[BlockId]) -> None:
         if blocks and self._prefixes is not None:
@@ -407,8 +439,6 @@ class KVCache:
     def _to_host(self, block: BlockId) -> BlockId:
         """Plan to save one block; one that this step was to fill first is saved from its source."""
         changes = self._changes
-        if block in changes.swap_in:
-            return changes.swap_in.pop(block)
         target = self._free_host.pop()
         changes.swap_out.append((changes.copies.get(block, block), target))
         return target

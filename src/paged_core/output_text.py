@@ -129,7 +129,9 @@ class OutputText:
 
 def _overlap(text: str, stop: str) -> int:
     """Return the length of the longest end of ``text`` that begins ``stop`` without filling it."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
+    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while start >= 0:
+        if stop.startswith(text[start:]):
+            return len(text) - start
+        start = text.find(stop[0], start + 1)
     return 0

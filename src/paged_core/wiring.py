@@ -157,13 +157,13 @@ class _Wiring:
         """Build what the settings name; for ``auto`` the candidate of highest rank that serves."""
         options: ComponentSettings = getattr(self._settings, slot)
         if options.name != "auto":
-            reason = self._registry.get(slot, options.name).load_check()()
+            reason = self._registry.get(slot, options.name).obstacle()
             if reason:
                 raise SettingsError(f"{slot} {options.name!r} cannot be used here: {reason}")
             return build(options)
         refusals: dict[str, str] = {}
         for component in self._registry.candidates(slot):
-            reason = component.load_check()()
+            reason = component.obstacle()
             if reason is None:
                 try:
                     part = build(component.settings.model_validate({}))

@@ -1,4 +1,4 @@
-"""Drives a ``local`` executor with steps made by hand: an engine without any of the engine's code."""
+"""Drives a ``local`` executor with steps made by hand: an engine that has no rules."""
 
 from __future__ import annotations
 

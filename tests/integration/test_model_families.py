@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from integration import tiny_models
+from integration.step_driver import (
+    StepDriver,
+    load_runner,
+    make_executor,
+    run_at_random,
+    settings,
+)
 from paged_core.errors import UnsupportedModel
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import tiny_models
-from step_driver import StepDriver, load_runner, make_executor, run_at_random, settings
 
 NUM_TOKENS = 8
 

@@ -7,90 +7,134 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
-from paged_core.engine import Engine
-from paged_core.errors import RequestError
-from paged_core.request import FinishReason, Request
-from paged_core.sequence import SequenceGroup
-from paged_core.settings import settings_class
-from paged_core.step import NewSequence
-from paged_core.wiring import build_engine
+from hypothesis import strategies as st
 
-from properties.strategies import REGISTRY, Workload, settings, workloads
+from paged_core.registry import Registry
+from paged_core.request import FinishReason
+from paged_core.testing.engine_settings import engine_settings
+from paged_core.testing.failing_executor import FailingExecutor
+from paged_core.testing.memory_engine import build_memory_engine, serve
+from paged_core.testing.text_alone import check_nothing_leaked, check_served, text_alone
+from paged_core.testing.workload import Workload, simple_request, workloads
 
-SETTINGS = settings_class(REGISTRY)
-
-
-def run(values: dict[str, Any], workload: Workload) -> tuple[Engine, dict[str, SequenceGroup]]:
-    """Serve a workload to its end; no step may be planned in vain for long."""
-    steps = [0]
-    engine = build_engine(SETTINGS(**values), REGISTRY, clock=lambda: float(steps[0]))
-    groups: dict[str, SequenceGroup] = {}
-    to_come = list(workload.requests)
-    while to_come or engine.has_unfinished:
-        for step, request in to_come:
-            if step == steps[0]:
-                try:
-                    groups[request.id] = engine.add(request)
-                except RequestError:
-                    continue
-        to_come = [item for item in to_come if item[0] > steps[0]]
-        for step, request_id in workload.aborts:
-            if step == steps[0]:
-                engine.abort(request_id)
-        engine.step()
-        steps[0] += 1
-        assert steps[0] < 3000, f"no end in sight: {list(engine.groups)}"
-    return engine, groups
+REGISTRY = Registry.discover()
 
 
-def expected(engine: Engine, request: Request, index: int) -> list[int]:
-    """What the request says if it is alone with all the room in the world."""
-    new = NewSequence(
-        id=0,  # type: ignore[arg-type]
-        request_id=request.id,
-        tokens=list(request.prompt),
-        num_prompt_tokens=len(request.prompt),
-        num_computed=0,
-        blocks=[],
-        sampling=request.sampling,
+def profile(max_examples: int) -> Any:
+    return hypothesis_settings(
+        max_examples=max_examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    tokens = list(request.prompt)
-    for _ in range(request.sampling.max_tokens or 0):
-        tokens.append(engine.executor.draw(new, tokens, index))  # type: ignore[attr-defined]
-    return tokens[len(request.prompt) :]
 
 
 def check(values: dict[str, Any], workload: Workload) -> None:
-    engine, groups = run(values, workload)
-    aborted = {request_id for _, request_id in workload.aborts}
-    for group in groups.values():
-        for sequence in group.sequences:
-            whole = expected(engine, group.request, sequence.index)
-            assert sequence.output == whole[: len(sequence.output)]
-            assert sequence.finish_reason is not FinishReason.ERROR, sequence.error
-            if group.id not in aborted and sequence.finish_reason is not FinishReason.IGNORED:
-                assert sequence.finish_reason is FinishReason.LENGTH
-                assert sequence.output == whole or sequence.error, "it ended early, without a reason"
-    kv_cache = engine.kv_cache
-    assert kv_cache.num_free == kv_cache.num_blocks, "device blocks leaked"
-    assert kv_cache.num_free_host == kv_cache.num_host_blocks, "host blocks leaked"
-    assert len(engine.scheduler) == 0
+    engine = build_memory_engine(REGISTRY, **values)
+    check_served(engine, workload, serve(engine, workload))
 
 
-@given(settings(), workloads())
-@hypothesis_settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+@given(engine_settings(REGISTRY), workloads())
+@profile(300)
 def test_text_does_not_depend_on_the_schedule(values: dict[str, Any], workload: Workload) -> None:
     check(values, workload)
 
 
 @pytest.mark.slow
-@given(settings(), workloads(max_requests=12))
-@hypothesis_settings(
-    max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+@given(engine_settings(REGISTRY), workloads(max_requests=12))
+@profile(10_000)
 def test_text_does_not_depend_on_the_schedule_for_long(
     values: dict[str, Any], workload: Workload
 ) -> None:
     check(values, workload)
+
+
+def check_with_failures(
+    values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
+) -> None:
+    """Steps that fail take only their own requests along; the others say what they always say."""
+    engine = build_memory_engine(REGISTRY, **values)
+    FailingExecutor.install(engine, before=before, after=after)
+    for group in serve(engine, workload).values():
+        for sequence in group.sequences:
+            whole = text_alone(engine, group.request, sequence.index)
+            assert sequence.output == whole[: len(sequence.output)]
+            if sequence.finish_reason is FinishReason.ERROR:
+                assert sequence.error is not None
+                assert "on purpose" in sequence.error or "StepFailure" in sequence.error
+            elif sequence.finish_reason is FinishReason.LENGTH:
+                assert sequence.output == whole or sequence.error
+    check_nothing_leaked(engine)
+
+
+@given(
+    engine_settings(REGISTRY),
+    workloads(),
+    st.sets(st.integers(0, 20), max_size=4),
+    st.sets(st.integers(0, 20), max_size=4),
+)
+@profile(200)
+def test_failing_steps_end_only_their_own_requests(
+    values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
+) -> None:
+    check_with_failures(values, workload, before, after)
+
+
+@pytest.mark.slow
+@given(
+    engine_settings(REGISTRY),
+    workloads(max_requests=10, max_aborts=4),
+    st.sets(st.integers(0, 40), max_size=8),
+    st.sets(st.integers(0, 40), max_size=8),
+)
+@profile(5000)
+def test_failing_steps_end_only_their_own_requests_for_long(
+    values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
+) -> None:
+    check_with_failures(values, workload, before, after)
+
+
+class TestHardWorkloads:
+    """What once went wrong."""
+
+    def test_a_swapped_request_that_needs_what_the_watermark_keeps_free(self) -> None:
+        values: dict[str, Any] = {
+            "block_allocator": "uncached",
+            "queue_order": "priority",
+            "scheduler": {"name": "prefill_or_decode", "max_num_seqs": 3},
+            "preemption": "swap",
+            "block_size": 1,
+            "num_blocks": 10,
+            "num_host_blocks": 30,
+            "watermark": 0.1,
+        }
+        workload = Workload(
+            ((0, simple_request("A", 9, 2, priority=1)), (1, simple_request("B", 1, 1)))
+        )
+        check(values, workload)
+
+    def test_a_copied_block_is_swapped_over_when_its_copy_is_adopted(self) -> None:
+        """The fork's copy and its source become equal, and the source is free for a swap-in."""
+        values: dict[str, Any] = {
+            "block_allocator": {"name": "hash_cached", "merge_duplicates": True},
+            "scheduler": {
+                "name": "token_budget",
+                "max_num_seqs": 4,
+                "max_num_batched_tokens": 3,
+                "reserve_full_sequence": False,
+            },
+            "preemption": "auto",
+            "block_size": 3,
+            "num_blocks": 6,
+            "num_host_blocks": 4,
+        }
+        tiny = [(0, simple_request(f"r{number}", (0,), 1)) for number in (1, 2, 3, 4)]
+        workload = Workload(
+            (
+                (1, simple_request("r0", (0, 0), 2, n=2)),
+                *tiny,
+                (0, simple_request("r5", (0, 0, 0, 0, 0), 6)),
+                *((0, simple_request(f"r{number}", (0,), 1)) for number in (6, 7, 8)),
+                (0, simple_request("r9", (0,), 4)),
+            )
+        )
+        check(values, workload)

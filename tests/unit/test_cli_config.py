@@ -79,6 +79,9 @@ class TestFrame:
         monkeypatch.setattr(cli, "_run", failing(CheckpointError("truncated")))
         assert main([]) == 1
         assert capsys.readouterr().err == "error: truncated\n"
+        monkeypatch.setattr(cli, "_run", failing(OSError(28, "No space left on device")))
+        assert main([]) == 1
+        assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
         monkeypatch.setattr(cli, "_run", failing(KeyboardInterrupt()))
         assert main([]) == 130
 
@@ -210,6 +213,22 @@ class TestPlugins:
         assert "did you mean 'token_budget'" in run(capsys, "plugins", "token_buget", status=2)
         message = run(capsys, "plugins", "auto", status=2)
         assert message.startswith("'auto' is ambiguous; write one of attention.auto, preemption")
+
+    def test_two_providers_are_listed_but_not_resolved(
+        self, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        part = Component("scheduler", FastSettings, "m:F")
+        both = Registry.discover().extended(part, plugin="a").extended(part, plugin="b")
+        monkeypatch.setattr(Registry, "discover", lambda **_: both)
+        assert main(["plugins", "--json"], {"PATH": ""}) == 0
+        fast = [
+            one
+            for one in json.loads(capsys.readouterr().out)["components"]
+            if one["name"] == "fast"
+        ]
+        assert [one["plugin"] for one in fast] == ["a", "b"]
+        message = run(capsys, "config", status=2)
+        assert "use --block-plugin a or --block-plugin b" in message
 
     def test_blocked(self, capsys: Capture) -> None:
         found = json.loads(run(capsys, "plugins", "--json", "--block-plugin", "decisions"))

@@ -92,11 +92,13 @@ class Scene:
 
     def _forward(self, rows: list[tuple[int, int, int, torch.Tensor]]) -> torch.Tensor:
         size = self.layer.block_size
-        starts, slots = [0], []
+        starts, slots = [0], list[int]()
         for index, cached, new, _ in rows:
             starts.append(starts[-1] + new)
-            for position in range(cached, cached + new):
-                slots.append(int(self.tables[index, position // size]) * size + position % size)
+            slots += [
+                int(self.tables[index, position // size]) * size + position % size
+                for position in range(cached, cached + new)
+            ]
         batch = AttentionBatch(
             query_start=torch.tensor(starts, dtype=torch.int32),
             seq_lens=torch.tensor([cached + new for _, cached, new, _ in rows], dtype=torch.int32),

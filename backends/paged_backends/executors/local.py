@@ -26,6 +26,7 @@ from paged_backends.executors.paged_cache import PagedCache
 from paged_backends.executors.sequence_rows import KnownSequence, SequenceRows
 from paged_backends.executors.settings import LocalSettings
 from paged_backends.sampling import Row, Sampler
+from paged_backends.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.errors import EngineError
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
@@ -128,6 +129,17 @@ class LocalExecutor(Executor):
     def close(self) -> None:
         """Let go of the model and the cache."""
         self._loaded = None
+
+    def tokenizer(self) -> CheckpointTokenizer | None:
+        """Return the tokenizer that the settings name, or else the model's own, if it has one.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        settings = self._parts.settings
+        return load_tokenizer(
+            settings.tokenizer or settings.model, trust_remote_code=settings.trust_remote_code
+        )
 
     # ------------------------------------------------------------------ steps
 

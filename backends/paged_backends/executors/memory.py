@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 from zlib import crc32
 
+from paged_backends.executors.settings import MemorySettings
 from paged_core.errors import SettingsError
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
 from paged_core.sequence import BlockId, SeqId
 from paged_core.step import NewSequence, StepInput, StepResult
-
-from paged_backends.executors.settings import MemorySettings
 
 Draw = Callable[[NewSequence, Sequence[int], int], int]
 """``draw(sequence, tokens, index)``: the token of the ``index``-th sequence of the request that

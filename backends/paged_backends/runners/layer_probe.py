@@ -171,8 +171,8 @@ def _window_of(
 ) -> int | None:
     """Return the first sliding window that is, near and far, what the model's own rule says."""
     marks = {1 << power for power in range(max_model_len.bit_length())} | {max_model_len - 1}
-    for window in filter(None, candidates):
-        marks |= {window, 2 * window}
+    for given in filter(None, candidates):
+        marks |= {given, 2 * given}
     near = {mark + offset for mark in marks for offset in (-2, -1, 0, 1, 2)}
     positions = torch.tensor(sorted(place for place in near if 0 <= place < max_model_len))
     query, key = positions[:, None], positions[None, :]

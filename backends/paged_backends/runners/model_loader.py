@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from paged_backends.checkpoint import Checkpoint
+from paged_backends.dtype import choose_dtype
 from paged_backends.runners.attention_port import IMPLEMENTATION, register
 from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
 
@@ -71,7 +72,7 @@ def load_model(
         model, report = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
             config=config,
-            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            dtype=choose_dtype(dtype, checkpoint, device),
             attn_implementation=IMPLEMENTATION,
             use_safetensors=bool(checkpoint.weight_files),
             trust_remote_code=trust_remote_code,
@@ -86,19 +87,15 @@ def load_model(
         raise CheckpointError(
             f"the weights in {checkpoint.folder} are corrupt ({_short(error)}); download them again"
         ) from error
+    except torch.OutOfMemoryError:
+        raise
     except _LOAD_ERRORS as error:
         raise CheckpointError(
             f"the checkpoint {checkpoint.folder} ({checkpoint.model_type}) cannot be loaded: "
             f"{_short(error)}"
         ) from error
     _check_report(checkpoint.folder, report)
-    try:
-        return model.eval().requires_grad_(False).to(device)
-    except torch.OutOfMemoryError as error:
-        raise CheckpointError(
-            f"the weights of {checkpoint.folder} do not fit on {device}; use a smaller model, "
-            "another dtype, or device: cpu"
-        ) from error
+    return model.eval().requires_grad_(False).to(device)
 
 
 def _check_kind(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:

@@ -25,7 +25,7 @@ from paged_backends.runners.layer_probe import probe_layers
 from paged_backends.runners.model_loader import choose_device, load_model
 from paged_backends.runners.settings import TransformersSettings
 from paged_backends.runners.trial_run import try_out
-from paged_core.errors import UnsupportedModel
+from paged_core.errors import SettingsError, UnsupportedModel
 from paged_core.interfaces.runner import Runner, RunnerParts
 from paged_core.layer import LayerSpec
 
@@ -97,15 +97,22 @@ class TransformersRunner(Runner):
             allow_pickle=settings.allow_pickle,
             trust_remote_code=settings.trust_remote_code,
         )
-        with quiet():
-            model = load_model(
-                checkpoint,
-                dtype=settings.dtype,
-                device=choose_device(settings.device),
-                allow_pickle=settings.allow_pickle,
-                trust_remote_code=settings.trust_remote_code,
-            )
-            self._describe(model)
+        device = choose_device(settings.device)
+        try:
+            with quiet():
+                model = load_model(
+                    checkpoint,
+                    dtype=settings.dtype,
+                    device=device,
+                    allow_pickle=settings.allow_pickle,
+                    trust_remote_code=settings.trust_remote_code,
+                )
+                self._describe(model)
+        except torch.OutOfMemoryError as error:
+            raise SettingsError(
+                f"{settings.model} does not fit on {device}: {_first_line(error)}; use a smaller "
+                "model, a smaller dtype, or device: cpu"
+            ) from error
         log.info(
             "model_loaded",
             model=settings.model,
@@ -134,7 +141,9 @@ class TransformersRunner(Runner):
             self._layers = [layer.spec for layer in probed]
             self._heed_unused_window(model.config.get_text_config())
             self._modules = [layer.module for layer in probed]
-            self._vocab_size = try_out(self, model)
+            self._vocab_size = try_out(self, model, self._modules)
+        except torch.OutOfMemoryError:
+            raise
         except _PROBE_ERRORS as error:
             raise UnsupportedModel(
                 f"{name} cannot be served: a trial run over a few tokens in one row failed "
@@ -286,6 +295,10 @@ def _unscaled_length(config: Any, rope: Any) -> int | None:
         own = own or getattr(config, "original_max_position_embeddings", None)
         lengths.append(own or config.max_position_embeddings)
     return min(lengths, default=None)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _eos_token_ids(model: Any) -> frozenset[int]:

@@ -234,7 +234,7 @@ class PrefillOrDecodeScheduler(Scheduler):
         while swapped:
             group = swapped[0]
             needed = kv.distinct_blocks(group) + len(group.live)
-            if needed > kv.num_blocks:
+            if needed > kv.num_blocks - kv.watermark_blocks:
                 swapped.popleft()
                 kv.release_group(group)
                 plan.ignored.append((group, f"it needs {needed} of {kv.num_blocks} blocks"))

@@ -24,6 +24,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     except BrokenPipeError:  # whoever reads our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except OSError as error:  # a full disk, a file that may not be written
+        return _fail(str(error), FAILED)
 
 
 def _run(args: list[str], environ: Mapping[str, str]) -> int:

@@ -23,6 +23,7 @@ BUILT_IN = (
     # A further command of the core needs a line here and a function in a module of its own; one of
     # a plugin comes through the hook `paged_core_commands`.
     Command("generate", "paged_core.cli.generate:command", "Complete prompts, offline."),
+    Command("generate", "paged_core.cli.generate:command", "Complete prompts, offline."),
     Command("plugins", "paged_core.cli.plugins:command", "What is installed, and its options."),
     Command("config", "paged_core.cli.config:command", "The settings, and where each comes from."),
     Command("schema", "paged_core.cli.schema:command", "The JSON schema of a settings file."),

@@ -1,0 +1,71 @@
+# Every target sets up what it needs: `make run` and `make test` are all that a fresh machine takes.
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+export PROMPT ?= What is a block table?
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help run test lint types layers pytest test-long docs package lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-10s %s\n", $$1, $$2}' Makefile
+
+run: $(VENV)/.installed ## generate text with the demo model; PROMPT="..." to ask something else
+	$(BIN)/paged-core generate "$$PROMPT"
+
+test: lint types layers pytest ## check style, types, layers and run all tests
+
+lint: $(VENV)/.installed-dev ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev ## mypy --strict
+	$(BIN)/mypy
+
+layers: $(VENV)/.installed-dev ## import-linter: which package may import which
+	$(BIN)/lint-imports --no-logo
+
+pytest: $(VENV)/.installed-dev ## the tests; ARGS="-k name" to choose
+	$(BIN)/pytest -n 2 -m "not slow" $(ARGS)
+
+test-long: $(VENV)/.installed-dev ## the long versions of tests, in addition to the others
+	$(BIN)/pytest -n 2 $(ARGS)
+
+docs: $(VENV)/.installed-dev ## build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+package: $(VENV)/.installed-dev ## build the wheel and the source archive into dist/
+	$(BIN)/hatchling build
+
+lock: ## write constraints.txt anew, with the newest versions that are accepted
+	tools/lock
+
+clean: ## remove what was built, the virtual environment too
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find src policies backends plugins tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A virtual environment whose Python does not run any more (it was upgraded, or the folder moved) is
+# made again; one that somebody else made and that serves is taken as it is.
+ifneq ($(shell PYTHON=$(BIN)/python tools/find-python >/dev/null 2>&1 || echo broken),)
+.PHONY: $(VENV)/.made
+endif
+
+$(VENV)/.made:
+	@if ! PYTHON=$(BIN)/python tools/find-python >/dev/null 2>&1; then \
+	    python=$$(tools/find-python) || exit 1; \
+	    echo "setting up $(VENV) with $$python; the first time, this downloads PyTorch"; \
+	    "$$python" -m venv --clear $(VENV) || exit 1; \
+	fi
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
+	$(INSTALL) hatchling editables
+	$(INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(INSTALL) --no-build-isolation --editable ".[dev]"
+	@touch $@

@@ -1,0 +1,81 @@
+"""Hypothesis strategies for settings: any policies, small blocks, pools too small for comfort."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from hypothesis import strategies as st
+
+from paged_core.component import ComponentSettings
+from paged_core.registry import Registry
+
+POLICY_SLOTS = ("block_allocator", "evictor", "queue_order", "scheduler", "victim", "preemption")
+"""The slots that decide; every combination of what is registered for them is legal."""
+
+
+def component_options(
+    kind: type[ComponentSettings], fixed: Mapping[str, Any] | None = None
+) -> st.SearchStrategy[dict[str, Any]]:
+    """Tables for one component: switches and choices are drawn, limits are drawn small.
+
+    Options that are neither, and that the kit does not know, keep their defaults.
+
+    Args:
+        fixed: options that are not to be drawn.
+    """
+    chosen: dict[str, st.SearchStrategy[Any]] = {}
+    for name, field in kind.model_fields.items():
+        known = _KNOWN.get(name)
+        if known is not None:
+            chosen[name] = known
+        elif field.annotation is bool:
+            chosen[name] = st.booleans()
+        elif get_origin(field.annotation) is Literal:
+            chosen[name] = st.sampled_from(get_args(field.annotation))
+    if "max_num_batched_tokens" in kind.model_fields and "chunked_prefill" not in kind.model_fields:
+        chosen["max_num_batched_tokens"] = st.integers(24, 64)  # whole prompts must fit
+    for name, value in (fixed or {}).items():
+        chosen[name] = st.just(value)
+    return st.fixed_dictionaries(chosen)
+
+
+_KNOWN: Mapping[str, st.SearchStrategy[Any]] = {
+    "max_num_seqs": st.integers(3, 8),
+    "max_num_batched_tokens": st.integers(3, 40),
+    "chunked_prefill": st.sampled_from([True, True, True, False]),
+    "long_prefill_token_threshold": st.sampled_from([0, 0, 2, 5]),
+    "delay_factor": st.sampled_from([0.0, 0.0, 0.5]),
+}
+
+
+@st.composite
+def engine_settings(
+    draw: st.DrawFn,
+    registry: Registry,
+    fixed: Mapping[str, ComponentSettings] | None = None,
+    max_blocks: int = 24,
+) -> dict[str, Any]:
+    """Settings for the ``memory`` executor, as keywords: any registered policies, a small pool.
+
+    Args:
+        fixed: by slot, components that are not to be drawn; options that were given to them stay.
+    """
+    tables: dict[str, Any] = {}
+    for slot in POLICY_SLOTS:
+        given = (fixed or {}).get(slot)
+        if given is None:
+            name = draw(st.sampled_from(sorted(registry.of(slot))))
+            tables[slot] = draw(component_options(registry.get(slot, name).settings))
+        else:
+            set_fields = {name: getattr(given, name) for name in given.model_fields_set}
+            tables[slot] = draw(component_options(type(given), set_fields))
+    return {
+        **tables,
+        "executor": "memory",
+        "block_size": draw(st.sampled_from([1, 2, 3, 4, 8])),
+        "num_blocks": draw(st.integers(6, max_blocks)),
+        "num_host_blocks": draw(st.sampled_from([0, 4, 30])),
+        "max_model_len": 64,
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.1])),
+    }

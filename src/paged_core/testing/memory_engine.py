@@ -1,0 +1,62 @@
+"""An engine without a model: its cache holds token ids, its clock counts steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paged_core.engine import Engine
+from paged_core.errors import RequestError
+from paged_core.interfaces.observer import Observer
+from paged_core.registry import Registry
+from paged_core.sequence import SequenceGroup
+from paged_core.settings import settings_class
+from paged_core.testing.workload import Workload
+from paged_core.wiring import build_engine
+
+
+def build_memory_engine(
+    registry: Registry | None = None,
+    *,
+    observers: Sequence[Observer] = (),
+    clock: Callable[[], float] | None = None,
+    **settings: Any,
+) -> Engine:
+    """Build an engine on the ``memory`` executor, which reads every sequence back as it runs.
+
+    Args:
+        registry: where the components come from; what is installed, unless told otherwise.
+        clock: seconds; without one, the number of the step.
+        settings: of the engine; without them 64 blocks of 4 tokens, ``max_model_len`` 64.
+    """
+    registry = registry or Registry.discover()
+    values = {"num_blocks": 64, "block_size": 4, "max_model_len": 64, **settings}
+    chosen = settings_class(registry)(**{"executor": "memory", **values})
+    engine = build_engine(chosen, registry, observers=observers)
+    engine.clock = clock or (lambda: float(engine.num_steps))
+    return engine
+
+
+def serve(engine: Engine, workload: Workload, *, max_steps: int = 3000) -> dict[str, SequenceGroup]:
+    """Serve a workload to its end; return its requests by id, without those that were refused.
+
+    Raises:
+        AssertionError: it does not end.
+    """
+    groups: dict[str, SequenceGroup] = {}
+    to_come = list(workload.requests)
+    aborts = list(workload.aborts)
+    step = 0
+    while to_come or engine.has_unfinished:
+        for request in [request for due, request in to_come if due <= step]:
+            try:
+                groups[request.id] = engine.add(request)
+            except RequestError:
+                continue
+        to_come = [item for item in to_come if item[0] > step]
+        for request_id in [request_id for due, request_id in aborts if due == step]:
+            engine.abort(request_id)
+        engine.step()
+        step += 1
+        assert step < max_steps, f"no end in sight after {step} steps: {list(engine.groups)}"
+    return groups

@@ -1,0 +1,65 @@
+"""Requests to serve in a test, and Hypothesis strategies that think of mean ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from paged_core.request import Request, SamplingParams
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests with the step in which each arrives, and those that are aborted before a step."""
+
+    requests: tuple[tuple[int, Request], ...]
+    aborts: tuple[tuple[int, str], ...] = ()
+
+
+def simple_request(
+    name: str, prompt: int | tuple[int, ...], max_tokens: int, *, n: int = 1, priority: int = 0
+) -> Request:
+    """Return a greedy request.
+
+    Args:
+        prompt: token ids, or how many: then they begin with a hash of ``name``, so that no two
+            requests share a prefix.
+    """
+    if isinstance(prompt, int):
+        first = 1000 * (1 + sum(name.encode()) % 10_000)
+        prompt = tuple(range(first, first + prompt))
+    sampling = SamplingParams(max_tokens=max_tokens, n=n)
+    return Request(id=name, prompt=prompt, sampling=sampling, priority=priority)
+
+
+@st.composite
+def requests(draw: st.DrawFn, name: str = "r", number: int = 0) -> Request:
+    """One request over a tiny alphabet, so that prefixes are often shared."""
+    sampling = SamplingParams(
+        n=draw(st.sampled_from([1, 1, 1, 2, 3])),
+        temperature=draw(st.sampled_from([0.0, 1.0])),
+        max_tokens=draw(st.integers(1, 12)),
+    )
+    return Request(
+        id=f"{name}{number}",
+        prompt=tuple(draw(st.lists(st.integers(0, 1), min_size=1, max_size=16))),
+        sampling=sampling,
+        priority=draw(st.integers(0, 2)),
+        arrival=float(number),
+        cache_salt=draw(st.sampled_from([None, None, "salt"])),
+        tenant=draw(st.sampled_from(["", "a", "b"])),
+        deadline=draw(st.sampled_from([None, 5.0, 50.0])),
+    )
+
+
+@st.composite
+def workloads(draw: st.DrawFn, max_requests: int = 7, max_aborts: int = 2) -> Workload:
+    """A few requests that arrive within some steps of each other; some are given up."""
+    count = draw(st.integers(1, max_requests))
+    coming = [(draw(st.integers(0, 8)), draw(requests("r", number))) for number in range(count)]
+    ids = [request.id for _, request in coming]
+    aborts = draw(
+        st.lists(st.tuples(st.integers(0, 12), st.sampled_from(ids)), max_size=max_aborts)
+    )
+    return Workload(tuple(coming), tuple(aborts))

@@ -1,0 +1,52 @@
+"""The same families on a CUDA device: nothing in the runner or the executor may assume a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from integration import tiny_models
+from integration.step_driver import StepDriver, load_runner, make_executor, run_at_random, settings
+
+NUM_TOKENS = 8
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(),
+        reason=f"torch {torch.__version__} finds no CUDA device here",
+    ),
+]
+
+
+@pytest.mark.parametrize("name", list(tiny_models.FAMILIES))
+def test_greedy_tokens_equal_those_of_generate(name: str, tmp_path: Path) -> None:
+    folder = tiny_models.save(name, tmp_path)
+    expected = tiny_models.generate(folder, tiny_models.PROMPTS, NUM_TOKENS, device="cuda")
+    for block_size in (1, 4, 16, 256):
+        chosen = settings(
+            folder, device="cuda", block_size=block_size, num_blocks=max(4, 160 // block_size)
+        )
+        driver = StepDriver(
+            make_executor(chosen, needs_host_blocks=True), block_size, seed=block_size
+        )
+        assert run_at_random(driver, tiny_models.PROMPTS, NUM_TOKENS) == expected
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_low_precision(dtype: str, tmp_path: Path) -> None:
+    folder = tiny_models.save("llama", tmp_path)
+    chosen = settings(folder, device="auto", dtype=dtype, num_blocks=20)
+    driver = StepDriver(make_executor(chosen, needs_host_blocks=True), 16)
+    outputs = run_at_random(driver, tiny_models.PROMPTS, NUM_TOKENS)
+    assert [len(output) for output in outputs] == [NUM_TOKENS] * len(tiny_models.PROMPTS)
+
+
+def test_auto_chooses_cuda_and_measures_its_memory(tmp_path: Path) -> None:
+    folder = tiny_models.save("llama", tmp_path)
+    assert load_runner(settings(folder, device="auto")).layers[0].device.startswith("cuda")
+    executor = make_executor(settings(folder, device="auto"), needs_host_blocks=True)
+    capacity = executor.start()
+    assert capacity.num_blocks == capacity.num_host_blocks == 128

@@ -1,0 +1,267 @@
+"""A checkpoint that cannot be served is refused with a reason and a remedy; nothing is made up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from huggingface_hub import constants
+from transformers.utils import logging
+
+from integration import tiny_models
+from integration.step_driver import load_runner, settings
+from paged_backends.checkpoint import Checkpoint, resolve_checkpoint
+from paged_backends.dtype import choose_dtype
+from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tiny_models.save("llama", tmp_path)
+
+
+def change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def refused(folder: Path | str, reason: str, **changes: Any) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        load_runner(settings(folder, **changes))
+
+
+# ---------------------------------------------------------------------- where it is
+
+
+def test_demo_is_the_folder_of_the_package() -> None:
+    assert (resolve_checkpoint("demo") / "config.json").is_file()
+
+
+@pytest.mark.parametrize("model", ["./none", "/no/such/folder", "~/none", "a/b/c", ""])
+def test_a_missing_folder_is_not_looked_for_on_the_hub(model: str) -> None:
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        resolve_checkpoint(model)
+
+
+def test_a_file_is_not_a_folder(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="is a file"):
+        resolve_checkpoint(str(folder / "config.json"))
+
+
+def test_an_impossible_id_says_what_is_possible() -> None:
+    with pytest.raises(CheckpointError, match="neither a folder nor a hub id"):
+        resolve_checkpoint("a b/c")
+
+
+def test_offline_a_hub_id_asks_for_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"hub cannot be reached.*give a folder"):
+        resolve_checkpoint("someone/some-model-that-is-nowhere")
+
+
+def test_reading_a_checkpoint_imports_nothing_heavy(folder: Path) -> None:
+    code = (
+        "import sys; import paged_backends.plugin\n"
+        "from paged_backends.checkpoint import Checkpoint\n"
+        f"c = Checkpoint.open({str(folder)!r}); c.check_weights(allow_pickle=False);"
+        "assert c.model_type == 'llama';"
+        "sys.exit(int(bool({'torch', 'transformers'} & set(sys.modules))))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---------------------------------------------------------------------- what it holds
+
+
+def test_no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    refused(folder, "no config.json")
+
+
+def test_broken_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    refused(folder, "cannot be read as JSON")
+
+
+def test_config_of_nothing(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+    refused(folder, "does not hold a JSON object")
+
+
+def test_nonsense_in_config(folder: Path) -> None:
+    change(folder / "config.json", num_attention_heads="many")
+    refused(folder, "does not describe a llama")
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    refused(folder, "no weights")
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def _cut_to_header(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _garble(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[8:40] = b"x" * 32
+    path.write_bytes(content)
+
+
+def _pointer(path: Path) -> None:
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (_truncate, "its header promises"),
+        (_cut_to_header, "truncated"),
+        (_empty, "truncated"),
+        (_garble, "corrupt"),
+        (_pointer, "git lfs pull"),
+    ],
+)
+def test_damaged_weights(folder: Path, damage: Callable[[Path], None], reason: str) -> None:
+    damage(folder / "model.safetensors")
+    refused(folder, reason)
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    tiny_models.save("llama", tmp_path, max_shard_size="100KB")
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 1
+    assert load_runner(settings(tmp_path)).vocab_size == 300
+    shards[0].unlink()
+    refused(tmp_path, "lacks 1 of")
+
+
+def test_pickles_only_where_allowed(folder: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    refused(folder, "allow_pickle")
+    assert load_runner(settings(folder, allow_pickle=True)).vocab_size == 300
+
+
+def test_weights_of_another_kind_of_model(tmp_path: Path) -> None:
+    config = tiny_models.FAMILIES["llama"]()
+    transformers.LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    refused(tmp_path, "lacks the weights lm_head.weight")
+
+
+def test_weights_of_another_size(folder: Path) -> None:
+    change(folder / "config.json", intermediate_size=80)
+    refused(folder, "other shapes|cannot be loaded")
+
+
+# ---------------------------------------------------------------------- what it is
+
+
+def test_unknown_architecture(folder: Path) -> None:
+    change(folder / "config.json", model_type="lllama")
+    with pytest.raises(UnsupportedModel, match=r"'lllama'.*does not know"):
+        load_runner(settings(folder))
+
+
+def test_code_from_the_checkpoint_is_not_run_unasked(folder: Path) -> None:
+    change(folder / "config.json", model_type="own", auto_map={"AutoConfig": "own.Config"})
+    (folder / "own.py").write_text("raise SystemExit('ran')")
+    with pytest.raises(UnsupportedModel, match="trust_remote_code"):
+        load_runner(settings(folder))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (transformers.T5Config(d_model=16), "encoder-decoder"),
+        (transformers.ViTConfig(), "not a causal language model"),
+    ],
+)
+def test_other_kinds_of_model(config: Any, reason: str, tmp_path: Path) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=reason):
+        load_runner(settings(tmp_path))
+
+
+def test_rope_that_depends_on_the_longest_sequence_bounds_the_length(tmp_path: Path) -> None:
+    tiny_models.FAMILIES["phi3"]().save_pretrained(tmp_path)
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+        "original_max_position_embeddings": 64,
+        "partial_rotary_factor": 1.0,
+    }
+    change(tmp_path / "config.json", rope_parameters=rope, original_max_position_embeddings=64)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    assert load_runner(settings(tmp_path)).max_model_len == 64
+
+
+# ---------------------------------------------------------------------- how it is loaded
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dtype(folder: Path, dtype: str) -> None:
+    runner = load_runner(settings(folder, dtype=dtype))
+    assert {layer.dtype for layer in runner.layers} == {dtype}
+
+
+@pytest.fixture(scope="module")
+def folder_16_bit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bfloat16")
+    model = transformers.AutoModelForCausalLM.from_config(tiny_models.FAMILIES["llama"]())
+    model.to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+def test_a_small_16_bit_model_computes_in_float32_on_a_processor(folder_16_bit: Path) -> None:
+    assert load_runner(settings(folder_16_bit)).layers[0].dtype == "float32"
+    asked = load_runner(settings(folder_16_bit, dtype="bfloat16"))
+    assert asked.layers[0].dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(("supported", "dtype"), [(True, "auto"), (False, torch.float32)])
+def test_a_large_16_bit_model_does_so_where_bfloat16_is_slow(
+    folder_16_bit: Path, supported: bool, dtype: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paged_backends.dtype.SMALL_BYTES", 0)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: supported)
+    checkpoint = Checkpoint.open(str(folder_16_bit))
+    assert choose_dtype("auto", checkpoint, torch.device("cpu")) == dtype
+    assert choose_dtype("auto", checkpoint, torch.device("cuda")) == "auto"
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "nonsense"])
+def test_device_that_is_not_there(folder: Path, device: str) -> None:
+    with pytest.raises(SettingsError, match="device"):
+        load_runner(settings(folder, device=device))
+
+
+def test_loading_is_silent_and_leaves_the_library_as_it_was(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    capfd.readouterr()
+    load_runner(settings(folder))
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,317 @@
+"""A KVCache under any sequence of operations, against a cache that is read and written by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from paged_core.errors import OutOfBlocks
+from paged_core.kv_cache import CacheChanges
+from paged_core.sequence import BlockId, SeqId, SequenceGroup, SequenceState, Status
+from unit.block_tables import make_cache, make_group
+
+BLOCK_SIZE = 3
+NUM_BLOCKS = 7
+NUM_HOST_BLOCKS = 5
+TOKENS = st.integers(0, 1)
+
+
+class BlockTables(RuleBasedStateMachine):
+    """Groups come, grow, fork, give way and leave; steps run or fail.
+
+    The model is the memory of an executor, which is told of changes only. What every sequence reads
+    back through the table that the executor has must be its tokens.
+    """
+
+    allocator: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = make_cache(
+            NUM_BLOCKS, BLOCK_SIZE, num_host_blocks=NUM_HOST_BLOCKS, **self.allocator
+        )
+        self.waiting: list[SequenceGroup] = []
+        self.running: list[SequenceGroup] = []
+        self.swapped: list[SequenceGroup] = []
+        self.plan: dict[SeqId, tuple[SequenceState, int]] = {}
+        self.moved: list[SequenceGroup] = []
+        self.depends_on_plan = False
+        self.device = [[-1] * BLOCK_SIZE for _ in range(NUM_BLOCKS)]
+        self.host = [[-1] * BLOCK_SIZE for _ in range(NUM_HOST_BLOCKS)]
+        self.tables: dict[SeqId, list[BlockId]] = {}
+        self.next_id = 10**6
+
+    # ------------------------------------------------------------------ while a step is planned
+
+    @initialize(prompts=st.lists(st.lists(TOKENS, min_size=1, max_size=8), min_size=1, max_size=3))
+    def some_come(self, prompts: list[list[int]]) -> None:
+        for prompt in prompts:
+            self.comes(prompt, 2, None)
+
+    @rule(
+        prompt=st.lists(TOKENS, min_size=1, max_size=8),
+        n=st.integers(1, 3),
+        salt=st.sampled_from([None, None, "salt"]),
+    )
+    def comes(self, prompt: list[int], n: int, salt: str | None) -> None:
+        if len(self.waiting) < 3:
+            group = make_group(prompt, n, cache_salt=salt)
+            self.waiting.append(group)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def admit(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from(self.waiting))
+        hits = []
+        for sequence in group.live:
+            hit = self.cache.lookup(sequence, len(sequence.tokens) - 1)
+            hits.append(hit)
+        if len(group.live) > 1:
+            needed = sum(self.cache.blocks_for(len(s.tokens)) for s in group.live)
+            if needed > self.cache.num_free:
+                return
+        for sequence in group.live:
+            hit = self.cache.lookup(sequence, len(sequence.tokens) - 1)
+            skipped = len(hit.blocks) * BLOCK_SIZE
+            count = data.draw(st.integers(1, len(sequence.tokens) - skipped))
+            free = self.cache.num_free
+            try:
+                self.cache.admit(sequence, count, hit, skipped)
+            except OutOfBlocks:
+                assert self.cache.num_free == free
+                assert not sequence.table.blocks
+                assert len(group.live) == 1
+                return
+            assert sequence.num_scheduled == skipped
+            self.plan[sequence.id] = sequence, count
+            if hit.num_settled < len(hit.blocks):
+                self.depends_on_plan = True
+        self.waiting.remove(group)
+        self.running.append(group)
+        group.status = Status.RUNNING
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def grow(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from(self.running))
+        for sequence in group.live:
+            if sequence.id in self.plan or not sequence.num_pending:
+                continue
+            count = data.draw(st.integers(1, sequence.num_pending))
+            if sequence.num_scheduled + count >= sequence.capacity:
+                before = self.cache.num_free, list(sequence.table.blocks)
+                try:
+                    self.cache.reserve(sequence, count)
+                except OutOfBlocks:
+                    assert (self.cache.num_free, sequence.table.blocks) == before
+                    continue
+            self.plan[sequence.id] = sequence, count
+
+    @precondition(lambda self: self.running and not self.depends_on_plan)
+    @rule(data=st.data(), swap=st.booleans())
+    def give_way(self, data: st.DataObject, swap: bool) -> None:
+        group = data.draw(st.sampled_from(self.running))
+        if swap:
+            before = self.cache.num_free, self.cache.num_free_host
+            try:
+                self.cache.swap_out(group)
+            except OutOfBlocks:
+                assert (self.cache.num_free, self.cache.num_free_host) == before
+                return
+            self.swapped.append(group)
+            self.moved.append(group)
+            group.status = Status.SWAPPED
+        else:
+            self.cache.release_group(group)
+            self.waiting.append(group)
+            group.status = Status.WAITING
+        self.running.remove(group)
+        for sequence in group.live:
+            self.plan.pop(sequence.id, None)
+
+    @precondition(lambda self: self.swapped)
+    @rule(data=st.data())
+    def swap_in(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from(self.swapped))
+        if group in self.moved:
+            return
+        needed, free = self.cache.distinct_blocks(group), self.cache.num_free
+        try:
+            self.cache.swap_in(group)
+        except OutOfBlocks:
+            assert needed > free == self.cache.num_free
+            return
+        assert self.cache.num_free >= free - needed
+        self.swapped.remove(group)
+        self.running.append(group)
+        group.status = Status.RUNNING
+
+    # ------------------------------------------------------------------ between steps
+
+    @precondition(lambda self: not self.plan and not self.cache.has_transfers)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        groups = [*self.waiting, *self.running, *self.swapped]
+        if not groups:
+            return
+        group = data.draw(st.sampled_from(groups))
+        sequence = data.draw(st.sampled_from(group.live))
+        self.end(group, sequence)
+
+    @rule(data=st.data())
+    def run_step(self, data: st.DataObject) -> None:
+        changes = self.cache.take_changes()
+        self.apply(changes)
+        for sequence, count in self.plan.values():
+            self.compute(sequence, count)
+        for sequence, _ in list(self.plan.values()):
+            if sequence.num_computed == len(sequence.tokens):
+                self.draw(data, sequence)
+        self.plan.clear()
+        self.moved.clear()
+        self.depends_on_plan = False
+        self.check_conservation()
+
+    @precondition(lambda self: self.plan or self.cache.has_transfers)
+    @rule(executed=st.booleans())
+    def fail_step(self, executed: bool) -> None:
+        changes = self.cache.take_changes()
+        if executed:
+            self.apply(changes)
+        sequences = [sequence for sequence, _ in self.plan.values()]
+        groups = dict.fromkeys(
+            s.group for s in [*sequences, *changes.added.values()] if s.group.live
+        )
+        groups.update(dict.fromkeys(self.moved))
+        self.cache.retract(changes)
+        for group in groups:
+            for sequence in list(group.live):
+                self.end(group, sequence)
+        self.plan.clear()
+        self.moved.clear()
+        self.depends_on_plan = False
+        self.check_conservation()
+
+    # ------------------------------------------------------------------ the model
+
+    def end(self, group: SequenceGroup, sequence: SequenceState) -> None:
+        self.cache.release(sequence)
+        group.live.remove(sequence)
+        if not group.live:
+            for queue in (self.waiting, self.running, self.swapped):
+                if group in queue:
+                    queue.remove(group)
+
+    def apply(self, changes: CacheChanges) -> None:
+        for seq_id in changes.removed:
+            self.tables.pop(seq_id, None)
+        for source, target in changes.swap_out:
+            self.host[target] = list(self.device[source])
+        for target, source in changes.swap_in.items():
+            self.device[target] = list(self.host[source])
+        read = {target: list(self.device[source]) for target, source in changes.copies.items()}
+        for target, content in read.items():
+            self.device[target] = content
+        for sequence in changes.added.values():
+            self.tables[sequence.id] = list(sequence.table.blocks)
+        for seq_id, index, block in zip(
+            changes.edit_ids, changes.edit_indices, changes.edit_blocks, strict=True
+        ):
+            table = self.tables[seq_id]
+            table[index : index + 1] = [block]
+
+    def compute(self, sequence: SequenceState, count: int) -> None:
+        table = self.tables[sequence.id]
+        for position in range(sequence.num_scheduled, sequence.num_scheduled + count):
+            block = self.device[table[position // BLOCK_SIZE]]
+            block[position % BLOCK_SIZE] = sequence.tokens[position]
+        sequence.num_scheduled += count
+        sequence.num_computed = sequence.num_scheduled
+
+    def draw(self, data: st.DataObject, sequence: SequenceState) -> None:
+        group = sequence.group
+        if not group.forked:
+            for index in range(1, group.request.sampling.n):
+                self.next_id += 1
+                child = SequenceState(SeqId(self.next_id), group, index, list(sequence.tokens))
+                self.cache.fork(sequence, child)
+                child.tokens.append(data.draw(TOKENS))
+                group.live.append(child)
+            group.forked = True
+        sequence.tokens.append(data.draw(TOKENS))
+        if len(sequence.tokens) > 14:
+            self.end(group, sequence)
+
+    @invariant()
+    def every_sequence_reads_back_as_its_tokens(self) -> None:
+        if self.plan or self.cache.has_transfers:
+            return
+        for group in self.running:
+            for sequence in group.live:
+                if sequence.id not in self.tables:
+                    continue  # forked since the last step
+                blocks = self.tables[sequence.id]
+                held = [token for block in blocks for token in self.device[block]]
+                computed = sequence.num_computed
+                assert held[:computed] == sequence.tokens[:computed], sequence
+
+    def check_conservation(self) -> None:
+        groups = [*self.waiting, *self.running, *self.swapped]
+        device = {b for g in groups for s in g.live for b in s.table.blocks}
+        host = {b for g in groups for s in g.live for b in s.table.host_blocks}
+        assert self.cache.num_free == NUM_BLOCKS - len(device)
+        assert self.cache.num_free_host == NUM_HOST_BLOCKS - len(host)
+        for group in self.running:
+            for sequence in group.live:
+                if sequence.id in self.tables:
+                    assert self.tables[sequence.id] == sequence.table.blocks
+
+    def teardown(self) -> None:
+        self.cache.take_changes()
+        for group in [*self.waiting, *self.running, *self.swapped]:
+            self.cache.release_group(group)
+        assert self.cache.num_free == NUM_BLOCKS
+        assert self.cache.num_free_host == NUM_HOST_BLOCKS
+
+
+ALLOCATORS = pytest.mark.parametrize(
+    "allocator",
+    [
+        {"allocator": "uncached"},
+        {"allocator": "hash_cached"},
+        {"allocator": "hash_cached", "merge_duplicates": True},
+    ],
+    ids=["uncached", "hash_cached", "merging"],
+)
+
+
+def run_machine(allocator: dict[str, Any], max_examples: int, num_steps: int) -> None:
+    machine = type("Machine", (BlockTables,), {"allocator": allocator})
+    run_state_machine_as_test(
+        machine,
+        settings=hypothesis_settings(
+            max_examples=max_examples, stateful_step_count=num_steps, deadline=None
+        ),
+    )
+
+
+@ALLOCATORS
+def test_tables_read_back_whatever_happens(allocator: dict[str, Any]) -> None:
+    run_machine(allocator, 80, 40)
+
+
+@pytest.mark.slow
+@ALLOCATORS
+def test_tables_read_back_whatever_happens_for_long(allocator: dict[str, Any]) -> None:
+    run_machine(allocator, 3000, 60)

@@ -1,0 +1,501 @@
+"""Block tables: what may be done to them, and that what fails has changed nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paged_core.errors import OutOfBlocks
+from paged_core.kv_cache import KVCache
+from paged_core.request import SamplingParams
+from paged_core.sequence import SequenceGroup, SequenceState, Status
+from unit.block_tables import finish_step, fork, make_cache, make_group, started
+
+
+def state_of(cache: KVCache, *groups: SequenceGroup) -> Any:
+    """Everything that an operation that raises must leave alone."""
+    tables = [
+        (list(s.table.blocks), list(s.table.host_blocks), s.table.num_published)
+        for group in groups
+        for s in group.live
+    ]
+    counters = [
+        (s.num_computed, s.num_scheduled, s.capacity) for group in groups for s in group.live
+    ]
+    return tables, counters, cache.num_free, cache.num_free_host, repr(cache._changes)
+
+
+def grow(cache: KVCache, sequence: SequenceState, num_tokens: int = 1) -> None:
+    """Plan the pending tokens of a sequence, with so many more appended first."""
+    sequence.tokens.extend(2000 + i for i in range(num_tokens - sequence.num_pending))
+    cache.reserve(sequence, num_tokens)
+
+
+class TestReserve:
+    def test_takes_a_block_only_across_a_boundary(self) -> None:
+        cache = make_cache(block_size=4)
+        (sequence,) = started(cache, 3).live
+        grow(cache, sequence)
+        assert (cache.num_free, sequence.capacity) == (7, 4)
+        finish_step(cache, sequence)
+        grow(cache, sequence)
+        assert (cache.num_free, sequence.capacity) == (6, 8)
+
+    def test_takes_all_or_nothing(self) -> None:
+        cache = make_cache(num_blocks=3, block_size=2)
+        group = started(cache, 4)
+        (sequence,) = group.live
+        before = state_of(cache, group)
+        with pytest.raises(OutOfBlocks):
+            cache.reserve(sequence, 3)
+        assert state_of(cache, group) == before
+        cache.reserve(sequence, 2)
+
+    def test_an_admission_that_fails_takes_nothing(self) -> None:
+        cache = make_cache(num_blocks=3, block_size=2)
+        first = started(cache, [1, 2, 3, 4])
+        cache.release_group(first)
+        group = make_group([1, 2, 3, 4, 5, 6, 7])
+        (sequence,) = group.live
+        hit = cache.lookup(sequence, 6)
+        assert (len(hit.blocks), hit.num_settled, hit.num_idle) == (2, 2, 2)
+        before = state_of(cache, group)
+        with pytest.raises(OutOfBlocks):
+            cache.admit(sequence, 3, hit, 4)
+        assert state_of(cache, group) == before
+        assert [cache._allocator.ref_count(block) for block in hit.blocks] == [0, 0]
+        cache.admit(sequence, 2, hit, 4)
+        assert cache.num_free == 0
+
+    def test_a_copy_on_write_that_fails_changes_nothing(self) -> None:
+        cache = make_cache(num_blocks=1)
+        group = started(cache, 2, n=2)
+        parent, _ = fork(cache, group, 2)
+        before = state_of(cache, group)
+        with pytest.raises(OutOfBlocks):
+            cache.reserve(parent, 1)
+        assert state_of(cache, group) == before
+
+    def test_blocks_to_grow_foretells_what_is_taken(self) -> None:
+        for prompt in range(1, 9):
+            cache = make_cache(num_blocks=16, block_size=4)
+            group = started(cache, prompt, n=3)
+            sequences = fork(cache, group, 3)
+            expected, free = cache.blocks_to_grow(group), cache.num_free
+            for sequence in sequences:
+                cache.reserve(sequence, 1)
+            assert free - cache.num_free == expected
+
+    def test_the_watermark_is_a_whole_number_of_blocks(self) -> None:
+        assert make_cache(num_blocks=19, watermark=0.1).watermark_blocks == 1
+
+
+class TestFork:
+    def test_shares_every_block(self) -> None:
+        cache = make_cache(block_size=4)
+        group = started(cache, 6, n=3)
+        first, second, third = fork(cache, group, 3)
+        assert first.table.blocks == second.table.blocks == third.table.blocks
+        assert cache.num_free == 6
+        assert cache.distinct_blocks(group) == 2
+        assert second.num_computed == 6
+
+    def test_whoever_writes_first_copies_and_the_last_keeps_the_original(self) -> None:
+        cache = make_cache(block_size=4)
+        group = started(cache, 6, n=3)
+        sequences = fork(cache, group, 3)
+        finish_step(cache)
+        shared, tail = sequences[0].table.blocks
+        for sequence in sequences:
+            cache.reserve(sequence, 1)
+        changes = cache.take_changes()
+        tails = [sequence.table.blocks[1] for sequence in sequences]
+        assert all(sequence.table.blocks[0] == shared for sequence in sequences)
+        assert len(set(tails)) == 3
+        assert tails[2] == tail
+        assert changes.copies == {tails[0]: tail, tails[1]: tail}
+        assert list(
+            zip(changes.edit_ids, changes.edit_indices, changes.edit_blocks, strict=True)
+        ) == [
+            (sequences[0].id, 1, tails[0]),
+            (sequences[1].id, 1, tails[1]),
+        ]
+
+    def test_a_full_last_block_is_not_copied(self) -> None:
+        for allocator in ("uncached", "hash_cached"):
+            cache = make_cache(block_size=4, allocator=allocator)
+            group = started(cache, 4, n=2)
+            sequences = fork(cache, group, 2)
+            for sequence in sequences:
+                cache.reserve(sequence, 1)
+            assert not cache.take_changes().copies
+            assert cache.num_free == 8 - 3
+
+    def test_a_lone_survivor_writes_in_place(self) -> None:
+        cache = make_cache()
+        group = started(cache, 2, n=2)
+        parent, child = fork(cache, group, 2)
+        cache.release(parent)
+        group.live.remove(parent)
+        cache.reserve(child, 1)
+        assert not cache.take_changes().copies
+        assert cache.num_free == 7
+
+    def test_release_gives_back_what_nobody_else_holds(self) -> None:
+        cache = make_cache(block_size=4)
+        group = started(cache, 6, n=2)
+        parent, child = fork(cache, group, 2)
+        cache.release(parent)
+        assert cache.num_free == 6
+        cache.release(child)
+        assert cache.num_free == 8
+        assert (child.num_computed, child.capacity, child.table.blocks) == (0, 0, [])
+
+    def test_a_copy_to_a_block_that_was_given_back_is_dropped(self) -> None:
+        cache = make_cache(block_size=4)
+        group = started(cache, 6, n=2)
+        parent, child = fork(cache, group, 2)
+        cache.reserve(parent, 1)
+        cache.release(parent)
+        cache.release(child)
+        assert not cache.has_transfers
+        assert not cache.take_changes().copies
+
+
+class TestSwap:
+    def test_goes_to_the_host_and_comes_back(self) -> None:
+        cache = make_cache(num_host_blocks=4)
+        group = started(cache, 10)
+        (sequence,) = group.live
+        blocks = list(sequence.table.blocks)
+        cache.swap_out(group)
+        group.status = Status.SWAPPED
+        out = cache.take_changes()
+        host = list(sequence.table.host_blocks)
+        assert out.swap_out == list(zip(blocks, host, strict=True))
+        assert out.removed == [sequence.id]
+        assert (cache.num_free, cache.num_free_host) == (8, 1)
+        assert sequence.num_computed == 10
+        cache.swap_in(group)
+        assert cache.num_free_host == 1, "the host blocks are read by the step to come"
+        back = cache.take_changes()
+        assert back.swap_in == dict(zip(sequence.table.blocks, host, strict=True))
+        assert list(back.added) == [sequence.id]
+        assert (cache.num_free, cache.num_free_host) == (5, 4)
+
+    def test_sharing_inside_a_group_survives(self) -> None:
+        cache = make_cache(num_host_blocks=2)
+        group = started(cache, 6, n=3)
+        sequences = fork(cache, group, 3)
+        cache.swap_out(group)
+        assert cache.num_free_host == 0
+        assert len({tuple(s.table.host_blocks) for s in sequences}) == 1
+        cache.take_changes()
+        cache.swap_in(group)
+        assert len({tuple(s.table.blocks) for s in sequences}) == 1
+        assert cache.num_free == 6
+        assert cache._allocator.ref_count(sequences[0].table.blocks[0]) == 3
+        for sequence in sequences:
+            cache.reserve(sequence, 1)
+        assert len({s.table.blocks[1] for s in sequences}) == 3
+        cache.release_group(group)
+        cache.take_changes()
+        assert (cache.num_free, cache.num_free_host) == (8, 2)
+
+    def test_out_fails_without_change(self) -> None:
+        cache = make_cache(num_host_blocks=2)
+        group = started(cache, 10)
+        before = state_of(cache, group)
+        with pytest.raises(OutOfBlocks):
+            cache.swap_out(group)
+        assert state_of(cache, group) == before
+
+    def test_in_fails_without_change(self) -> None:
+        cache = make_cache(num_blocks=3, num_host_blocks=3)
+        group = started(cache, 10)
+        cache.swap_out(group)
+        group.status = Status.SWAPPED
+        other = started(cache, [7, 8, 9])
+        before = state_of(cache, group, other)
+        with pytest.raises(OutOfBlocks):
+            cache.swap_in(group)
+        assert state_of(cache, group, other) == before
+
+    def test_a_copy_planned_in_the_same_step_is_saved_from_its_source(self) -> None:
+        cache = make_cache(num_host_blocks=4)
+        group = started(cache, 6, n=2)
+        parent, child = fork(cache, group, 2)
+        shared, tail = parent.table.blocks
+        cache.reserve(parent, 1)
+        cache.swap_out(group)
+        changes = cache.take_changes()
+        assert not changes.copies, "nothing may write to a block that was given back"
+        saved = {host: device for device, host in changes.swap_out}
+        assert [saved[b] for b in parent.table.host_blocks] == [shared, tail]
+        assert [saved[b] for b in child.table.host_blocks] == [shared, tail]
+        assert cache.num_free_host == 1
+
+    def test_who_comes_back_cannot_leave_in_the_same_step(self) -> None:
+        cache = make_cache(num_host_blocks=16)
+        group = started(cache, 10)
+        cache.swap_out(group)
+        cache.take_changes()
+        cache.swap_in(group)
+        before = state_of(cache, group)
+        with pytest.raises(OutOfBlocks, match="on their way"):
+            cache.swap_out(group)
+        assert state_of(cache, group) == before
+        cache.take_changes()
+        cache.swap_out(group)
+
+    def test_release_of_what_is_swapped_out_frees_the_host(self) -> None:
+        cache = make_cache(num_host_blocks=4)
+        group = started(cache, 6, n=2)
+        parent, child = fork(cache, group, 2)
+        cache.swap_out(group)
+        cache.release(parent)
+        group.live.remove(parent)
+        assert cache.num_free_host == 2
+        cache.release(child)
+        assert (cache.num_free_host, cache.num_free) == (4, 8)
+
+    def test_release_right_after_swapping_in_drops_the_transfer(self) -> None:
+        cache = make_cache(num_host_blocks=4)
+        group = started(cache, 10)
+        cache.swap_out(group)
+        cache.take_changes()
+        cache.swap_in(group)
+        cache.release_group(group)
+        assert not cache.has_transfers
+        assert (cache.num_free_host, cache.num_free) == (4, 8)
+
+    def test_blocks_are_found_again_once_they_are_back(self) -> None:
+        cache = make_cache(num_blocks=3, num_host_blocks=4)
+        group = started(cache, 10)
+        cache.swap_out(group)
+        cache.take_changes()
+        filler = started(cache, [50] * 12)
+        cache.release_group(filler)
+        cache.swap_in(group)
+        cache.take_changes()
+        other = make_group(10).live[0]
+        assert list(cache.lookup(other, 9).blocks) == group.live[0].table.blocks[:2]
+
+
+class TestPrefixes:
+    def test_are_found_to_the_first_miss(self) -> None:
+        cache = make_cache(block_size=4)
+        held = started(cache, 12).live[0].table.blocks
+        other = make_group([*range(8), 77, *range(9, 20)]).live[0]
+        hit = cache.lookup(other, 19)
+        assert list(hit.blocks) == held[:2]
+        assert (hit.num_settled, hit.num_idle) == (2, 0)
+
+    def test_only_whole_blocks_of_what_was_asked_for(self) -> None:
+        cache = make_cache(block_size=4)
+        started(cache, 12)
+        other = make_group(12).live[0]
+        assert [len(cache.lookup(other, n).blocks) for n in (3, 4, 7, 8, 11, 12)] == [
+            0, 1, 1, 2, 2, 3,
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("field", ["cache_salt", "adapter"])
+    def test_are_shared_only_under_an_equal(self, field: str) -> None:
+        cache = make_cache(block_size=4)
+        started(cache, 8, **{field: "a"})
+        found = [
+            len(cache.lookup(make_group(8, **{field: value}).live[0], 8).blocks)
+            for value in ("a", "b", None)
+        ]
+        assert found == [2, 0, 0]
+
+    def test_a_salt_is_no_adapter(self) -> None:
+        cache = make_cache(block_size=4)
+        started(cache, 8, cache_salt="a")
+        assert not cache.lookup(make_group(8, adapter="a").live[0], 8).blocks
+
+    def test_nobody_skips_what_must_report_its_prompt(self) -> None:
+        cache = make_cache(block_size=4)
+        started(cache, 8)
+        asking = make_group(8, sampling=SamplingParams(prompt_logprobs=0)).live[0]
+        assert not cache.lookup(asking, 8).blocks
+
+    def test_blocks_filled_in_this_step_are_not_settled(self) -> None:
+        cache = make_cache(num_blocks=16, block_size=4)
+        started(cache, 4)
+        cache.admit(make_group(8).live[0], 8, cache.lookup(make_group(8).live[0], 4), 4)
+        hit = cache.lookup(make_group(8).live[0], 8)
+        assert (len(hit.blocks), hit.num_settled) == (2, 1)
+        cache.take_changes()
+        assert cache.lookup(make_group(8).live[0], 8).num_settled == 2
+
+    def test_idle_blocks_are_counted(self) -> None:
+        cache = make_cache(block_size=4)
+        cache.release_group(started(cache, 8))
+        hit = cache.lookup(make_group(8).live[0], 8)
+        assert (len(hit.blocks), hit.num_idle) == (2, 2)
+
+    def test_an_allocator_without_a_prefix_cache_finds_nothing(self) -> None:
+        cache = make_cache(block_size=4, allocator="uncached")
+        assert not cache.caches_prefixes
+        started(cache, 8)
+        assert not cache.lookup(make_group(8).live[0], 8).blocks
+
+    def test_what_a_withdrawn_chunk_published_is_not_found(self) -> None:
+        cache = make_cache(block_size=4)
+        group = make_group(8)
+        cache.admit(group.live[0], 8)
+        assert len(cache.lookup(make_group(8).live[0], 8).blocks) == 2
+        cache.release_group(group)
+        assert not cache.lookup(make_group(8).live[0], 8).blocks
+        assert cache.num_free == 8
+
+    def test_a_withdrawn_chunk_takes_back_only_its_own(self) -> None:
+        cache = make_cache(block_size=4)
+        group = started(cache, 4)
+        grow(cache, group.live[0], 4)
+        cache.release_group(group)
+        tokens = group.live[0].tokens
+        assert len(cache.lookup(make_group(tokens).live[0], 8).blocks) == 1
+
+    def test_what_a_failed_step_published_is_not_found(self) -> None:
+        cache = make_cache(block_size=4)
+        group = make_group(8)
+        cache.admit(group.live[0], 8)
+        cache.retract(cache.take_changes())
+        assert not cache.lookup(make_group(8).live[0], 8).blocks
+        cache.release_group(group)
+        assert cache.num_free == 8
+
+
+class TestMerging:
+    """Where the allocator lets a filled block give way to an equal one."""
+
+    @staticmethod
+    def cache(**options: Any) -> KVCache:
+        return make_cache(block_size=4, merge_duplicates=True, **options)
+
+    def test_adopts_a_block_of_an_earlier_step(self) -> None:
+        cache = self.cache()
+        held = started(cache, [1, 2, 3, 4]).live[0].table.blocks[0]
+        (sequence,) = started(cache, [1, 2, 3]).live
+        sequence.tokens.append(4)
+        cache.reserve(sequence, 1)
+        assert sequence.table.blocks == [held]
+        assert cache.num_free == 7
+        changes = cache.take_changes()
+        assert (changes.edit_ids, changes.edit_blocks) == ([sequence.id], [held])
+
+    def two_that_fill_equal_blocks(
+        self, cache: KVCache
+    ) -> tuple[SequenceGroup, SequenceGroup, list[int]]:
+        first, second = started(cache, [1, 2, 3]), started(cache, [1, 2, 3])
+        own = [group.live[0].table.blocks[0] for group in (first, second)]
+        for group in (first, second):
+            group.live[0].tokens.append(4)
+            cache.reserve(group.live[0], 1)
+        assert first.live[0].table.blocks == second.live[0].table.blocks == own[:1]
+        return first, second, own
+
+    def test_adopts_a_block_of_this_step(self) -> None:
+        cache = self.cache()
+        self.two_that_fill_equal_blocks(cache)
+        cache.take_changes()
+        assert cache.num_free == 7
+
+    @pytest.mark.parametrize("swap", [False, True])
+    def test_gets_its_own_back_when_the_other_is_withdrawn(self, swap: bool) -> None:
+        cache = self.cache(num_host_blocks=4)
+        first, second, own = self.two_that_fill_equal_blocks(cache)
+        if swap:
+            cache.swap_out(first)
+        else:
+            cache.release_group(first)
+        assert second.live[0].table.blocks == own[1:]
+        assert cache.num_free == 7
+        changes = cache.take_changes()
+        assert changes.edit_blocks[-1] == own[1]
+        assert list(cache.lookup(make_group([1, 2, 3, 4]).live[0], 4).blocks) == own[1:]
+        cache.release_group(second)
+        assert cache.num_free == 8
+
+    @pytest.mark.parametrize("swap", [False, True])
+    def test_leaves_nothing_behind_when_it_is_withdrawn_itself(self, swap: bool) -> None:
+        cache = self.cache(num_host_blocks=4)
+        first, second, own = self.two_that_fill_equal_blocks(cache)
+        if swap:
+            cache.swap_out(second)
+            assert [device for device, _ in cache._changes.swap_out] == own[1:]
+        else:
+            cache.release_group(second)
+        assert cache.num_free == 7
+        cache.take_changes()
+        cache.release_group(first)
+        cache.release_group(second)
+        assert (cache.num_free, cache.num_free_host) == (8, 4)
+
+    def test_a_source_that_is_still_to_be_copied_is_not_handed_out(self) -> None:
+        cache = self.cache(num_blocks=3)
+        group = started(cache, [1, 2, 3], n=2)
+        parent, child = fork(cache, group, 2)
+        tail = parent.table.blocks[0]
+        for sequence in (parent, child):
+            sequence.tokens[-1] = 4
+            cache.reserve(sequence, 1)
+        assert parent.table.blocks == child.table.blocks != [tail]
+        assert cache._changes.copies == {parent.table.blocks[0]: tail}
+        assert cache.num_free == 1
+        assert tail not in cache._allocator.allocate(1)
+        cache.take_changes()
+        assert cache.num_free == 1
+
+
+class TestChanges:
+    def test_a_new_sequence_is_sent_whole_and_then_by_edits(self) -> None:
+        cache = make_cache(block_size=4)
+        (sequence,) = make_group(4).live
+        cache.admit(sequence, 4)
+        changes = cache.take_changes()
+        assert list(changes.added) == [sequence.id]
+        assert not changes.edit_ids
+        sequence.num_scheduled = sequence.num_computed = 4
+        grow(cache, sequence)
+        changes = cache.take_changes()
+        assert not changes.added
+        assert (changes.edit_ids, changes.edit_indices) == ([sequence.id], [1])
+        assert changes.edit_blocks == sequence.table.blocks[1:]
+
+    def test_who_came_and_went_in_one_step_is_not_mentioned(self) -> None:
+        cache = make_cache()
+        group = make_group(4)
+        cache.admit(group.live[0], 4)
+        cache.release_group(group)
+        changes = cache.take_changes()
+        assert (changes.added, changes.removed) == ({}, [])
+
+    def test_who_left_and_came_back_is_removed_and_added(self) -> None:
+        cache = make_cache(block_size=4)
+        group = started(cache, 4)
+        (sequence,) = group.live
+        grow(cache, sequence)
+        cache.release(sequence)
+        cache.admit(sequence, 5)
+        changes = cache.take_changes()
+        assert changes.removed == [sequence.id]
+        assert list(changes.added) == [sequence.id]
+        assert not changes.edit_ids
+
+    def test_are_handed_over_once(self) -> None:
+        cache = make_cache()
+        group = started(cache, 4)
+        cache.release_group(group)
+        assert cache.take_changes().removed == [group.live[0].id]
+        assert cache.take_changes().removed == []
+
+    def test_a_failed_step_names_again_who_is_to_be_forgotten(self) -> None:
+        cache = make_cache()
+        group = started(cache, 4)
+        cache.release_group(group)
+        cache.retract(cache.take_changes())
+        assert cache.take_changes().removed == [group.live[0].id]
