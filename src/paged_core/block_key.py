@@ -11,8 +11,9 @@ class BlockKey:
     The hash covers the parent's hash, the block's tokens and ``extra`` (a cache salt, an adapter:
     whatever makes equal tokens differ), so a chain over a prompt costs one pass over its tokens.
     Equality never trusts the hash: it compares tokens up the two chains until they meet in the
-    same object. Keys found equal share their parents from then on, so comparing two long chains
-    block by block, first to last, looks at each block twice and not at all that precede it.
+    same object. Chains found equal share the parents of the left one (in a dictionary: of the key
+    that is stored) from then on, so looking up a long chain block by block, first to last, looks at
+    each block twice and not at all that precede it, however often it is done.
     """
 
     __slots__ = ("_hash", "extra", "num_tokens", "parent", "tokens")
@@ -44,7 +45,13 @@ class BlockKey:
             ):
                 return False
             ours, theirs = ours.parent, theirs.parent
-        self.parent = other.parent
+        ours, theirs = self, other
+        while ours is not theirs:
+            assert ours is not None
+            assert theirs is not None
+            above = theirs.parent
+            theirs.parent = ours.parent
+            ours, theirs = ours.parent, above
         return True
 
     def __repr__(self) -> str:

@@ -270,9 +270,11 @@ class Engine:
             self._keep_prompt_logprobs(result)
         ended = self._append(result)
         for seq_id, message in result.failed.items():
-            group = self._sequences[seq_id].group
-            self._finish_group(group, FinishReason.ERROR, message)
-            ended = True
+            if seq_id in self._sequences:
+                group = self._sequences[seq_id].group
+                _log.warning("request_failed", request=group.id, reason=message)
+                self._finish_group(group, FinishReason.ERROR, message)
+                ended = True
         if not ended:
             return []
         groups = dict.fromkeys(sequence.group for sequence in plan.sequences)
@@ -290,6 +292,10 @@ class Engine:
             if seq_id in heirs:
                 sequence = next(heirs[seq_id])
                 group = sequence.group
+                if sequence.finish_reason is not None:
+                    continue  # as below
+            elif seq_id not in sequences:
+                continue  # its request failed over a token of another sequence
             else:
                 sequence = sequences[seq_id]
                 group = sequence.group
@@ -382,7 +388,7 @@ class Engine:
         message = f"{type(error).__name__}: {error}"
         sequences = [*plan.sequences, *changes.added.values()]
         groups = dict.fromkeys([sequence.group for sequence in sequences])
-        groups.update(dict.fromkeys(plan.swapped_out))
+        groups.update((group, None) for group in plan.swapped_out if group.live)
         _log.error("step_failed", requests=[group.id for group in groups], reason=message)
         self.kv_cache.retract(changes)
         for group in groups:

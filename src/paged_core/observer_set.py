@@ -51,7 +51,7 @@ class ObserverSet:
                 _log.warning(
                     "observer_dropped",
                     observer=type(observer).__name__,
-                    event=event,
+                    during=event,
                     reason=f"{type(error).__name__}: {error}",
                 )
 

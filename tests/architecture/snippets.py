@@ -46,6 +46,8 @@ class Block:
         """Each command of a ``console`` block, and the lines that it prints."""
         for part in re.split(r"^\$ ", self.body, flags=re.MULTILINE)[1:]:
             command, *lines = part.rstrip("\n").split("\n")
+            while command.endswith("\\"):
+                command += f"\n{lines.pop(0)}"
             yield command, lines
 
 
@@ -112,7 +114,7 @@ def run(command: str, folder: Path, path: Sequence[str | Path] = ()) -> list[str
         timeout=300,
         check=False,
     )
-    return [line.rstrip() for line in done.stdout.splitlines()]
+    return [line.rstrip() for line in done.stdout.rstrip().splitlines()]
 
 
 def matches(expected: Sequence[str], printed: Sequence[str]) -> bool:

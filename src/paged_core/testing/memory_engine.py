@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paged_core.engine import Engine
@@ -18,7 +18,7 @@ from paged_core.wiring import build_engine
 def build_memory_engine(
     registry: Registry | None = None,
     *,
-    observers: Sequence[Observer] = (),
+    observers: Sequence[Observer | str | Mapping[str, Any]] = (),
     clock: Callable[[], float] | None = None,
     **settings: Any,
 ) -> Engine:
@@ -26,18 +26,26 @@ def build_memory_engine(
 
     Args:
         registry: where the components come from; what is installed, unless told otherwise.
+        observers: ready ones, and names or tables of others, as settings would have them.
         clock: seconds; without one, the number of the step.
         settings: of the engine; without them 64 blocks of 4 tokens, ``max_model_len`` 64.
     """
     registry = registry or Registry.discover()
-    values = {"num_blocks": 64, "block_size": 4, "max_model_len": 64, **settings}
-    chosen = settings_class(registry)(**{"executor": "memory", **values})
-    engine = build_engine(chosen, registry, observers=observers)
+    ready = [observer for observer in observers if isinstance(observer, Observer)]
+    values: dict[str, Any] = {
+        "executor": "memory",
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_model_len": 64,
+        "observers": [other for other in observers if not isinstance(other, Observer)],
+        **settings,
+    }
+    engine = build_engine(settings_class(registry)(**values), registry, observers=ready)
     engine.clock = clock or (lambda: float(engine.num_steps))
     return engine
 
 
-def serve(engine: Engine, workload: Workload, *, max_steps: int = 3000) -> dict[str, SequenceGroup]:
+def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[str, SequenceGroup]:
     """Serve a workload to its end; return its requests by id, without those that were refused.
 
     Raises:

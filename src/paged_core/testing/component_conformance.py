@@ -1,0 +1,125 @@
+"""What every conformance class has: a component, how it is built, and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from paged_core.component import Component, ComponentSettings
+from paged_core.registry import Registry
+from paged_core.testing.engine_settings import engine_settings
+from paged_core.testing.memory_engine import build_memory_engine, serve
+from paged_core.testing.registry import registry_with
+from paged_core.testing.round_trip import settings_round_trip
+from paged_core.testing.text_alone import check_served
+from paged_core.testing.workload import Workload, workloads
+
+
+class ComponentConformance:
+    """Base of the conformance classes. A subclass says which component it is about::
+
+        class TestMyOrder(QueueOrderConformance):
+            component = "my_order"
+
+    and inherits the tests. The component is looked up among what is installed; to test one that no
+    entry point names, override :meth:`make_registry` with
+    ``return registry_with(Component(...))``.
+    """
+
+    slot: ClassVar[str]
+    """Settings key of the slot; each conformance class sets it."""
+    component: ClassVar[str | Mapping[str, Any]]
+    """The name, or a table with ``name`` and options, as in a settings file."""
+    max_examples: ClassVar[int] = 60
+    """Examples that Hypothesis tries in each property."""
+
+    def make_registry(self) -> Registry:
+        """Where the component comes from."""
+        return registry_with()
+
+    @property
+    def registry(self) -> Registry:
+        """The registry, made once for each test."""
+        if "_registry" not in self.__dict__:
+            self.__dict__["_registry"] = self.make_registry()
+        registry: Registry = self.__dict__["_registry"]
+        return registry
+
+    @property
+    def record(self) -> Component:
+        """What its plugin says of the component."""
+        return self.registry.get(self.slot, self._table["name"])
+
+    @property
+    def options(self) -> ComponentSettings:
+        """Its options."""
+        return self.record.settings(**self._table)
+
+    def build(self, parts: object) -> Any:
+        """Build the component, as an engine does."""
+        return self.record.load()(self.options, parts)
+
+    # ------------------------------------------------------------------ tests for every slot
+
+    def test_settings_survive_a_round_trip(self) -> None:
+        settings_round_trip(self.record)
+        settings_round_trip(self.options)
+
+    def test_says_in_a_line_what_it_is(self) -> None:
+        assert self.record.summary, "its Component has no summary"
+        assert "\n" not in self.record.summary
+
+    def test_is_listed_under_the_present_interface(self) -> None:
+        assert self.record.interface_version == self.registry.slots[self.slot].version
+
+    # ------------------------------------------------------------------ for subclasses
+
+    @property
+    def _table(self) -> Mapping[str, Any]:
+        chosen = self.component
+        return {"name": chosen} if isinstance(chosen, str) else chosen
+
+    def check(
+        self,
+        property_: Callable[..., None],
+        *strategies: st.SearchStrategy[Any],
+        share: float = 1.0,
+    ) -> None:
+        """Try a property with many values of ``strategies``.
+
+        Args:
+            share: of :attr:`max_examples`.
+        """
+        given(*strategies)(self.profile(share)(property_))()
+
+    def profile(self, share: float = 1.0, **more: Any) -> hypothesis_settings:
+        """How thoroughly Hypothesis looks."""
+        return hypothesis_settings(
+            max_examples=max(1, int(self.max_examples * share)),
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+            **more,
+        )
+
+    def engine_values(self) -> st.SearchStrategy[dict[str, Any]]:
+        """Settings of small engines that have this component, and anything registered elsewhere."""
+        return engine_settings(self.registry, {self.slot: self.options})
+
+
+class ServesEveryWorkload(ComponentConformance):
+    """The property that every policy owes: it changes when things happen, and never what is said.
+
+    Small engines with this component, and any others, serve workloads on the ``memory`` executor:
+    every request finishes, says what it says alone, and leaves no block behind.
+    """
+
+    def test_serves_every_workload_as_if_each_request_were_alone(self) -> None:
+        def serves(values: dict[str, Any], workload: Workload) -> None:
+            engine = build_memory_engine(self.registry, **values)
+            check_served(engine, workload, serve(engine, workload))
+
+        self.check(serves, self.engine_values(), workloads())

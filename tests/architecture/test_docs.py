@@ -1,0 +1,193 @@
+"""What the documentation says is true, and nothing that it should say is missing."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from architecture.snippets import PAGES, ROOT, blocks, matches, run_page
+from paged_core import hookspecs
+from paged_core.component import Command, Component, Profile, Slot
+from paged_core.registry import Registry
+from paged_core.settings import EngineSettings
+
+README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+RECORDS: dict[str, type] = {
+    "paged_core_components": Component,
+    "paged_core_profiles": Profile,
+    "paged_core_commands": Command,
+    "paged_core_slots": Slot,
+}
+SLOTS = Registry.discover().slots
+
+
+def named(page: Path) -> set[str]:
+    """Return every name that a page sets in code type, without what follows in brackets."""
+    text = page.read_text("utf-8")
+    return {re.split(r"[(\s:]", found)[0] for found in re.findall(r"`([^`\n]+)`", text)}
+
+
+def first_party(slot: str) -> Iterator[Component]:
+    registry = Registry.discover()
+    ours = {plugin.name for plugin in registry.plugins if plugin.distribution == "paged-core"}
+    for plugin in registry.plugins:
+        if plugin.name in ours:
+            yield from (part for part in plugin.components if part.slot == slot)
+
+
+# ---------------------------------------------------------------------- what is shown, runs
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        page
+        for page in (README, *PAGES)
+        if page != TUTORIAL and any(block.runs for block in blocks(page))
+    ],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_what_a_page_shows_runs(page: Path, tmp_path: Path) -> None:
+    run_page(page, tmp_path)
+
+
+def test_shown_output_may_leave_lines_out() -> None:
+    assert matches(["a", "..."], ["a", "b", "c"])
+    assert matches(["...", "c"], ["a", "b", "c"])
+    assert matches([], [])
+    assert not matches(["a"], ["a", "b"])
+    assert not matches(["a.b"], ["axb"])
+
+
+def test_the_readme_swaps_a_component_in_three_ways() -> None:
+    text = README.read_text("utf-8")
+    assert "--config engine.yaml" in text
+    assert "PAGED_CORE_SCHEDULER=prefill_or_decode" in text
+    assert "--scheduler prefill_or_decode" in text
+
+
+def test_every_page_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"NO_MKDOCS_2_WARNING": "1", "NO_COLOR": "1", **os.environ},
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "index.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_links_lead_to_files_of_the_repository(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text("utf-8")):
+        if not target.startswith(("http://", "https://")):
+            found = (page.parent / target).resolve()
+            assert found.exists(), f"{page.name} links to {target}"
+            assert found.is_relative_to(ROOT)
+
+
+# ---------------------------------------------------------------------- what there is, is told
+
+
+def hooks(module: ModuleType) -> dict[str, inspect.Signature]:
+    """Return the hooks that a module specifies."""
+    functions = inspect.getmembers(module, inspect.isfunction)
+    return {
+        name: inspect.signature(function)
+        for name, function in functions
+        if hasattr(function, "paged_core_spec")
+    }
+
+
+def section(page: Path, heading: str) -> str:
+    """Return what stands under a heading, to the next one of its level or above."""
+    text = page.read_text("utf-8")
+    found = re.search(
+        rf"^(#+) {re.escape(heading)}$\n(.*?)(?=^#{{1,3}} |\Z)", text, re.MULTILINE | re.DOTALL
+    )
+    assert found, f"{page.name} has no section {heading!r}"
+    return found[2]
+
+
+@pytest.mark.parametrize("hook", hooks(hookspecs))
+def test_every_hook_is_documented_with_its_arguments_and_records(hook: str) -> None:
+    text = section(ROOT / "docs" / "plugins.md", hook)
+    for argument in hooks(hookspecs)[hook].parameters:
+        assert f"`{argument}`" in text
+    record = RECORDS[hook]
+    assert f"`{record.__name__}`" in text
+    for field in fields(record):
+        assert f"`{field.name}`" in text, f"{record.__name__}.{field.name}"
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+def test_every_interface_has_a_page_that_names_its_members(slot: str) -> None:
+    page = ROOT / "docs" / "interfaces" / f"{slot}.md"
+    path = SLOTS[slot].interface
+    module = import_module(path.partition(":")[0])
+    interface = getattr(module, path.partition(":")[2])
+    text = page.read_text("utf-8")
+    assert path in text
+    told = named(page)
+    for name, member in vars(interface).items():
+        public = not name.startswith("_") or name == "__len__"
+        if public and (callable(member) or isinstance(member, (property, bool))):
+            assert name in told, f"{page.name} does not name {name}"
+    (parts,) = (
+        kind
+        for name, kind in vars(module).items()
+        if name.endswith("Parts") and is_dataclass(kind) and kind.__module__ == module.__name__
+    )
+    assert parts.__name__ in told
+    for field in fields(parts):
+        assert field.name in told, f"{page.name} does not name {parts.__name__}.{field.name}"
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+def test_every_component_and_its_options_are_documented(slot: str) -> None:
+    page = ROOT / "docs" / "interfaces" / f"{slot}.md"
+    told, listed = named(page), named(ROOT / "docs" / "index.md") & named(README)
+    for component in first_party(slot):
+        assert component.name in told
+        assert component.name in listed
+        for option in component.settings.model_fields:
+            assert option == "name" or option in told, f"{slot}.{component.name}.{option}"
+
+
+def test_what_is_planned_is_not_there_yet() -> None:
+    rows = re.findall(r"^\| \[`(\w+)`\].*\| (.*) \|$", README.read_text("utf-8"), re.MULTILINE)
+    assert {slot for slot, _ in rows} == set(SLOTS)
+    for slot, planned in rows:
+        there = {component.name for component in first_party(slot)}
+        assert not there & set(re.findall(r"`(\w+)`", planned))
+
+
+def test_every_setting_and_profile_is_documented() -> None:
+    told = named(ROOT / "docs" / "settings.md")
+    missing = set(EngineSettings.model_fields) - told
+    assert not missing
+    assert set(Registry.discover().profiles) <= told
+
+
+def test_every_decision_about_the_design_is_listed() -> None:
+    index = (ROOT / "docs" / "adr" / "index.md").read_text("utf-8")
+    for page in (ROOT / "docs" / "adr").glob("0*.md"):
+        assert f"]({page.name})" in index

@@ -1,0 +1,99 @@
+"""The shape of the code: who may import whom, and how much of it there is to read."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paged_core.registry import Registry
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "src" / "paged_core"
+INTERFACES = sorted(
+    path for path in (CORE / "interfaces").glob("*.py") if path.name != "__init__.py"
+)
+SCREEN = 60
+PACKAGES = ("paged_core", "paged_policies", "paged_backends", "paged_plugins")
+
+
+def code_lines(path: Path) -> int:
+    """Count lines that hold something."""
+    return sum(bool(line.strip()) for line in path.read_text("utf-8").splitlines())
+
+
+def core_files() -> Iterator[Path]:
+    return (path for path in CORE.rglob("*.py") if "testing" not in path.parts)
+
+
+def repository_files() -> list[Path]:
+    """Return what is, or would be, committed; without git, what lies in the folders of code."""
+    if shutil.which("git") and (ROOT / ".git").exists():
+        listed = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found = [ROOT / name for name in listed.stdout.split("\0") if name]
+        return [path for path in found if path.is_file()]
+    folders = ("src", "policies", "backends", "plugins", "tests", "docs", "examples", "tools")
+    return [path for name in folders for path in (ROOT / name).rglob("*") if path.is_file()]
+
+
+def test_the_layers_hold() -> None:
+    linter = shutil.which("lint-imports", path=str(Path(sys.executable).parent))
+    if linter is None:
+        pytest.skip("import-linter is not installed")
+    done = subprocess.run(
+        [linter, "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONUTF8": "1"},
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", INTERFACES, ids=lambda path: path.stem)
+def test_every_class_of_an_interface_fits_one_screen(path: Path) -> None:
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno < SCREEN, f"{node.name} has grown"
+
+
+def test_every_slot_has_an_interface_of_its_own_file() -> None:
+    modules = {slot.interface.partition(":")[0] for slot in Registry.discover().slots.values()}
+    assert {f"paged_core.interfaces.{path.stem}" for path in INTERFACES} >= modules
+
+
+def test_the_core_can_be_read_in_an_afternoon() -> None:
+    sizes = {path.relative_to(CORE).as_posix(): code_lines(path) for path in core_files()}
+    assert max(sizes.values()) < 500, max(sizes, key=lambda name: sizes[name])
+    without_command_line = sum(n for name, n in sizes.items() if not name.startswith("cli/"))
+    assert without_command_line < 4000
+
+
+def test_nothing_refers_to_a_folder_outside() -> None:
+    outside = re.compile(r"\.\./" + r"shared\b")
+    for path in repository_files():
+        if path.suffix in {".safetensors", ".png"}:
+            continue
+        assert not outside.search(path.read_text("utf-8", errors="replace")), path
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_module_says_what_it_is(package: str) -> None:
+    (folder,) = (path for path in ROOT.glob(f"*/{package}") if path.is_dir())
+    for path in folder.rglob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), path

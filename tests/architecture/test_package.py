@@ -1,0 +1,101 @@
+"""What is shipped: one version, types, licences, data files, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
+from zipfile import ZipFile
+
+import pytest
+
+import paged_core
+from paged_core.cli import main
+from paged_core.registry import Registry
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {
+    "paged_core": ROOT / "src",
+    "paged_policies": ROOT / "policies",
+    "paged_backends": ROOT / "backends",
+    "paged_plugins": ROOT / "plugins",
+}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
+    """The wheel, built from the sources as they are."""
+    pytest.importorskip("hatchling", reason="what builds the package is not installed")
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    (path,) = folder.glob("*.whl")
+    return ZipFile(path)
+
+
+def test_the_version_has_one_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "version" in PROJECT["dynamic"]
+    assert "version" not in PROJECT
+    assert version("paged-core") == paged_core.__version__
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"paged-core {paged_core.__version__}\n"
+
+
+def test_the_changelog_knows_the_version() -> None:
+    assert f"## [{paged_core.__version__}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_no_other(wheel: ZipFile) -> None:
+    shipped = {PurePosixPath(name) for name in wheel.namelist()}
+    info = {path for path in shipped if path.parts[0].endswith(".dist-info")}
+    there = {
+        PurePosixPath(path.relative_to(folder).as_posix())
+        for name, folder in PACKAGES.items()
+        for path in (folder / name).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert shipped - info == there
+    names = {path.name for path in info}
+    assert {"LICENSE", "NOTICE", "entry_points.txt", "METADATA"} <= names
+
+
+def test_the_wheel_holds_what_is_not_code(wheel: ZipFile) -> None:
+    names = set(wheel.namelist())
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    demo = {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
+    assert {f"paged_backends/demo/{name}" for name in demo} <= names
+    assert wheel.getinfo("paged_backends/demo/model.safetensors").file_size <= 8_000_000
+    for profile in Registry.discover().profiles.values():
+        source = profile.source
+        if not isinstance(source, str):
+            assert any(name.endswith(f"/{source.name}") for name in names), profile.name
+
+
+def test_the_metadata_says_what_it_needs(wheel: ZipFile) -> None:
+    (name,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
+    metadata = wheel.read(name).decode()
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "Requires-Python: >=3.11" in metadata
+    extras = set(PROJECT["optional-dependencies"])
+    assert {"gpu", "serve", "lab", "onnx", "ray", "testing", "dev"} <= extras
+    for extra in extras:
+        assert f"Provides-Extra: {extra}\n" in metadata
+
+
+def test_everything_that_is_installed_is_pinned() -> None:
+    pinned = {
+        line.partition("==")[0].lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+        if "==" in line
+    }
+    extras = PROJECT["optional-dependencies"]
+    for wanted in (*PROJECT["dependencies"], *extras["testing"], *extras["docs"], *extras["dev"]):
+        name = wanted.partition(";")[0].partition(">")[0].partition("[")[0].strip()
+        assert name == "paged-core" or name.lower().replace("_", "-") in pinned, name

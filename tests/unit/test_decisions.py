@@ -1,0 +1,266 @@
+"""Scenarios and traces: what is read, what is refused, and that a live engine logs the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paged_core.errors import SettingsError
+from paged_core.registry import Registry
+from paged_core.request import Request, SamplingParams
+from paged_core.testing.memory_engine import build_memory_engine, serve
+from paged_core.testing.workload import Workload
+from paged_plugins.decisions.diff import first_difference
+from paged_plugins.decisions.replay import replay
+from paged_plugins.decisions.scenario import Scenario, read_case
+from paged_plugins.decisions.trace import KEYS, differing_keys, read_traces
+
+REGISTRY = Registry.discover()
+
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "settings": {"num_blocks": 8, "block_size": 4},
+    "requests": [{"id": "A", "prompt": 5, "output": 2}],
+}
+
+
+def write(path: Path, content: object) -> Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def line(step: int = 0, **changes: Any) -> dict[str, Any]:
+    empty: dict[str, Any] = {key: [] for key in KEYS}
+    return {**empty, "step": step, "scheduled": {}, "cached": {}, "free_blocks": 0, **changes}
+
+
+class TestScenario:
+    def test_a_bare_scenario_in_yaml_or_json(self, tmp_path: Path) -> None:
+        for case in (
+            read_case(write(tmp_path / "a.json", SMALL)),
+            read_case(write(tmp_path / "a.yaml", yaml.safe_dump(SMALL))),
+        ):
+            assert case.scenario == Scenario.model_validate(SMALL)
+            assert case.trace is None
+
+    def test_a_recorded_case(self, tmp_path: Path) -> None:
+        case = read_case(write(tmp_path / "a.json", {"scenario": SMALL, "trace": [line()]}))
+        assert case.scenario.name == "small"
+        assert case.trace == [line()]
+
+    def test_defaults(self) -> None:
+        scenario = Scenario.model_validate(SMALL)
+        assert (scenario.seconds_per_step, scenario.max_steps, scenario.aborts) == (1.0, 200, ())
+        request = scenario.requests[0]
+        assert (request.step, request.at, request.priority, request.n) == (0, None, 0, 1)
+
+    def test_prompts_are_lengths_or_ranges(self) -> None:
+        requests = [
+            {"id": "A", "prompt": 3, "output": 1},
+            {"id": "B", "prompt": "10:13 20:22", "output": 1},
+        ]
+        first, second = Scenario.model_validate({**SMALL, "requests": requests}).requests
+        assert first.tokens(100) == (100, 101, 102)
+        assert second.tokens(100) == (10, 11, 12, 20, 21)
+
+    @pytest.mark.parametrize("prompt", ["ten", "1:2:3", "5", "1:x"])
+    def test_a_prompt_that_is_neither(self, prompt: str) -> None:
+        request = {"id": "A", "prompt": prompt, "output": 1}
+        scenario = Scenario.model_validate({**SMALL, "requests": [request]})
+        with pytest.raises(SettingsError, match="neither a length nor ranges"):
+            scenario.requests[0].tokens(0)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"settings": {"block_size": 4}}, "settings.num_blocks must be given"),
+            ({"requests": SMALL["requests"] * 2}, "two requests have the same id"),
+            ({"requests": [{"id": "A", "prompt": 1}]}, "requests.0.output"),
+            ({"requests": [{"id": "A", "prompt": 1, "output": 0}]}, "requests.0.output"),
+            ({"requests": [{"id": "A", "prompt": 1, "output": 1, "n": 0}]}, "requests.0.n"),
+            ({"requests": [{"id": "A", "prompt": 1, "output": 1, "step": -1}]}, "requests.0.step"),
+            ({"aborts": [{"id": "A"}]}, "aborts.0.step"),
+            ({"seconds_per_step": 0}, "seconds_per_step"),
+            ({"maximum": 3}, "maximum"),
+            ({"name": None}, "name"),
+        ],
+    )
+    def test_what_is_wrong_is_named(
+        self, tmp_path: Path, change: dict[str, Any], message: str
+    ) -> None:
+        path = write(tmp_path / "bad.json", {**SMALL, **change})
+        with pytest.raises(SettingsError, match=message) as caught:
+            read_case(path)
+        assert str(path) in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("name", "content", "message"),
+        [
+            ("a.json", "{", "cannot be parsed"),
+            ("a.yaml", "a: [", "cannot be parsed"),
+            ("a.yaml", "- 1", "must hold a mapping"),
+            ("a.json", "3", "must hold a mapping"),
+        ],
+    )
+    def test_a_file_that_is_no_mapping(
+        self, tmp_path: Path, name: str, content: str, message: str
+    ) -> None:
+        with pytest.raises(SettingsError, match=message):
+            read_case(write(tmp_path / name, content))
+
+    def test_a_file_that_is_not_there_or_no_text(self, tmp_path: Path) -> None:
+        with pytest.raises(SettingsError, match="cannot read"):
+            read_case(tmp_path / "nowhere.yaml")
+        (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(SettingsError, match="cannot read"):
+            read_case(tmp_path / "binary.json")
+
+
+class TestReplay:
+    def trace(self, **changes: Any) -> list[dict[str, Any]]:
+        return list(replay(Scenario.model_validate({**SMALL, **changes}), REGISTRY))
+
+    def test_has_a_line_per_step_with_all_keys_in_order(self) -> None:
+        trace = self.trace()
+        assert [tuple(step) for step in trace] == [KEYS, KEYS]
+        assert trace[0] == line(
+            0, scheduled={"A": 5}, cached={"A": 0}, running=["A"], free_blocks=6
+        )
+        assert trace[1] == line(1, scheduled={"A": 1}, finished=["A"], free_blocks=8)
+
+    def test_arrivals_leave_out_steps_in_which_nobody_waits(self) -> None:
+        requests = [*SMALL["requests"], {"id": "B", "step": 5, "prompt": 1, "output": 1}]
+        assert [step["step"] for step in self.trace(requests=requests)] == [0, 1, 5]
+
+    def test_arrivals_in_seconds(self) -> None:
+        requests = [{"id": "A", "at": 1.2, "prompt": 1, "output": 1}]
+        trace = self.trace(requests=requests, seconds_per_step=0.5)
+        assert [step["step"] for step in trace] == [3]
+
+    def test_aborts(self) -> None:
+        trace = self.trace(aborts=[{"id": "A", "step": 1}, {"id": "nobody", "step": 1}])
+        assert len(trace) == 1
+
+    def test_stops_after_max_steps(self) -> None:
+        assert len(self.trace(max_steps=1)) == 1
+
+    def test_refusals_are_ignored_requests(self) -> None:
+        requests = [{"id": "A", "prompt": 3000, "output": 1}]
+        assert self.trace(requests=requests) == [line(0, ignored=["A"], free_blocks=8)]
+
+    def test_unknown_settings_are_refused(self) -> None:
+        with pytest.raises(SettingsError, match="num_blokcs"):
+            self.trace(settings={**SMALL["settings"], "num_blokcs": 3})
+
+    @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
+    def test_a_live_engine_logs_the_same(self, tmp_path: Path, scheduler: str) -> None:
+        settings: dict[str, Any] = {
+            "num_blocks": 7,
+            "block_size": 2,
+            "num_host_blocks": 6,
+            "max_model_len": 64,
+            "scheduler": scheduler,
+            "preemption": "auto",
+        }
+        prompts = {"A": "0:5", "B": "0:4 9:12", "C": "20:23"}
+        requests = [
+            {"id": name, "prompt": prompt, "output": 6, "step": step, "n": 1 + (name == "C")}
+            for step, (name, prompt) in enumerate(prompts.items())
+        ]
+        scenario = Scenario.model_validate(
+            {"name": "live", "settings": settings, "requests": requests}
+        )
+        path = tmp_path / "new" / "decisions.jsonl"
+        engine = build_memory_engine(
+            REGISTRY, **settings, observers=[{"name": "decision_log", "path": str(path)}]
+        )
+        engine.executor.draw = (  # type: ignore[attr-defined]
+            lambda new, tokens, index: hash((new.request_id, index, len(tokens)))
+        )
+        workload = tuple(
+            (
+                number,
+                Request(
+                    id=request.id,
+                    prompt=request.tokens(0),
+                    sampling=SamplingParams(n=request.n, max_tokens=request.output),
+                    arrival=float(number),
+                ),
+            )
+            for number, request in enumerate(scenario.requests)
+        )
+        serve(engine, Workload(workload))
+        engine.close()
+        expected = list(replay(scenario, REGISTRY))
+        assert any(step["preempted"] or step["swapped_out"] for step in expected)
+        assert read_traces(path) == {"": expected}
+        assert [json.loads(text) for text in path.read_text().splitlines()] == expected
+
+    def test_a_log_that_cannot_be_written_is_a_settings_error(self, tmp_path: Path) -> None:
+        write(tmp_path / "file", "")
+        observers = [{"name": "decision_log", "path": str(tmp_path / "file" / "log.jsonl")}]
+        with pytest.raises(SettingsError, match=r"decision_log\.path: cannot write"):
+            build_memory_engine(REGISTRY, observers=observers)
+
+
+class TestTraces:
+    def test_lines_by_scenario(self, tmp_path: Path) -> None:
+        lines = [
+            {"scenario": "a", **line(0)},
+            {"scenario": "b", **line(0)},
+            {"scenario": "a", **line(1)},
+        ]
+        path = write(tmp_path / "t.jsonl", "\n".join(map(json.dumps, lines)) + "\n\n")
+        assert read_traces(path) == {"a": [line(0), line(1)], "b": [line(0)]}
+
+    def test_a_recorded_case_is_a_trace_too(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "case.json", {"scenario": SMALL, "trace": [line()]})
+        assert read_traces(path) == {"": [line()]}
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ("", "holds no step"),
+            ("\n\n", "holds no step"),
+            ("hello", "line 1"),
+            ('{"step": 0}\n[1, 2]\n', "line 2"),
+            ('{"steps": 0}', "no key 'step'"),
+            ('"text"', "line 1"),
+        ],
+    )
+    def test_what_is_no_trace(self, tmp_path: Path, content: str, message: str) -> None:
+        path = write(tmp_path / "t.jsonl", content)
+        with pytest.raises(SettingsError, match=message) as caught:
+            read_traces(path)
+        assert str(path) in str(caught.value)
+
+    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(SettingsError, match="cannot read"):
+            read_traces(tmp_path / "nowhere.jsonl")
+
+    def test_every_key_counts_and_the_order_of_the_batch(self) -> None:
+        for key in KEYS:
+            assert differing_keys(line(), line(**{key: "other"})) == [key]
+        assert differing_keys(line(), {**line(), "new": 1}) == ["new"]
+        one, other = {"A": 1, "B": 1}, {"B": 1, "A": 1}
+        assert differing_keys(line(scheduled=one), line(scheduled=other)) == ["scheduled"]
+        assert differing_keys(line(cached=one), line(cached=other)) == []
+
+    def test_first_difference(self) -> None:
+        ours = [line(0), line(1), line(2)]
+        assert first_difference(ours, ours) is None
+        found = first_difference(ours, [line(0), line(1, free_blocks=3), line(2, free_blocks=4)])
+        assert found is not None
+        assert (found.step, found.keys, found.before) == (1, ("free_blocks",), line(0))
+        for pair in ((ours, ours[:2]), (ours[:2], ours)):
+            found = first_difference(*pair)
+            assert found is not None
+            assert (found.step, found.keys) == (2, ())
+            assert (found.first is None) != (found.second is None)
+        found = first_difference([], ours)
+        assert found is not None
+        assert (found.step, found.before) == (0, None)

@@ -1,0 +1,200 @@
+"""The queue of those that wait, under stable orders and under others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from paged_core.interfaces.queue_order import QueueOrder
+from paged_core.sequence import SequenceGroup
+from paged_core.waiting_queue import WaitingQueue
+from unit.block_tables import make_group
+
+
+class Arrival(QueueOrder):
+    """Everybody is equal."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return 0
+
+
+class ByPriority(QueueOrder):
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return group.request.priority
+
+
+class Turning(QueueOrder):
+    """Turns round with time: even seconds favour low priorities, odd ones high priorities."""
+
+    stable = False
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return group.request.priority * (-1) ** int(now)
+
+
+def groups(*priorities: int) -> list[SequenceGroup]:
+    return [make_group([1], priority=priority) for priority in priorities]
+
+
+def names(queue: WaitingQueue) -> list[str]:
+    return [group.id for group in queue.ordered()]
+
+
+class TestQueue:
+    def test_equals_stand_in_the_order_of_their_coming(self) -> None:
+        queue = WaitingQueue(Arrival())
+        coming = groups(3, 1, 2)
+        for group in coming:
+            queue.push(group, 0.0)
+        assert queue.ordered() == coming
+        assert [queue.pop() for _ in coming] == coming
+        assert len(queue) == 0
+
+    def test_the_front_is_before_all_equals_and_last_in_first_out(self) -> None:
+        queue = WaitingQueue(Arrival())
+        first, second, third, fourth = groups(0, 0, 0, 0)
+        queue.push(first, 0.0)
+        queue.push_front(second, 0.0)
+        queue.push_front(third, 0.0)
+        queue.push(fourth, 0.0)
+        assert queue.ordered() == [third, second, first, fourth]
+
+    def test_the_front_is_not_before_better_ones(self) -> None:
+        queue = WaitingQueue(ByPriority())
+        low, high, other = groups(1, 0, 1)
+        for group in (low, high):
+            queue.push(group, 0.0)
+        queue.push_front(other, 0.0)
+        assert queue.ordered() == [high, other, low]
+        assert queue.head() is high
+
+    def test_anyone_can_be_removed(self) -> None:
+        queue = WaitingQueue(Arrival())
+        first, second, third = groups(0, 0, 0)
+        for group in (first, second, third):
+            queue.push(group, 0.0)
+        queue.remove(second)
+        queue.remove(first)
+        assert first not in queue
+        assert third in queue
+        assert queue.head() is queue.pop() is third
+        with pytest.raises(KeyError):
+            queue.remove(third)
+
+    def test_who_comes_again_has_one_place(self) -> None:
+        queue = WaitingQueue(Arrival())
+        first, second = groups(0, 0)
+        queue.push(first, 0.0)
+        queue.push(second, 0.0)
+        queue.remove(first)
+        queue.push(first, 0.0)
+        assert [queue.pop(), queue.pop()] == [second, first]
+        assert len(queue) == 0
+
+    def test_an_empty_queue_has_no_head(self) -> None:
+        queue = WaitingQueue(Arrival())
+        with pytest.raises(IndexError):
+            queue.head()
+        (group,) = groups(0)
+        queue.push(group, 0.0)
+        queue.remove(group)
+        with pytest.raises(IndexError):
+            queue.pop()
+        assert queue.ordered() == []
+
+    def test_keys_that_change_count_after_a_refresh(self) -> None:
+        queue = WaitingQueue(Turning())
+        low, high = groups(0, 5)
+        queue.push(low, 0.0)
+        queue.push(high, 0.0)
+        assert queue.head() is low
+        queue.refresh(1.0)
+        assert queue.head() is high
+        queue.remove(high)
+        queue.refresh(2.0)
+        assert queue.ordered() == [low]
+
+    def test_a_stable_order_is_asked_once_a_group(self) -> None:
+        asked: list[str] = []
+
+        class Counting(Arrival):
+            def key(self, group: SequenceGroup, now: float, /) -> Any:
+                asked.append(group.id)
+                return 0
+
+        queue = WaitingQueue(Counting())
+        for group in groups(*[0] * 50):
+            queue.push(group, 0.0)
+        for _ in range(10):
+            queue.refresh(1.0)
+            queue.head()
+        assert len(asked) == 50
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Against a plain list that is sorted whenever anyone looks."""
+
+    order: type[QueueOrder] = ByPriority
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = WaitingQueue(self.order())
+        self.now = 0.0
+        self.keyed_at: dict[str, float] = {}
+        self.model: list[SequenceGroup] = []  # those put at the front first
+
+    def sorted(self) -> list[SequenceGroup]:
+        order = self.order()
+        return sorted(self.model, key=lambda group: order.key(group, self.keyed_at[group.id]))
+
+    @rule(priority=st.integers(0, 2), front=st.booleans())
+    def comes(self, priority: int, front: bool) -> None:
+        (group,) = groups(priority)
+        self.keyed_at[group.id] = self.now
+        if front:
+            self.queue.push_front(group, self.now)
+            self.model.insert(0, group)
+        else:
+            self.queue.push(group, self.now)
+            self.model.append(group)
+
+    @precondition(lambda self: self.model)
+    @rule()
+    def pop(self) -> None:
+        expected = self.sorted()[0]
+        assert self.queue.head() is expected
+        assert self.queue.pop() is expected
+        self.model.remove(expected)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from(self.model))
+        self.queue.remove(group)
+        self.model.remove(group)
+
+    @rule(seconds=st.integers(0, 2))
+    def refresh(self, seconds: int) -> None:
+        self.now += seconds
+        self.queue.refresh(self.now)
+        if not self.order.stable:
+            self.keyed_at = dict.fromkeys(self.keyed_at, self.now)
+
+    @invariant()
+    def agrees(self) -> None:
+        assert self.queue.ordered() == self.sorted()
+        assert len(self.queue) == len(self.model)
+
+
+class TurningMachine(QueueMachine):
+    order = Turning
+
+
+TestStable = QueueMachine.TestCase
+TestStable.settings = hypothesis_settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestTurning = TurningMachine.TestCase
+TestTurning.settings = TestStable.settings
