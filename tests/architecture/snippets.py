@@ -79,7 +79,7 @@ def run_page(page: Path, folder: Path, path: Sequence[str | Path] = ()) -> None:
             write(block, folder)
         elif block.runs and block.language == "python":
             source = "\n" * (block.line - 1) + block.body
-            exec(compile(source, str(page), "exec"), names)
+            exec(compile(source, str(page), "exec", dont_inherit=True), names)
         elif block.runs:
             assert block.language == "console", f"{page}:{block.line}: cannot run {block.language}"
             for command, expected in block.commands:
@@ -103,6 +103,7 @@ def run(command: str, folder: Path, path: Sequence[str | Path] = ()) -> list[str
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), environ["PATH"])),
         "PYTHONPATH": os.pathsep.join(map(str, path)),
         "HF_HUB_OFFLINE": "1",
+        "PAGED_CORE_THREADS": "1",  # tests run side by side
     }
     done = subprocess.run(
         ["bash", "-c", command],

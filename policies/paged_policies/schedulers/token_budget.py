@@ -80,9 +80,9 @@ class TokenBudgetScheduler(Scheduler):
             return f"the prompt has {length} tokens, but max_model_len is {self._max_model_len}"
         if group.seats > options.max_num_seqs:
             return f"n={group.seats} is more than scheduler.max_num_seqs={options.max_num_seqs}"
-        if not options.chunked_prefill and not options.long_prefill_token_threshold:
+        if not options.chunked_prefill:
             budget = options.max_num_batched_tokens
-            if length > budget:
+            if min(length, options.long_prefill_token_threshold or length) > budget:
                 return (
                     f"the prompt has {length} tokens, more than one step takes without chunked "
                     f"prefill (scheduler.max_num_batched_tokens={budget})"
@@ -273,8 +273,10 @@ class TokenBudgetScheduler(Scheduler):
             count = min(count, plan.threshold)
         if count > plan.budget:
             if not options.chunked_prefill:
-                return None
-            count = plan.budget
+                if plan.threshold or not options.long_prefill_token_threshold:
+                    return None
+                count = options.long_prefill_token_threshold  # alone; vLLM waits for company
+            count = min(count, plan.budget)
         room = kv.num_free - hit.num_idle + num_hits
         if self._running:
             room -= kv.watermark_blocks
@@ -312,13 +314,13 @@ class TokenBudgetScheduler(Scheduler):
             return False
         if self._blocks_to_restore(group) > self._kv.num_blocks:
             return True
-        options = self._options
-        longest = max(len(sequence.tokens) for sequence in group.live)
+        options, length = self._options, len(group.live[0].tokens)
         return (
-            not options.chunked_prefill
-            and not options.long_prefill_token_threshold
-            and not self._kv.caches_prefixes
-            and longest > options.max_num_batched_tokens
+            len(group.live) == 1
+            and not options.chunked_prefill
+            and min(length, options.long_prefill_token_threshold or length)
+            > options.max_num_batched_tokens
+            and not (self._kv.caches_prefixes and self._running)
         )
 
     def _enter(self, group: SequenceGroup) -> None:

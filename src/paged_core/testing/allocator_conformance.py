@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
-from hypothesis.stateful import run_state_machine_as_test
 
 from paged_core.block_key import BlockKey
 from paged_core.errors import OutOfBlocks
@@ -125,11 +124,8 @@ class BlockAllocatorConformance(ServesEveryWorkload):
         assert allocator.num_free == 3
 
     def test_behaves_like_the_model(self) -> None:
-        machine: Any = PrefixCacheMachine if self._caches else AllocatorMachine
-        run_state_machine_as_test(
-            lambda: machine(self.make, self.block_size),
-            settings=self.profile(stateful_step_count=40),
-        )
+        kind = PrefixCacheMachine if self._caches else AllocatorMachine
+        self.check_machine(lambda: kind(self.make, self.block_size))
 
     # ------------------------------------------------------------------ the prefix cache
 

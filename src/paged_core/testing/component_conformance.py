@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from paged_core.component import Component, ComponentSettings
 from paged_core.registry import Registry
@@ -96,7 +97,7 @@ class ComponentConformance:
         """
         given(*strategies)(self.profile(share)(property_))()
 
-    def profile(self, share: float = 1.0, **more: Any) -> hypothesis_settings:
+    def profile(self, share: float = 1, **more: Any) -> hypothesis_settings:
         """How thoroughly Hypothesis looks."""
         return hypothesis_settings(
             max_examples=max(1, int(self.max_examples * share)),
@@ -104,6 +105,11 @@ class ComponentConformance:
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
             **more,
         )
+
+    def check_machine(self, make: Callable[[], RuleBasedStateMachine]) -> None:
+        """Run a state machine with many sequences of rules."""
+        machine: Any = make
+        run_state_machine_as_test(machine, settings=self.profile(stateful_step_count=40))
 
     def engine_values(self) -> st.SearchStrategy[dict[str, Any]]:
         """Settings of small engines that have this component, and anything registered elsewhere."""

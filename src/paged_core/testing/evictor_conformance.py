@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
@@ -83,9 +83,7 @@ class EvictorConformance(ServesEveryWorkload):
 
     def test_behaves_like_the_model(self) -> None:
         make, expected = self.make, self.expected
-        run_state_machine_as_test(
-            lambda: EvictorMachine(make, expected), settings=self.profile(stateful_step_count=40)
-        )
+        self.check_machine(lambda: EvictorMachine(make, expected))
 
 
 class EvictorMachine(RuleBasedStateMachine):

@@ -1,0 +1,182 @@
+"""`paged-core generate`, as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paged_core.cli import main
+
+PROMPTS = ["Once upon a time", "What is paged attention?", "Count from one to ten:", "Hello!"]
+KEYS = {"prompt", "prompt_token_ids", "num_cached_tokens", "outputs"}
+OUTPUT_KEYS = {
+    "index", "text", "token_ids", "finish_reason", "error", "cumulative_logprob", "logprobs"
+}  # fmt: skip
+
+
+def run(
+    capsys: pytest.CaptureFixture[str], *args: str, environ: dict[str, str] | None = None
+) -> tuple[int, str, str]:
+    status = main(["generate", *args], {**os.environ, **(environ or {})})
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def rows(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_json_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, *PROMPTS, "--json", "--max-tokens", "8", "-n", "2")
+    assert status == 0
+    found = rows(out)
+    assert [row["prompt"] for row in found] == PROMPTS
+    for row in found:
+        assert set(row) == KEYS
+        assert [output["index"] for output in row["outputs"]] == [0, 1]
+        assert all(set(output) == OUTPUT_KEYS for output in row["outputs"])
+        assert row["outputs"][0]["cumulative_logprob"] is None
+
+
+def test_one_part_swapped_gives_the_same_text(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text("scheduler: {name: prefill_or_decode, max_num_seqs: 2}\n")
+    ways: list[tuple[tuple[str, ...], dict[str, str]]] = [
+        ((), {}),
+        (("--scheduler.name", "prefill_or_decode"), {}),
+        (("--config", str(file)), {}),
+        ((), {"PAGED_CORE_BLOCK_ALLOCATOR__NAME": "uncached"}),
+        (("--num_blocks", "7"), {}),
+        (("--num-blocks", "7", "--preemption", "swap"), {}),
+        (("--profile", "vllm-v0", "--num-blocks", "7"), {}),
+    ]
+    texts = set()
+    for options, environ in ways:
+        # the pool holds 112 tokens at most, and these four want far more between them
+        status, out, _ = run(
+            capsys, *PROMPTS, "--json", "--max-tokens", "48", "--max_model_len", "100",
+            *options, environ=environ,
+        )  # fmt: skip
+        assert status == 0
+        texts.add(json.dumps([row["outputs"] for row in rows(out)]))
+    assert len(texts) == 1
+
+
+def test_a_repeated_prompt_is_cached(capsys: pytest.CaptureFixture[str]) -> None:
+    prompt = "What is the difference between a logical block and a physical block in a paged cache?"
+    _, out, _ = run(capsys, prompt, prompt, "--json", "--max-tokens", "4")
+    first, second = rows(out)
+    assert first["num_cached_tokens"] == 0
+    assert second["num_cached_tokens"] >= 16
+    assert second["num_cached_tokens"] % 16 == 0
+    assert first["outputs"] == second["outputs"]
+    _, out, _ = run(capsys, prompt, prompt, "--json", "--block_allocator", "uncached")
+    assert [row["num_cached_tokens"] for row in rows(out)] == [0, 0]
+
+
+def test_text_for_people_and_streaming_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    _, plain, _ = run(capsys, "Hello!", "--max-tokens", "16")
+    _, streamed, _ = run(capsys, "Hello!", "--max-tokens", "16", "--stream")
+    assert plain.startswith("Hello!")
+    assert streamed == plain
+    _, plain, _ = run(capsys, *PROMPTS, "--max-tokens", "16")
+    _, streamed, _ = run(capsys, *PROMPTS, "--max-tokens", "16", "--stream")
+    assert [line for line in streamed.splitlines() if line] == [
+        line for line in plain.splitlines() if line
+    ]
+
+
+def test_prompts_from_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lines = tmp_path / "prompts.txt"
+    lines.write_text("Hello!\n\n2 + 2 =\n")
+    values = tmp_path / "prompts.jsonl"
+    values.write_text('"Hello!"\n{"prompt_token_ids": [5, 6]}\n{"prompt": "2 + 2 ="}\n')
+    _, out, _ = run(capsys, "--prompts-file", str(lines), "--json", "--max-tokens", "2")
+    assert [row["prompt"] for row in rows(out)] == ["Hello!", "2 + 2 ="]
+    _, out, _ = run(capsys, "--prompts_file", str(values), "--json", "--max-tokens", "2")
+    assert [row["prompt"] for row in rows(out)] == ["Hello!", None, "2 + 2 ="]
+    assert rows(out)[1]["prompt_token_ids"] == [5, 6]
+
+
+def test_one_refused_prompt_does_not_keep_the_others_from_running(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    long = "word " * 2000
+    status, out, err = run(capsys, "Hello!", long, "2 + 2 =", "--json", "--max-tokens", "4")
+    assert status == 1
+    found = rows(out)
+    assert [row["outputs"][0]["finish_reason"] for row in found][1] == "error"
+    assert "max_model_len" in found[1]["outputs"][0]["error"]
+    assert all(row["outputs"][0]["token_ids"] for row in (found[0], found[2]))
+    assert err.startswith("error: prompt 2: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "message"),
+    [
+        ([], 2, "give a prompt"),
+        ([""], 1, "empty"),
+        (["a", "--top-p", "3"], 1, "top_p"),
+        (["a", "--model", "no/such/folder/here"], 1, "no/such/folder/here"),
+        (["a", "--scheduler", "token_buget"], 2, "did you mean 'token_budget'"),
+        (["a", "--no-such-option", "3"], 2, "no-such-option"),
+        (["a", "--prompts-file", "/no/such/file"], 2, "/no/such/file"),
+        (["a", "--config", "/no/such/file"], 2, "/no/such/file"),
+        (["a", "--stream", "--json"], 2, "exclude"),
+        (["a", "--max_model_len", "5000"], 2, "max_model_len"),
+    ],
+)
+def test_mistakes_get_one_clear_line(
+    capsys: pytest.CaptureFixture[str], args: list[str], status: int, message: str
+) -> None:
+    got, out, err = run(capsys, *args)
+    assert (got, out) == (status, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_truncated_weights_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from paged_backends.checkpoint import resolve_checkpoint
+
+    for path in resolve_checkpoint("demo").iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    status, _, err = run(capsys, "a", "--model", str(tmp_path))
+    assert status == 1
+    assert "model.safetensors" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_prints_what_is_finished(tmp_path: Path, times: int) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("2 + 2 =\n" + "Once upon a time\n" * 200)
+    command = [sys.executable, "-m", "paged_core", "generate", "--prompts-file", str(prompts)]
+    command += ["--json", "--max-tokens", "900", "--scheduler.max_num_seqs", "1"]
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+    assert started.stdout is not None
+    first = json.loads(started.stdout.readline())
+    assert first["prompt"] == "2 + 2 ="
+    for _ in range(times):
+        started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "Traceback" not in err
+    assert len(out.splitlines()) < 200
+    if times == 1:
+        assert "unfinished" in err
+        assert all(json.loads(line)["outputs"][0]["finish_reason"] for line in out.splitlines())

@@ -1,0 +1,253 @@
+"""`LLM`: what a person who writes Python can do, and what happens when they err."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration import tiny_models
+from paged_core import LLM, SamplingParams
+from paged_core.errors import RequestError, SettingsError
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(num_blocks=200) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def without_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with LLM(
+        str(tiny_models.save("llama", tmp_path_factory.mktemp("llama"))), num_blocks=50
+    ) as made:
+        yield made
+
+
+def assert_idle(llm: LLM) -> None:
+    assert not llm.engine.has_unfinished
+    assert llm.engine.kv_cache.num_free == llm.engine.kv_cache.num_blocks
+
+
+def test_text_in_text_out(llm: LLM) -> None:
+    (output,) = llm.generate(["What is 2 + 2?"], SamplingParams(max_tokens=32))
+    assert output.finished
+    assert output.prompt == "What is 2 + 2?"
+    assert "4" in (output.outputs[0].text or "")
+    assert output.outputs[0].finish_reason == "stop"
+    assert output.metrics.finished is not None
+    assert output.metrics.first_token is not None
+    assert output.metrics.arrival <= output.metrics.first_token <= output.metrics.finished
+
+
+def test_forms_of_a_prompt(llm: LLM) -> None:
+    assert llm.tokenizer is not None
+    text = "The capital of France is"
+    ids = llm.tokenizer.encode(text)
+    forms: list[Any] = [text, [text], ids, [ids], [{"prompt": text}], {"prompt_token_ids": ids}]
+    outputs = [llm.generate(form) for form in forms]
+    assert {len(listed) for listed in outputs} == {1}
+    assert {tuple(listed[0].outputs[0].token_ids) for listed in outputs} == {
+        tuple(outputs[0][0].outputs[0].token_ids)
+    }
+
+
+def test_cached_tokens_are_counted(llm: LLM) -> None:
+    prompt = list(range(100, 140))
+    first = llm.generate([prompt])[0]
+    again = llm.generate([prompt])[0]
+    assert first.num_cached_tokens in {0, 32}
+    assert again.num_cached_tokens == 32
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+def test_several_sequences_share_a_prompt(llm: LLM) -> None:
+    sampling = SamplingParams(n=3, temperature=1.0, seed=7, max_tokens=12, ignore_eos=True)
+    (output,) = llm.generate("Once upon a time", sampling)
+    assert [completion.index for completion in output.outputs] == [0, 1, 2]
+    assert len({tuple(completion.token_ids) for completion in output.outputs}) > 1
+    assert llm.generate("Once upon a time", sampling)[0].outputs == output.outputs
+    assert_idle(llm)
+
+
+def test_a_seed_means_the_same_in_every_batch(llm: LLM) -> None:
+    sampling = SamplingParams(temperature=1.0, seed=3, max_tokens=16)
+    alone = llm.generate("Tell me a story.", sampling)[0].outputs[0].token_ids
+    others = ["Hello", "What is a scheduler?", "Tell me a story."]
+    batch = llm.generate(others, [SamplingParams(temperature=1.0)] * 2 + [sampling])
+    assert batch[2].outputs[0].token_ids == alone
+
+
+def test_stop_strings_cut_the_text(llm: LLM) -> None:
+    whole = llm.generate("Count from one to ten:", SamplingParams(max_tokens=64))[0].outputs[0].text
+    assert whole is not None and "five" in whole
+    (output,) = llm.generate(
+        "Count from one to ten:", SamplingParams(max_tokens=64, stop=["nothing", "five"])
+    )
+    completion = output.outputs[0]
+    assert completion.text == whole[: whole.index("five")]
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", "five")
+    kept = SamplingParams(max_tokens=64, stop="five", include_stop_str_in_output=True)
+    assert (llm.generate("Count from one to ten:", kept)[0].outputs[0].text or "").endswith("five")
+
+
+def test_log_probabilities(llm: LLM) -> None:
+    sampling = SamplingParams(max_tokens=4, logprobs=3, prompt_logprobs=1, ignore_eos=True)
+    prompt = list(range(50, 90))
+    (output,) = llm.generate([prompt], sampling)
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    assert completion.cumulative_logprob is not None
+    chosen = [
+        entry[token] for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)
+    ]
+    assert math.isclose(sum(chosen), completion.cumulative_logprob, rel_tol=1e-5)
+    assert all(len(entry) == 3 for entry in completion.logprobs), "the best one was chosen"
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(prompt)
+    for token, entry in zip(prompt[1:], output.prompt_logprobs[1:], strict=True):
+        assert entry is not None and next(iter(entry)) == token
+    again = llm.generate([prompt], sampling)[0]
+    assert again.num_cached_tokens == 0, "cached tokens would have no log-probabilities"
+    assert again.prompt_logprobs == output.prompt_logprobs
+    assert_idle(llm)
+
+
+def test_chunks_and_preemption_leave_prompt_logprobs_whole(llm: LLM) -> None:
+    prompts = [list(range(start, start + 40)) for start in (100, 200, 300)]
+    sampling = SamplingParams(max_tokens=20, prompt_logprobs=0, ignore_eos=True)
+    expected = [output.prompt_logprobs for output in llm.generate(prompts, sampling)]
+    with LLM(num_blocks=9, scheduler={"max_num_batched_tokens": 11}) as small:
+        generations = small.submit(prompts, sampling)
+        list(small.run(generations))
+        assert sum(generation.group.num_preemptions for generation in generations)
+        got = [generation.output().prompt_logprobs for generation in generations]
+    for theirs, ours in zip(expected, got, strict=True):
+        assert theirs is not None and ours is not None
+        assert [list(entry or ()) for entry in ours] == [list(entry or ()) for entry in theirs]
+
+
+def test_streaming_adds_up(llm: LLM) -> None:
+    sampling = SamplingParams(max_tokens=24)
+    texts = [output.outputs[0].text or "" for output in llm.stream("Hello!", sampling)]
+    assert len(texts) > 3
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert texts[-1] == llm.generate("Hello!", sampling)[0].outputs[0].text
+
+
+def test_who_stops_listening_gives_up(llm: LLM) -> None:
+    stream = llm.stream("Once upon a time", SamplingParams(max_tokens=500, ignore_eos=True))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert_idle(llm)
+
+
+def test_chat(llm: LLM) -> None:
+    conversation = [{"role": "user", "content": "What is a block table?"}]
+    (output,) = llm.chat(conversation, SamplingParams(max_tokens=64))
+    assert "block" in (output.outputs[0].text or "")
+    assert len(llm.chat([conversation, conversation])) == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "empty"),
+        ([[]], "empty"),
+        ([[5, 999_999]], "999999.*vocabulary"),
+        ([[-1]], "vocabulary"),
+        ([["a"]], "token ids"),
+        ([{"text": "a"}], "prompt_token_ids"),
+        ([[5] * 1024], "max_model_len"),
+        (["fine", ""], "empty"),
+    ],
+)
+def test_what_can_never_run_is_refused_and_the_engine_goes_on(
+    llm: LLM, prompt: Any, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.generate(prompt)
+    assert_idle(llm)
+    assert llm.generate("2 + 2 =")[0].outputs[0].finish_reason == "stop"
+
+
+def test_a_prompt_larger_than_the_cache_is_refused() -> None:
+    with LLM(num_blocks=4, max_model_len=1000) as small:
+        with pytest.raises(RequestError, match="num_blocks"):
+            small.generate([[5] * 70])
+        assert small.generate([[5] * 20])[0].finished
+
+
+def test_a_lone_request_that_fills_the_cache_ends_with_length() -> None:
+    with LLM(num_blocks=4, max_model_len=1000) as small:
+        (output,) = small.generate([[5] * 20], SamplingParams(max_tokens=900, ignore_eos=True))
+        assert output.outputs[0].finish_reason == "length"
+        assert len(output.outputs[0].token_ids) >= 44
+        assert_idle(small)
+
+
+def test_a_failing_logits_processor_fails_its_request_only(llm: LLM) -> None:
+    def fail(tokens: Sequence[int], logits: Any) -> Any:
+        if len(tokens) == 3:
+            raise ValueError("no such colour")
+        return logits
+
+    good = SamplingParams(max_tokens=8, ignore_eos=True)
+    bad = SamplingParams(max_tokens=8, ignore_eos=True, logits_processors=[fail])
+    outputs = llm.generate(["Hello!", "Hello!", "Once"], [good, bad, good])
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "length"]
+    assert "no such colour" in (outputs[1].outputs[0].error or "")
+    assert_idle(llm)
+
+
+def test_without_a_tokenizer_token_ids_are_served(without_text: LLM) -> None:
+    (output,) = without_text.generate([[5, 6, 7]])
+    assert output.outputs[0].text is None
+    assert output.outputs[0].token_ids
+    with pytest.raises(RequestError, match="token ids"):
+        without_text.generate("text")
+    with pytest.raises(RequestError, match="stop string"):
+        without_text.generate([[5]], SamplingParams(stop="x"))
+
+
+def test_parameters_for_each_prompt_must_fit(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="2 prompts"):
+        llm.generate(["a", "b"], [SamplingParams()])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"n": 0}, {"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0}, {"top_p": 1.5},
+        {"top_k": -2}, {"min_p": 2}, {"max_tokens": 0}, {"min_tokens": 5, "max_tokens": 4},
+        {"repetition_penalty": 0}, {"presence_penalty": 3}, {"logprobs": -1}, {"stop": [""]},
+    ],
+)  # fmt: skip
+def test_contradictory_sampling_parameters(values: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=next(iter(values))):
+        SamplingParams(**values)
+
+
+def test_settings_are_keywords() -> None:
+    with pytest.raises(SettingsError, match="did you mean 'scheduler'"):
+        LLM(schedular="token_budget")
+
+
+def test_from_config_reads_file_and_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text("num_blocks: 64\nscheduler: prefill_or_decode\nexecutor: memory\n")
+    monkeypatch.setenv("PAGED_CORE_BLOCK_ALLOCATOR__NAME", "uncached")
+    with LLM.from_config(file, seed=3) as llm:
+        settings = llm.settings
+        assert (settings.num_blocks, settings.seed) == (64, 3)
+        assert settings.scheduler.name == "prefill_or_decode"
+        assert settings.block_allocator.name == "uncached"
+        assert llm.generate([[1, 2, 3]])[0].outputs[0].finish_reason == "length"
