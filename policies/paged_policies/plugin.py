@@ -9,14 +9,27 @@ from paged_core.component import Component, Profile
 from paged_core.hookspecs import hookimpl
 from paged_policies.allocators.hash_cached import HashCachedSettings
 from paged_policies.allocators.uncached import UncachedSettings
+from paged_policies.evictors.fifo import FifoSettings
+from paged_policies.evictors.lfu import LfuSettings
 from paged_policies.evictors.lru import LruSettings
+from paged_policies.evictors.mru import MruSettings
+from paged_policies.evictors.random import RandomSettings
+from paged_policies.evictors.slru import SlruSettings
+from paged_policies.orders.edf import EdfSettings
+from paged_policies.orders.fair import FairSettings
 from paged_policies.orders.fcfs import FcfsSettings
+from paged_policies.orders.hrrn import HrrnSettings
+from paged_policies.orders.longest_prefix import LongestPrefixSettings
 from paged_policies.orders.priority import PrioritySettings
+from paged_policies.orders.sjf import SjfSettings
 from paged_policies.preemption.auto import AutoSettings
 from paged_policies.preemption.recompute import RecomputeSettings
 from paged_policies.preemption.swap import SwapSettings
 from paged_policies.schedulers.prefill_or_decode import PrefillOrDecodeSettings
 from paged_policies.schedulers.token_budget import TokenBudgetSettings
+from paged_policies.victims.fewest_computed import FewestComputedSettings
+from paged_policies.victims.lowest_priority import LowestPrioritySettings
+from paged_policies.victims.most_blocks import MostBlocksSettings
 from paged_policies.victims.newest import NewestSettings
 
 
@@ -41,6 +54,36 @@ def paged_core_components() -> Iterator[Component]:
         summary="gives up the block whose last user left earliest",
     )
     yield Component(
+        "evictor",
+        FifoSettings,
+        "paged_policies.evictors.fifo:FifoEvictor",
+        summary="gives up the block that has been cached longest",
+    )
+    yield Component(
+        "evictor",
+        LfuSettings,
+        "paged_policies.evictors.lfu:LfuEvictor",
+        summary="gives up the block that was found least often",
+    )
+    yield Component(
+        "evictor",
+        SlruSettings,
+        "paged_policies.evictors.slru:SlruEvictor",
+        summary="gives up blocks that were used once before those used again",
+    )
+    yield Component(
+        "evictor",
+        MruSettings,
+        "paged_policies.evictors.mru:MruEvictor",
+        summary="gives up the block whose last user left latest",
+    )
+    yield Component(
+        "evictor",
+        RandomSettings,
+        "paged_policies.evictors.random:RandomEvictor",
+        summary="gives up any block",
+    )
+    yield Component(
         "queue_order",
         FcfsSettings,
         "paged_policies.orders.fcfs:FcfsOrder",
@@ -51,6 +94,36 @@ def paged_core_components() -> Iterator[Component]:
         PrioritySettings,
         "paged_policies.orders.priority:PriorityOrder",
         summary="lowest priority number first, then first come",
+    )
+    yield Component(
+        "queue_order",
+        SjfSettings,
+        "paged_policies.orders.sjf:SjfOrder",
+        summary="fewest tokens left to compute and generate first",
+    )
+    yield Component(
+        "queue_order",
+        HrrnSettings,
+        "paged_policies.orders.hrrn:HrrnOrder",
+        summary="highest ratio of waiting time to service time first",
+    )
+    yield Component(
+        "queue_order",
+        LongestPrefixSettings,
+        "paged_policies.orders.longest_prefix:LongestPrefixOrder",
+        summary="most tokens in the prefix cache first",
+    )
+    yield Component(
+        "queue_order",
+        FairSettings,
+        "paged_policies.orders.fair:FairOrder",
+        summary="whoever has been served least, by tenant",
+    )
+    yield Component(
+        "queue_order",
+        EdfSettings,
+        "paged_policies.orders.edf:EdfOrder",
+        summary="earliest deadline first",
     )
     yield Component(
         "scheduler",
@@ -69,6 +142,24 @@ def paged_core_components() -> Iterator[Component]:
         NewestSettings,
         "paged_policies.victims.newest:NewestVictim",
         summary="the group that comes last",
+    )
+    yield Component(
+        "victim",
+        LowestPrioritySettings,
+        "paged_policies.victims.lowest_priority:LowestPriorityVictim",
+        summary="the least urgent group",
+    )
+    yield Component(
+        "victim",
+        FewestComputedSettings,
+        "paged_policies.victims.fewest_computed:FewestComputedVictim",
+        summary="the group with the fewest computed tokens",
+    )
+    yield Component(
+        "victim",
+        MostBlocksSettings,
+        "paged_policies.victims.most_blocks:MostBlocksVictim",
+        summary="the group that frees the most blocks",
     )
     yield Component(
         "preemption",

@@ -12,6 +12,7 @@ from paged_core.cache_changes import CacheChanges
 from paged_core.errors import RequestError
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import Observer, StepRecord
+from paged_core.interfaces.queue_order import SupportsService
 from paged_core.interfaces.scheduler import Schedule, Scheduler
 from paged_core.kv_cache import KVCache
 from paged_core.observer_set import ObserverSet
@@ -27,6 +28,7 @@ class Engine:
 
     Args:
         capacity: what ``executor.start()`` answered.
+        service: a queue order that counts what each group is given.
         clock: seconds; arrivals and deadlines are measured on it.
     """
 
@@ -37,6 +39,7 @@ class Engine:
         kv_cache: KVCache,
         executor: Executor,
         capacity: Capacity,
+        service: SupportsService | None = None,
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -50,6 +53,7 @@ class Engine:
         self.num_steps = 0
         self.made_progress = False
         """Whether the last step decided anything at all."""
+        self._service = service
         self._observers = ObserverSet(observers)
         self._groups: dict[str, SequenceGroup] = {}
         self._sequences: dict[SeqId, SequenceState] = {}
@@ -203,6 +207,9 @@ class Engine:
             self._observers.on_blocks(step)
         for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
             sequence.num_scheduled += num_tokens
+        if self._service is not None:
+            for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
+                self._service.served(sequence.group, num_tokens)
         try:
             result = self.executor.collect(self.executor.submit(step))
         except Exception as error:  # noqa: BLE001 - whatever it is, only this step's requests end
@@ -379,6 +386,8 @@ class Engine:
         group.status = Status.FINISHED
         group.finished_at = self.clock()
         del self._groups[group.id]
+        if self._service is not None:
+            self._service.left(group)
         self._observers.on_request(group, "finished")
 
     def _fail(

@@ -18,7 +18,7 @@ from paged_core.interfaces.evictor import EvictorParts
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
 from paged_core.interfaces.observer import Observer, ObserverParts
 from paged_core.interfaces.preemption import Preemption, PreemptionParts
-from paged_core.interfaces.queue_order import OrderParts
+from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsService
 from paged_core.interfaces.runner import Runner, RunnerParts
 from paged_core.interfaces.scheduler import Scheduler, SchedulerParts
 from paged_core.interfaces.victim import VictimParts
@@ -66,9 +66,10 @@ def build_engine(
     with _closing_on_error(executor):
         capacity = executor.start()
         kv_cache = wiring.make_kv_cache(capacity)
+        queue_order: QueueOrder = wiring.make("queue_order", OrderParts(kv_cache=kv_cache))
         parts = SchedulerParts(
             kv_cache=kv_cache,
-            queue_order=wiring.make("queue_order", OrderParts(kv_cache=kv_cache)),
+            queue_order=queue_order,
             victim=wiring.make("victim", VictimParts(kv_cache=kv_cache)),
             preemption=preemption,
             max_model_len=capacity.max_model_len,
@@ -80,6 +81,7 @@ def build_engine(
             kv_cache=kv_cache,
             executor=executor,
             capacity=capacity,
+            service=queue_order if isinstance(queue_order, SupportsService) else None,
             observers=[
                 *observers,
                 *(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -44,16 +44,17 @@ def test_importing_the_package_imports_no_plugin() -> None:
 
 
 def test_help_answers_in_half_a_second() -> None:
-    """The best of several runs: other processes may be taking the processor from some of them."""
+    """In processor time, the best of a few: other processes may be taking the processor from it."""
     best = float("inf")
     for _ in range(8):
-        start = time.perf_counter()
+        before = os.times()
         subprocess.run(
             [sys.executable, "-c", "from paged_core.cli import main; main(['--help'])"],
             capture_output=True,
             check=True,
         )
-        best = min(best, time.perf_counter() - start)
+        after = os.times()
+        best = min(best, sum(after[2:4]) - sum(before[2:4]))
         if best < 0.5:
             return
     pytest.fail(f"the fastest of several runs of --help took {best:.2f} s")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_core.testing.allocator_conformance import BlockAllocatorConformance
+from paged_core.testing import BlockAllocatorConformance
 
 
 class TestUncached(BlockAllocatorConformance):

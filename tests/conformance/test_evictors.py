@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paged_core.sequence import BlockId
-from paged_core.testing.evictor_conformance import EvictorConformance, IdleBlock
+from paged_core.testing import EvictorConformance, IdleBlock
 
 
 class TestLru(EvictorConformance):

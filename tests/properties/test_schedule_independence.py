@@ -138,3 +138,50 @@ class TestHardWorkloads:
             )
         )
         check(values, workload)
+
+    def test_a_prompt_larger_than_the_budget_that_is_alone_and_may_not_be_chunked(self) -> None:
+        """The limit for long prompts lets it run beside others; alone that limit is off."""
+        values: dict[str, Any] = {
+            "scheduler": {
+                "name": "token_budget",
+                "max_num_batched_tokens": 3,
+                "chunked_prefill": False,
+                "long_prefill_token_threshold": 2,
+            },
+        }
+        check(values, Workload(((0, simple_request("A", 4, 3)),)))
+
+    def test_a_prompt_larger_than_any_chunk_it_may_have_is_refused(self) -> None:
+        values: dict[str, Any] = {
+            "scheduler": {
+                "name": "token_budget",
+                "max_num_batched_tokens": 3,
+                "chunked_prefill": False,
+                "long_prefill_token_threshold": 5,
+            },
+        }
+        engine = build_memory_engine(REGISTRY, **values)
+        groups = serve(
+            engine, Workload(((0, simple_request("A", 4, 3)), (0, simple_request("B", 3, 3))))
+        )
+        assert list(groups) == ["B"]
+
+    def test_a_request_that_outgrew_the_budget_is_given_up_if_nothing_of_it_is_cached(self) -> None:
+        values: dict[str, Any] = {
+            "scheduler": {
+                "name": "token_budget",
+                "max_num_batched_tokens": 4,
+                "chunked_prefill": False,
+                "reserve_full_sequence": False,
+            },
+            "block_size": 4,
+            "num_blocks": 4,
+        }
+        requests = [simple_request(name, 3, 12) for name in "ABC"]
+        workload = Workload(tuple((0, each) for each in requests))
+        engine = build_memory_engine(REGISTRY, **values)
+        groups = serve(engine, workload)
+        check_served(engine, workload, groups)
+        ends = {name: groups[name].sequences[0] for name in "ABC"}
+        assert len(ends["A"].output) == 12
+        assert any("outgrown" in (end.error or "") for end in ends.values())

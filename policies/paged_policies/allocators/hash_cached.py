@@ -42,7 +42,9 @@ class HashCachedAllocator(BlockAllocator):
         self._keys: list[BlockKey | None] = [None] * parts.num_blocks
         self._hits = [0] * parts.num_blocks
         self._by_key: dict[BlockKey, dict[BlockId, None]] = {}
+        self._published = [0] * parts.num_blocks
         self._departures = 0
+        self._publications = 0
 
     @property
     def num_free(self) -> int:
@@ -80,7 +82,9 @@ class HashCachedAllocator(BlockAllocator):
             if key is None:
                 self._empty.append(block)
             else:
-                info = BlockInfo(key.num_tokens, self._hits[block], self._departures)
+                info = BlockInfo(
+                    key.num_tokens, self._hits[block], self._departures, self._published[block]
+                )
                 self._evictor.add(block, info)
 
     def ref_count(self, block: BlockId, /) -> int:
@@ -108,6 +112,8 @@ class HashCachedAllocator(BlockAllocator):
         else:
             equal[block] = None
         self._keys[block] = key
+        self._publications += 1
+        self._published[block] = self._publications
         return block
 
     def retract(self, blocks: Iterable[BlockId], /) -> None:

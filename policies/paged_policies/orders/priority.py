@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field, NonNegativeFloat
+
 from paged_core.component import ComponentSettings
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder
 from paged_core.sequence import SequenceGroup
@@ -13,16 +15,22 @@ class PrioritySettings(ComponentSettings):
     """Options of :class:`PriorityOrder`."""
 
     name: Literal["priority"] = "priority"
+    aging: NonNegativeFloat = Field(
+        default=0.0, description="priority levels that a request rises per second of waiting"
+    )
 
 
 class PriorityOrder(QueueOrder):
     """The lowest ``priority`` of a request first, then the earliest arrival, as in vLLM.
 
-    A request can starve while better ones keep arriving.
+    Without ``aging`` a request starves while better ones keep arriving; with it, every request
+    comes first in the end.
     """
 
     def __init__(self, options: PrioritySettings, parts: OrderParts, /) -> None:
-        pass
+        self._aging = options.aging
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
-        return (group.request.priority, group.request.arrival, group.number)
+        # all rise alike as time passes, so only the differences in arrival matter
+        urgency = group.request.priority + self._aging * group.arrival
+        return (urgency, group.arrival, group.number)

@@ -28,6 +28,8 @@ class BlockInfo:
     """How often a request found it in the cache."""
     last_use: int
     """Counts departures: blocks that one request left together have the same number."""
+    published: int = 0
+    """Counts blocks in the order in which their content was cached."""
 
 
 class Evictor(ABC):

@@ -34,3 +34,6 @@ class SupportsService(Protocol):
 
     def served(self, group: SequenceGroup, num_tokens: int, /) -> None:
         """``num_tokens`` of the group were scheduled."""
+
+    def left(self, group: SequenceGroup, /) -> None:
+        """The group has ended."""

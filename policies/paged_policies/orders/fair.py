@@ -1,0 +1,64 @@
+"""Whoever's tenant was served least."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Literal
+
+from pydantic import Field, PositiveFloat
+
+from paged_core.component import ComponentSettings
+from paged_core.interfaces.queue_order import OrderParts, QueueOrder
+from paged_core.sequence import SequenceGroup
+
+
+class FairSettings(ComponentSettings):
+    """Options of :class:`FairOrder`."""
+
+    name: Literal["fair"] = "fair"
+    input_weight: PositiveFloat = Field(default=1.0, description="cost of a prompt token")
+    output_weight: PositiveFloat = Field(default=2.0, description="cost of a generated token")
+    weights: dict[str, float] = Field(
+        default_factory=dict, description="share of a tenant, by its name; 1 for the others"
+    )
+
+
+class FairOrder(QueueOrder):
+    """Fair among tenants: the virtual token counter of Sheng et al. (2024).
+
+    Each tenant has a counter of the tokens it was served, weighted by their cost; the lowest goes
+    first. A tenant that comes back starts from where the queue stands now, so idling saves nothing
+    up. A tenant that always has requests waiting is served as often as any other: none starves.
+    """
+
+    stable = False
+
+    def __init__(self, options: FairSettings, parts: OrderParts, /) -> None:
+        self._options = options
+        self._counters: defaultdict[str, float] = defaultdict(float)
+        self._level = 0.0
+        """The counter of whoever was last taken from the queue; it never falls."""
+        self._known: dict[str, int] = {}
+        """Requests that wait or run, and how many of their prompt tokens were charged."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        tenant = group.request.tenant
+        if group.id not in self._known:
+            self._known[group.id] = 0
+            self._counters[tenant] = max(self._counters[tenant], self._level)
+        return (self._counters[tenant], group.arrival, group.number)
+
+    def served(self, group: SequenceGroup, num_tokens: int, /) -> None:
+        """Charge the tenant for tokens that were scheduled; repeated work costs again."""
+        tenant, options = group.request.tenant, self._options
+        charged = self._known.get(group.id, 0)
+        if not charged:
+            self._level = max(self._level, self._counters[tenant])
+        as_input = min(num_tokens, max(0, len(group.request.prompt) - charged))
+        self._known[group.id] = charged + as_input
+        cost = as_input * options.input_weight + (num_tokens - as_input) * options.output_weight
+        self._counters[tenant] += cost / options.weights.get(tenant, 1.0)
+
+    def left(self, group: SequenceGroup, /) -> None:
+        """Forget a request that has ended."""
+        self._known.pop(group.id, None)

@@ -1,0 +1,38 @@
+"""The highest response ratio next."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, PositiveFloat
+
+from paged_core.component import ComponentSettings
+from paged_core.interfaces.queue_order import OrderParts, QueueOrder
+from paged_core.sequence import SequenceGroup
+from paged_policies.orders.job_size import num_tokens_left
+
+
+class HrrnSettings(ComponentSettings):
+    """Options of :class:`HrrnOrder`."""
+
+    name: Literal["hrrn"] = "hrrn"
+    tokens_per_second: PositiveFloat = Field(
+        default=1000.0, description="speed at which a request is taken to be served"
+    )
+
+
+class HrrnOrder(QueueOrder):
+    """Highest response ratio next (Brinch Hansen, 1971): waiting time over service time.
+
+    Prefers short jobs, as ``sjf`` does, but nobody starves: the ratio of a long one grows too. The
+    queue is sorted anew in every step, which costs time where very many wait.
+    """
+
+    stable = False
+
+    def __init__(self, options: HrrnSettings, parts: OrderParts, /) -> None:
+        self._tokens_per_second = options.tokens_per_second
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        service = max(1, num_tokens_left(group)) / self._tokens_per_second
+        return -(now - group.arrival) / service

@@ -1,0 +1,82 @@
+"""What a preemption must do."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+
+from paged_core.interfaces.observer import Observer, StepRecord
+from paged_core.interfaces.preemption import Preemption, PreemptionMode, PreemptionParts
+from paged_core.request import Request
+from paged_core.sequence import SequenceGroup
+from paged_core.testing.component_conformance import ServesEveryWorkload
+from paged_core.testing.memory_engine import build_memory_engine, serve
+from paged_core.testing.policy_subjects import request_lists, waiting_groups
+from paged_core.testing.text_alone import check_served
+from paged_core.testing.workload import Workload, workloads
+
+
+class PreemptionConformance(ServesEveryWorkload):
+    """Subclass it for a preemption. State its mode by overriding :meth:`expected`::
+
+    class TestAlwaysSwap(PreemptionConformance):
+        component = "always_swap"
+
+        def expected(self, group):
+            return PreemptionMode.SWAP
+    """
+
+    slot: ClassVar[str] = "preemption"
+
+    def expected(self, group: SequenceGroup, /) -> PreemptionMode | None:
+        """Return how the group must give way; ``None``: nothing is said of it."""
+        return None
+
+    def make(self, block_size: int = 4) -> Preemption:
+        """A fresh component."""
+        made = self.build(PreemptionParts(block_size=block_size))
+        assert isinstance(made, Preemption)
+        return made
+
+    def test_answers_with_a_mode_and_keeps_its_word_about_swapping(self) -> None:
+        def answers(coming: list[Request]) -> None:
+            preemption = self.make()
+            for group in waiting_groups(coming):
+                mode = preemption.mode(group)
+                assert isinstance(mode, PreemptionMode)
+                assert mode is not PreemptionMode.SWAP or preemption.may_swap, (
+                    "it swaps, but may_swap is False, so there are no host blocks"
+                )
+                wanted = self.expected(group)
+                assert wanted is None or mode is wanted
+
+        self.check(answers, request_lists())
+
+    def test_reserves_at_least_what_is_there(self) -> None:
+        def reserves(coming: list[Request]) -> None:
+            preemption = self.make()
+            for group in waiting_groups(coming):
+                tokens = preemption.tokens_to_reserve(group)
+                longest = max(len(sequence.tokens) for sequence in group.live)
+                assert tokens is None or tokens >= longest
+
+        self.check(reserves, request_lists())
+
+    def test_serves_whatever_the_host_can_hold(self) -> None:
+        def serves(values: dict[str, Any], workload: Workload, num_host_blocks: int) -> None:
+            recorder = _SwapRecorder()
+            values = {**values, "num_host_blocks": num_host_blocks}
+            engine = build_memory_engine(self.registry, observers=[recorder], **values)
+            check_served(engine, workload, serve(engine, workload))
+            assert not recorder.swapped or (self.make().may_swap and num_host_blocks)
+
+        self.check(serves, self.engine_values(), workloads(), st.integers(0, 12))
+
+
+class _SwapRecorder(Observer):
+    def __init__(self) -> None:
+        self.swapped = 0
+
+    def on_step(self, step: StepRecord, /) -> None:
+        self.swapped += len(step.swapped_out)

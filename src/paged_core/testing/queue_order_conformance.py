@@ -1,0 +1,103 @@
+"""What a queue order must do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import ClassVar
+
+from hypothesis import strategies as st
+
+from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsService
+from paged_core.request import Request
+from paged_core.sequence import SequenceGroup
+from paged_core.testing.component_conformance import ServesEveryWorkload
+from paged_core.testing.policy_subjects import empty_cache, request_lists, waiting_groups
+from paged_core.waiting_queue import WaitingQueue
+
+
+class QueueOrderConformance(ServesEveryWorkload):
+    """Subclass it for a queue order. State the exact order by overriding :meth:`expected`::
+
+    class TestLastComeFirst(QueueOrderConformance):
+        component = "last_come_first"
+
+        def expected(self, groups, now):
+            return list(reversed(groups))
+    """
+
+    slot: ClassVar[str] = "queue_order"
+
+    def expected(
+        self, groups: Sequence[SequenceGroup], now: float, /
+    ) -> Sequence[SequenceGroup] | None:
+        """Return the groups as they must be served; ``None``: nothing is said of it.
+
+        Args:
+            groups: in the order of their coming.
+            now: seconds.
+        """
+        return None
+
+    def make(self) -> QueueOrder:
+        """A fresh order, over a cache that is empty."""
+        made = self.build(OrderParts(kv_cache=empty_cache(self.registry)))
+        assert isinstance(made, QueueOrder)
+        return made
+
+    def test_any_two_groups_can_be_compared(self) -> None:
+        def compares(coming: list[Request], now: float) -> None:
+            order = self.make()
+            keys = [order.key(group, now) for group in waiting_groups(coming)]
+            for one in keys:
+                for other in keys:
+                    smaller, larger, equal = one < other, other < one, one == other
+                    assert smaller + larger + equal == 1, f"{one!r} and {other!r} have no order"
+            ranked = sorted(keys)
+            assert all(not later < sooner for sooner, later in pairwise(ranked))
+
+        self.check(compares, request_lists(), st.floats(0, 100))
+
+    def test_a_key_depends_on_the_group_and_the_time_alone(self) -> None:
+        def asks_twice(coming: list[Request], now: float) -> None:
+            order = self.make()
+            groups = waiting_groups(coming)
+            before = [order.key(group, now) for group in groups]
+            assert [order.key(group, now) for group in reversed(groups)] == before[::-1]
+
+        self.check(asks_twice, request_lists(), st.floats(0, 100))
+
+    def test_a_stable_order_stays_the_same_while_groups_wait(self) -> None:
+        def stays(coming: list[Request], now: float, later: float) -> None:
+            order = self.make()
+            if order.stable:
+                for group in waiting_groups(coming):
+                    assert order.key(group, now) == order.key(group, now + later), (
+                        "the key changes with time; set stable = False"
+                    )
+
+        self.check(stays, request_lists(), st.floats(0, 100), st.floats(0, 1e6))
+
+    def test_serves_in_the_order_that_is_expected(self) -> None:
+        def serves(coming: list[Request], now: float) -> None:
+            queue = WaitingQueue(self.make())
+            groups = waiting_groups(coming)
+            for group in groups:
+                queue.push(group, now)
+            wanted = self.expected(groups, now)
+            got = [queue.pop() for _ in groups]
+            assert sorted(group.number for group in got) == list(range(len(groups)))
+            assert wanted is None or got == list(wanted)
+
+        self.check(serves, request_lists(), st.floats(0, 100))
+
+    def test_counts_service_without_losing_the_order(self) -> None:
+        def counts(coming: list[Request], served: list[int]) -> None:
+            order = self.make()
+            groups = waiting_groups(coming)
+            if isinstance(order, SupportsService):
+                for group, num_tokens in zip(groups, served, strict=False):
+                    order.served(group, num_tokens)
+            sorted(order.key(group, 1.0) for group in groups)
+
+        self.check(counts, request_lists(), st.lists(st.integers(1, 50), min_size=8, max_size=8))

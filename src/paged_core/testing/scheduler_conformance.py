@@ -1,0 +1,121 @@
+"""What a scheduler must do, whatever it decides."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+
+from paged_core.component import ComponentSettings
+from paged_core.engine import Engine
+from paged_core.request import FinishReason
+from paged_core.settings import settings_class
+from paged_core.testing.component_conformance import ComponentConformance
+from paged_core.testing.failing_executor import FailingExecutor
+from paged_core.testing.memory_engine import build_memory_engine, serve
+from paged_core.testing.text_alone import check_nothing_leaked, check_served, text_alone
+from paged_core.testing.watched_scheduler import WatchedScheduler
+from paged_core.testing.workload import Workload, simple_request, workloads
+
+
+class SchedulerConformance(ComponentConformance):
+    """Subclass it for a scheduler; override :meth:`budget` and :meth:`seats` if its options for
+    them have other names than ``max_num_batched_tokens`` and ``max_num_seqs``::
+
+        class TestMyScheduler(SchedulerConformance):
+            component = "my_scheduler"
+
+    Every decision is checked in every test: who runs is scheduled once, holds the blocks it needs,
+    and the limits are kept.
+    """
+
+    slot: ClassVar[str] = "scheduler"
+    max_examples = 80
+
+    def budget(self, options: ComponentSettings) -> int | None:
+        """Tokens that a step may compute; ``None``: there is no limit."""
+        limit: int | None = getattr(options, "max_num_batched_tokens", None)
+        return limit
+
+    def seats(self, options: ComponentSettings) -> int | None:
+        """Sequences that may run; ``None``: there is no limit."""
+        limit: int | None = getattr(options, "max_num_seqs", None)
+        return limit
+
+    def make_engine(self, **values: Any) -> Engine:
+        """An engine without a model that has the scheduler, watched."""
+        values = {"scheduler": self._table, **values}
+        settings = settings_class(self.registry)(**values)
+        engine = build_memory_engine(self.registry, **values)
+        WatchedScheduler.install(
+            engine, self.budget(settings.scheduler), self.seats(settings.scheduler)
+        )
+        return engine
+
+    def test_holds_nothing_at_first_and_plans_nothing(self) -> None:
+        engine = self.make_engine()
+        assert len(engine.scheduler) == 0
+        plan = engine.scheduler.schedule(0.0)
+        assert not plan.sequences
+        assert not plan.admitted
+
+    def test_serves_one_request(self) -> None:
+        engine = self.make_engine()
+        workload = Workload(((0, simple_request("A", 9, 5)),))
+        check_served(engine, workload, serve(engine, workload))
+
+    def test_keeps_within_the_length_of_the_model(self) -> None:
+        engine = self.make_engine(max_model_len=32)
+        assert engine.scheduler.length_cap in (32, 33)
+        serve(engine, Workload(((0, simple_request("A", 9, 100)),)))
+        check_nothing_leaked(engine)
+
+    def test_runs_several_at_once(self) -> None:
+        """Batching is what it is for: two small requests together are served in fewer steps."""
+        steps = []
+        for names in ("A", "AB"):
+            engine = self.make_engine()
+            serve(engine, Workload(tuple((0, simple_request(n, 4, 8)) for n in names)))
+            steps.append(engine.num_steps)
+        assert steps[1] < 2 * steps[0]
+
+    def test_lets_go_of_a_request_wherever_it_stands(self) -> None:
+        for step in range(14):
+            engine = self.make_engine(num_blocks=6, num_host_blocks=12, preemption="swap")
+            requests = tuple((0, simple_request(name, 7, 12)) for name in "ABC")
+            for name in "ABC":
+                workload = Workload(requests, ((step, name),))
+                check_served(engine, workload, serve(engine, workload))
+
+    def test_serves_every_workload_as_if_each_request_were_alone(self) -> None:
+        def serves(values: dict[str, Any], workload: Workload) -> None:
+            engine = self.make_engine(**values)
+            check_served(engine, workload, serve(engine, workload))
+
+        self.check(serves, self.engine_values(), workloads())
+
+    def test_survives_aborts_at_any_time(self) -> None:
+        def survives(values: dict[str, Any], workload: Workload) -> None:
+            engine = self.make_engine(**values)
+            check_served(engine, workload, serve(engine, workload))
+
+        self.check(survives, self.engine_values(), workloads(max_aborts=6), share=0.5)
+
+    def test_survives_steps_that_fail(self) -> None:
+        def survives(
+            values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
+        ) -> None:
+            engine = self.make_engine(**values)
+            FailingExecutor.install(engine, before=before, after=after)
+            for group in serve(engine, workload).values():
+                for sequence in group.sequences:
+                    whole = text_alone(engine, group.request, sequence.index)
+                    assert sequence.output == whole[: len(sequence.output)]
+                    if sequence.finish_reason is FinishReason.ERROR:
+                        assert "on purpose" in (sequence.error or "") or "StepFailure" in (
+                            sequence.error or ""
+                        )
+            check_nothing_leaked(engine)
+
+        numbers = st.sets(st.integers(0, 20), max_size=3)
+        self.check(survives, self.engine_values(), workloads(), numbers, numbers, share=0.5)

@@ -1,0 +1,78 @@
+"""What a victim component must do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from hypothesis import strategies as st
+
+from paged_core.errors import OutOfBlocks
+from paged_core.interfaces.victim import Victim, VictimParts
+from paged_core.kv_cache import KVCache
+from paged_core.request import Request
+from paged_core.sequence import SequenceGroup, Status
+from paged_core.testing.component_conformance import ServesEveryWorkload
+from paged_core.testing.policy_subjects import empty_cache, request_lists, waiting_groups
+
+
+class VictimConformance(ServesEveryWorkload):
+    """Subclass it for a victim component. State the choice by overriding :meth:`expected`::
+
+    class TestOldest(VictimConformance):
+        component = "oldest"
+
+        def expected(self, candidates, now):
+            return candidates[0]
+    """
+
+    slot: ClassVar[str] = "victim"
+
+    def expected(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup | None:
+        """Return the group that must give way; ``None``: nothing is said of it.
+
+        Args:
+            candidates: running groups that hold blocks, worst last; never empty.
+            now: seconds.
+        """
+        return None
+
+    def make(self, kv_cache: KVCache | None = None) -> Victim:
+        """A fresh component."""
+        cache = kv_cache or empty_cache(self.registry)
+        made = self.build(VictimParts(kv_cache=cache))
+        assert isinstance(made, Victim)
+        return made
+
+    def test_chooses_the_only_candidate(self) -> None:
+        def chooses(coming: list[Request]) -> None:
+            (group,) = waiting_groups(coming[:1])
+            group.status = Status.RUNNING
+            assert self.make().choose([group], 0.0) is group
+
+        self.check(chooses, request_lists(), share=0.5)
+
+    def test_chooses_one_of_the_candidates_and_leaves_them_alone(self) -> None:
+        def chooses(coming: list[Request], computed: list[int], now: float) -> None:
+            cache = empty_cache(self.registry)
+            candidates = []
+            for group, share in zip(waiting_groups(coming), computed, strict=False):
+                (sequence,) = group.live
+                count = 1 + share % len(sequence.tokens)
+                try:
+                    cache.admit(sequence, count)
+                except OutOfBlocks:
+                    break
+                sequence.num_scheduled = sequence.num_computed = count
+                group.status = Status.RUNNING
+                candidates.append(group)
+            before, free = list(candidates), cache.num_free
+            victim = self.make(cache).choose(candidates, now)
+            assert candidates == before, "it changed the list of candidates"
+            assert any(victim is group for group in candidates), "it chose someone else"
+            assert cache.num_free == free, "the scheduler takes the blocks, not the victim"
+            wanted = self.expected(before, now)
+            assert wanted is None or victim is wanted, f"it chose {victim} instead of {wanted}"
+
+        shares = st.lists(st.integers(0, 15), min_size=8, max_size=8)
+        self.check(chooses, request_lists(), shares, st.floats(0, 100))

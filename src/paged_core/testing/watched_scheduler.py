@@ -1,0 +1,117 @@
+"""A scheduler whose every decision is checked before the engine sees it."""
+
+from __future__ import annotations
+
+from paged_core.engine import Engine
+from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
+from paged_core.kv_cache import KVCache
+from paged_core.sequence import SequenceGroup, Status
+
+
+class WatchedScheduler(Scheduler):
+    """Passes everything on to the scheduler of an engine.
+
+    Args:
+        budget: tokens that a step may compute; ``None``: any number.
+        seats: sequences that may run; ``None``: any number.
+
+    Raises:
+        AssertionError: from ``schedule``; a decision breaks the contract, the message says how.
+    """
+
+    def __init__(
+        self, inner: Scheduler, kv_cache: KVCache, budget: int | None, seats: int | None
+    ) -> None:
+        self.inner = inner
+        self._kv = kv_cache
+        self._budget = budget
+        self._seats = seats
+
+    @classmethod
+    def install(cls, engine: Engine, budget: int | None, seats: int | None) -> WatchedScheduler:
+        """Put one between ``engine`` and its scheduler."""
+        watched = cls(engine.scheduler, engine.kv_cache, budget, seats)
+        engine.scheduler = watched
+        return watched
+
+    @property
+    def length_cap(self) -> int:
+        return self.inner.length_cap
+
+    def add(self, group: SequenceGroup, /) -> None:
+        before = len(self.inner)
+        self.inner.add(group)
+        assert len(self.inner) == before + 1, "add() did not take the group in"
+
+    def refuse(self, group: SequenceGroup, /) -> str | None:
+        before = len(self.inner)
+        reason = self.inner.refuse(group)
+        assert len(self.inner) == before, "refuse() must change nothing"
+        return reason
+
+    def remove(self, group: SequenceGroup, /) -> None:
+        before = len(self.inner)
+        self.inner.remove(group)
+        assert len(self.inner) == before - 1, "remove() did not let go of the group"
+
+    def queues(self) -> Queues:
+        return self.inner.queues()
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def schedule(self, now: float, /) -> Schedule:
+        waiting = list(self.inner.queues().waiting)
+        plan = self.inner.schedule(now)
+        self._check_batch(plan)
+        self._check_queues(plan, waiting)
+        return plan
+
+    def _check_batch(self, plan: Schedule) -> None:
+        assert len(plan.sequences) == len(plan.num_tokens), "sequences and num_tokens are parallel"
+        assert len(set(map(id, plan.sequences))) == len(plan.sequences), (
+            "a sequence is scheduled twice in one step"
+        )
+        size = self._kv.block_size
+        for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
+            assert num_tokens >= 1, f"{sequence} is scheduled for {num_tokens} tokens"
+            assert num_tokens <= sequence.num_pending, (
+                f"{sequence} is scheduled for {num_tokens} tokens, {sequence.num_pending} are left"
+            )
+            end = sequence.num_scheduled + num_tokens
+            assert len(sequence.table.blocks) * size >= end, f"{sequence} has too few blocks"
+            assert sequence in sequence.group.live, f"{sequence} is scheduled, but has ended"
+            assert sequence.group.status is Status.RUNNING, f"{sequence.group} is not RUNNING"
+        total = sum(plan.num_tokens)
+        assert self._budget is None or total <= self._budget, (
+            f"{total} tokens are scheduled, {self._budget} is the budget of a step"
+        )
+
+    def _check_queues(self, plan: Schedule, waiting: list[SequenceGroup]) -> None:
+        queues = self.inner.queues()
+        everyone = [*queues.running, *queues.waiting, *queues.swapped]
+        assert len(set(map(id, everyone))) == len(everyone), "a group stands in two places"
+        assert len(self.inner) == len(everyone), "len() disagrees with queues()"
+        seats = sum(group.seats for group in queues.running)
+        assert self._seats is None or seats <= self._seats, (
+            f"{seats} sequences run, {self._seats} may"
+        )
+        for groups, status in (
+            (queues.running, Status.RUNNING),
+            (queues.waiting, Status.WAITING),
+            (queues.swapped, Status.SWAPPED),
+        ):
+            for group in groups:
+                assert group.status is status, f"{group} should be {status.name}"
+        for group in queues.waiting:
+            for sequence in group.live:
+                assert not sequence.table.blocks, f"{sequence} waits, but holds blocks"
+        for sequence in plan.sequences:
+            assert sequence.group in queues.running, f"{sequence} is scheduled, but does not run"
+        for group, _ in plan.admitted:
+            assert group in waiting, f"{group} is admitted, but did not wait"
+        for group, reason in plan.ignored:
+            assert group not in everyone, f"{group} is ignored, but still held"
+            assert reason, f"{group} is ignored without a reason"
+        for group in plan.preempted:
+            assert group not in queues.running, f"{group} is preempted, but runs"

@@ -1,0 +1,83 @@
+"""Every first-party component goes through the conformance class of its slot."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from paged_core.component import Component
+from paged_core.registry import Registry
+from paged_core.testing import POLICY_SLOTS, ComponentConformance
+
+FOLDER = Path(__file__).parent.parent / "conformance"
+
+WITHOUT_A_CLASS = {
+    "attention": "compared with the reference in tests/unit/test_torch_attention.py",
+    "runner": "compared with the models of transformers in tests/integration",
+    "executor": "`memory` carries every other class; `local` is driven in tests/integration",
+}
+"""Slots for which the kit has no class yet, and how their components are tested meanwhile."""
+
+
+def first_party() -> list[Component]:
+    ours = [p for p in Registry.discover().plugins if p.distribution == "paged-core"]
+    return [component for plugin in ours for component in plugin.components]
+
+
+def conformance_classes() -> Iterator[type[ComponentConformance]]:
+    """The test classes in tests/conformance that name a component."""
+    for path in sorted(FOLDER.glob("test_*.py")):
+        name = f"_conformance_{path.stem}"
+        spec = spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            del sys.modules[name]
+        for found in vars(module).values():
+            if (
+                isinstance(found, type)
+                and issubclass(found, ComponentConformance)
+                and found.__module__ == name
+                and found.__name__.startswith("Test")
+            ):
+                yield found
+
+
+def tested() -> set[tuple[str, str]]:
+    return {
+        (found.slot, found.component if isinstance(found.component, str) else found.component["name"])
+        for found in conformance_classes()
+    }
+
+
+@pytest.fixture(scope="module", name="tested")
+def tested_components() -> set[tuple[str, str]]:
+    return tested()
+
+
+@pytest.mark.parametrize(
+    "component", first_party(), ids=lambda component: f"{component.slot}.{component.name}"
+)
+def test_has_a_conformance_test(component: Component, tested: set[tuple[str, str]]) -> None:
+    if component.slot in WITHOUT_A_CLASS:
+        assert component.slot not in POLICY_SLOTS
+        pytest.skip(WITHOUT_A_CLASS[component.slot])
+    assert (component.slot, component.name) in tested, (
+        f"tests/conformance has no class for {component.slot} {component.name!r}"
+    )
+
+
+def test_no_slot_with_a_class_is_excused(tested: set[tuple[str, str]]) -> None:
+    assert not {slot for slot, _ in tested} & set(WITHOUT_A_CLASS)
+    assert set(WITHOUT_A_CLASS) <= set(Registry.discover().slots)
+
+
+def test_no_class_is_about_a_component_that_is_gone(tested: set[tuple[str, str]]) -> None:
+    assert tested <= {(component.slot, component.name) for component in first_party()}

@@ -1,0 +1,15 @@
+"""First-party observers pass the conformance class of their slot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paged_core.testing import ObserverConformance
+
+
+class TestDecisionLog(ObserverConformance):
+    component = "decision_log"
+
+    def table(self, folder: Path) -> dict[str, Any]:
+        return {"name": "decision_log", "path": str(folder / "decisions.jsonl")}

@@ -1,0 +1,13 @@
+"""First-party schedulers pass the conformance class of their slot."""
+
+from __future__ import annotations
+
+from paged_core.testing import SchedulerConformance
+
+
+class TestPrefillOrDecode(SchedulerConformance):
+    component = "prefill_or_decode"
+
+
+class TestTokenBudget(SchedulerConformance):
+    component = "token_budget"

@@ -1,0 +1,351 @@
+"""Components that are wrong on purpose: each must be caught by the conformance class of its slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from paged_core.block_key import BlockKey
+from paged_core.component import ComponentSettings
+from paged_core.interfaces.evictor import BlockInfo
+from paged_core.interfaces.observer import Observer, StepRecord
+from paged_core.interfaces.preemption import Preemption, PreemptionMode
+from paged_core.interfaces.queue_order import QueueOrder
+from paged_core.interfaces.scheduler import Schedule
+from paged_core.interfaces.victim import Victim
+from paged_core.sequence import BlockId, SequenceGroup
+from paged_policies.allocators.hash_cached import HashCachedAllocator, HashCachedSettings
+from paged_policies.allocators.uncached import UncachedAllocator
+from paged_policies.evictors.lru import LruEvictor
+from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
+
+
+class FaultySettings(ComponentSettings):
+    """Options of a component that is wrong."""
+
+    name: Literal["faulty"] = "faulty"
+
+
+class FaultyHashCachedSettings(HashCachedSettings):
+    """Those of ``hash_cached``."""
+
+    name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
+
+
+class FaultyTokenBudgetSettings(TokenBudgetSettings):
+    """Those of ``token_budget``."""
+
+    name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
+
+
+# ---------------------------------------------------------------------- allocators
+
+
+class LeakyAllocator(UncachedAllocator):
+    """Loses the last block of whatever it is given back three at a time."""
+
+    def free(self, blocks: Iterable[BlockId], /) -> None:
+        given = list(blocks)
+        super().free(given[:2] if len(given) > 2 else given)
+
+
+class DoublingAllocator(UncachedAllocator):
+    """Takes a block back as soon as one of its users leaves."""
+
+    def free(self, blocks: Iterable[BlockId], /) -> None:
+        for block in blocks:
+            shared = self._ref_counts[block] > 1
+            super().free([block])
+            if shared:
+                self._free.append(block)
+
+
+class HalfwayAllocator(UncachedAllocator):
+    """Takes what there is before it finds that it is not enough."""
+
+    def allocate(self, count: int, /) -> list[BlockId]:
+        taken: list[BlockId] = []
+        while len(taken) < count:
+            taken += super().allocate(1)
+        return taken
+
+
+class StaleAllocator(HashCachedAllocator):
+    """Goes on finding a block that holds something else by now."""
+
+    def _forget(self, block: BlockId) -> None:
+        self._keys[block] = None
+
+
+class TrustingAllocator(HashCachedAllocator):
+    """Looks at the hash and not at the tokens."""
+
+    def publish(self, block: BlockId, key: BlockKey, /) -> BlockId:
+        return super().publish(block, BlockKey(None, (hash(key),)))
+
+    def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
+        return super().look_up([BlockKey(None, (hash(key),)) for key in keys])
+
+
+class UnretractingAllocator(HashCachedAllocator):
+    """Finds what was never computed."""
+
+    def retract(self, blocks: Iterable[BlockId], /) -> None:
+        pass
+
+
+class NewestDuplicateAllocator(HashCachedAllocator):
+    """Of equal blocks it finds the one that was published last."""
+
+    def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
+        found: list[BlockId] = []
+        for key in keys:
+            if key not in self._by_key:
+                break
+            found.append(next(reversed(self._by_key[key])))
+        return found
+
+
+class ReferencingAllocator(HashCachedAllocator):
+    """Takes what it finds."""
+
+    def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
+        found = super().look_up(keys)
+        self.share(found)
+        return found
+
+
+# ---------------------------------------------------------------------- evictors
+
+
+class LeakyEvictor(LruEvictor):
+    """Forgets a block that comes back when it holds several."""
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        if len(self) < 3:
+            super().add(block, info)
+
+
+class KeepingEvictor(LruEvictor):
+    """Gives a block up without letting go of it."""
+
+    def evict(self) -> BlockId:
+        block = super().evict()
+        self._blocks[block] = None
+        return block
+
+
+class SilentEvictor(LruEvictor):
+    """Says nothing when it is told to remove what it does not hold."""
+
+    def remove(self, block: BlockId, /) -> None:
+        self._blocks.pop(block, None)
+
+
+class WrongTieEvictor(LruEvictor):
+    """Of what one request left, the shortest prefix goes first."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._infos: dict[BlockId, BlockInfo] = {}
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        super().add(block, info)
+        self._infos[block] = info
+
+    def evict(self) -> BlockId:
+        if not self._blocks:
+            return super().evict()
+        block = min(
+            self._blocks, key=lambda b: (self._infos[b].last_use, self._infos[b].num_tokens)
+        )
+        self.remove(block)
+        return block
+
+
+# ---------------------------------------------------------------------- orders, victims, preemption
+
+
+class _Order(QueueOrder):
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        self.asked = 0
+
+
+class IncomparableOrder(_Order):
+    """Compares tenants with nothing."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return group.request.deadline
+
+
+class DriftingOrder(_Order):
+    """Says that it is stable, but ages."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return group.request.priority - now
+
+
+class CountingOrder(_Order):
+    """Another key each time it is asked."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        self.asked += 1
+        return -self.asked
+
+
+class ReversedOrder(_Order):
+    """Last come, first served."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return -group.number
+
+
+class _Victim(Victim):
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        self.kv_cache = parts.kv_cache
+
+
+class OldestVictim(_Victim):
+    """Not the newest."""
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        return candidates[0]
+
+
+class PoppingVictim(_Victim):
+    """Changes the list that it is shown."""
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        return candidates.pop()  # type: ignore[attr-defined, no-any-return]
+
+
+class ActingVictim(_Victim):
+    """Frees the blocks itself."""
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        self.kv_cache.release_group(candidates[-1])
+        return candidates[-1]
+
+
+class ForgetfulVictim(_Victim):
+    """Chooses nobody where there is only one."""
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        return candidates[-2]
+
+
+class _Preemption(Preemption):
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        pass
+
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        return PreemptionMode.RECOMPUTE
+
+
+class SecretSwap(_Preemption):
+    """Swaps, but says that it never does."""
+
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        return PreemptionMode.SWAP
+
+
+class WordlessPreemption(_Preemption):
+    """Answers with something that is no mode."""
+
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        return "drop"  # type: ignore[return-value]
+
+
+class StingyPreemption(_Preemption):
+    """Reserves less than what a group has already."""
+
+    def tokens_to_reserve(self, group: SequenceGroup, /) -> int | None:
+        return 1
+
+
+# ---------------------------------------------------------------------- schedulers
+
+
+class StarvingScheduler(TokenBudgetScheduler):
+    """Never comes to the request of lowest priority."""
+
+    def schedule(self, now: float, /) -> Schedule:
+        held = [g for g in self._waiting.ordered() if g.request.priority == 2]
+        for group in held:
+            self._waiting.remove(group)
+        plan = super().schedule(now)
+        for group in held:
+            self._waiting.push(group, now)
+        return plan
+
+
+class GreedyScheduler(TokenBudgetScheduler):
+    """Takes half as much again as the budget."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        more = options.max_num_batched_tokens * 3 // 2
+        super().__init__(options.model_copy(update={"max_num_batched_tokens": more}), parts)
+
+
+class CrowdingScheduler(TokenBudgetScheduler):
+    """Lets more sequences run than there are seats."""
+
+    def _num_seats(self) -> int:
+        return 0
+
+
+class ForgettingScheduler(TokenBudgetScheduler):
+    """Keeps requests that are aborted while they wait."""
+
+    def remove(self, group: SequenceGroup, /) -> None:
+        if group not in self._waiting:
+            super().remove(group)
+
+
+class RepeatingScheduler(TokenBudgetScheduler):
+    """Schedules one sequence twice."""
+
+    def schedule(self, now: float, /) -> Schedule:
+        plan = super().schedule(now)
+        plan.sequences += plan.sequences[:1]
+        plan.num_tokens += plan.num_tokens[:1]
+        return plan
+
+
+class UnreservedScheduler(TokenBudgetScheduler):
+    """Runs sequences past the end of their blocks."""
+
+    def _reserve(self, plan: Any, sequence: Any, count: int) -> bool:
+        return True
+
+
+# ---------------------------------------------------------------------- observers
+
+
+class _Observer(Observer):
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        self.steps = 0
+
+
+class RaisingObserver(_Observer):
+    """Divides by what may be nothing."""
+
+    def on_step(self, step: StepRecord, /) -> None:
+        self.steps += 1 // len(step.scheduled)
+
+
+class MeddlingObserver(_Observer):
+    """Ends requests early."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        group.max_length = min(group.max_length, len(group.request.prompt) + 1)
+
+
+class ClosingObserver(_Observer):
+    """Cannot be closed before it has heard anything."""
+
+    def on_step(self, step: StepRecord, /) -> None:
+        self.steps += 1
+
+    def close(self) -> None:
+        raise OSError("no file") if not self.steps else ValueError("no file either")
