@@ -7,6 +7,7 @@ from importlib.resources import files
 
 from paged_core.component import Component, Profile
 from paged_core.hookspecs import hookimpl
+from paged_policies.allocators.contiguous import ContiguousSettings
 from paged_policies.allocators.hash_cached import HashCachedSettings
 from paged_policies.allocators.uncached import UncachedSettings
 from paged_policies.evictors.fifo import FifoSettings
@@ -23,9 +24,12 @@ from paged_policies.orders.longest_prefix import LongestPrefixSettings
 from paged_policies.orders.priority import PrioritySettings
 from paged_policies.orders.sjf import SjfSettings
 from paged_policies.preemption.auto import AutoSettings
+from paged_policies.preemption.never import NeverSettings
 from paged_policies.preemption.recompute import RecomputeSettings
 from paged_policies.preemption.swap import SwapSettings
+from paged_policies.schedulers.iteration_level import IterationLevelSettings
 from paged_policies.schedulers.prefill_or_decode import PrefillOrDecodeSettings
+from paged_policies.schedulers.static_batch import StaticBatchSettings
 from paged_policies.schedulers.token_budget import TokenBudgetSettings
 from paged_policies.victims.fewest_computed import FewestComputedSettings
 from paged_policies.victims.lowest_priority import LowestPrioritySettings
@@ -46,6 +50,12 @@ def paged_core_components() -> Iterator[Component]:
         HashCachedSettings,
         "paged_policies.allocators.hash_cached:HashCachedAllocator",
         summary="finds full blocks by their content until they are needed for something else",
+    )
+    yield Component(
+        "block_allocator",
+        ContiguousSettings,
+        "paged_policies.allocators.contiguous:ContiguousAllocator",
+        summary="one run of adjacent blocks per sequence (FasterTransformer, Orca)",
     )
     yield Component(
         "evictor",
@@ -138,6 +148,18 @@ def paged_core_components() -> Iterator[Component]:
         summary="one token budget a step for decodes and prompt chunks (vLLM V1)",
     )
     yield Component(
+        "scheduler",
+        StaticBatchSettings,
+        "paged_policies.schedulers.static_batch:StaticBatchScheduler",
+        summary="a batch runs until the last of it has ended (FasterTransformer)",
+    )
+    yield Component(
+        "scheduler",
+        IterationLevelSettings,
+        "paged_policies.schedulers.iteration_level:IterationLevelScheduler",
+        summary="requests come and go between steps, prompts in one piece (Orca)",
+    )
+    yield Component(
         "victim",
         NewestSettings,
         "paged_policies.victims.newest:NewestVictim",
@@ -179,6 +201,12 @@ def paged_core_components() -> Iterator[Component]:
         "paged_policies.preemption.auto:AutoPreemption",
         summary="recomputes a single sequence, swaps a group (vLLM V0)",
     )
+    yield Component(
+        "preemption",
+        NeverSettings,
+        "paged_policies.preemption.never:NeverPreemption",
+        summary="admits only what fits to its end",
+    )
 
 
 @hookimpl
@@ -186,3 +214,8 @@ def paged_core_profiles() -> Iterator[Profile]:
     folder = files("paged_policies") / "profiles"
     yield Profile("vllm-v0", folder / "vllm-v0.yaml", "vLLM 0.6.3, the V0 engine")
     yield Profile("vllm-v1", folder / "vllm-v1.yaml", "vLLM 0.32, the V1 engine")
+    yield Profile("nano-vllm", folder / "nano-vllm.yaml", "nano-vLLM, small and prefill first")
+    yield Profile("orca", folder / "orca.yaml", "Orca: iterations over contiguous reservations")
+    yield Profile(
+        "fastertransformer", folder / "fastertransformer.yaml", "static batches, contiguous"
+    )

@@ -127,10 +127,15 @@ class Engine:
                     f"(0 to {capacity.vocab_size - 1})"
                 )
             self._check_sampling(request, capacity.vocab_size)
-        needed = self.kv_cache.blocks_for(length)
+        if request.sampling.n > 1 and self.kv_cache.reserves_runs:
+            raise RequestError(
+                f"{name} asks for n={request.sampling.n}, but the block allocator keeps each "
+                "sequence in a run of its own, which none can share; use n=1 or another allocator"
+            )
+        needed = self.kv_cache.blocks_to_start(length, self._max_length(request))
         if needed > self.kv_cache.num_blocks:
             raise RequestError(
-                f"{name} has a prompt of {length} tokens, which takes {needed} blocks of "
+                f"{name}, a prompt of {length} tokens, takes {needed} blocks of "
                 f"{self.kv_cache.block_size}, and the cache has {self.kv_cache.num_blocks}; "
                 "raise num_blocks or kv_cache_memory"
             )
@@ -151,13 +156,16 @@ class Engine:
     def _make_group(self, request: Request, stop_check: StopCheck | None) -> SequenceGroup:
         group = SequenceGroup(request, next(self._numbers), SeqId(next(self._ids)))
         sampling = request.sampling
-        group.max_length = self.scheduler.length_cap
-        if sampling.max_tokens is not None:
-            group.max_length = min(group.max_length, len(request.prompt) + sampling.max_tokens)
+        group.max_length = self._max_length(request)
         eos = frozenset() if sampling.ignore_eos else self.capacity.eos_token_ids
         group.stop_token_ids = eos.union(sampling.stop_token_ids)
         group.stop_check = stop_check
         return group
+
+    def _max_length(self, request: Request) -> int:
+        """Tokens at which a sequence of this request ends at the latest."""
+        cap, max_tokens = self.scheduler.length_cap, request.sampling.max_tokens
+        return cap if max_tokens is None else min(cap, len(request.prompt) + max_tokens)
 
     def _offer(
         self, request: Request, stop_check: StopCheck | None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paged_core.block_key import BlockKey, extend_keys
 from paged_core.cache_changes import CacheChanges, Merge
 from paged_core.errors import OutOfBlocks
-from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache
+from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache, SupportsReservation
 from paged_core.sequence import BlockId, SequenceGroup, SequenceState, Status
 
 
@@ -49,6 +49,7 @@ class KVCache:
         """Blocks that admission leaves free."""
         self._allocator = allocator
         self._prefixes = allocator if isinstance(allocator, SupportsPrefixCache) else None
+        self._reservations = allocator if isinstance(allocator, SupportsReservation) else None
         self._free_host = [BlockId(block) for block in reversed(range(num_host_blocks))]
         self._changes = CacheChanges()
         self._unsettled: set[BlockId] = set()
@@ -71,6 +72,11 @@ class KVCache:
         """Whether the allocator finds blocks by what they hold."""
         return self._prefixes is not None
 
+    @property
+    def reserves_runs(self) -> bool:
+        """Whether each sequence gets one run of blocks for its whole life, and shares none."""
+        return self._reservations is not None
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` tokens take."""
         return -(-num_tokens // self.block_size)
@@ -82,6 +88,22 @@ class KVCache:
             return len(live[0].table.blocks) or len(live[0].table.host_blocks)
         device = {block for sequence in live for block in sequence.table.blocks}
         return len(device) or len({b for sequence in live for b in sequence.table.host_blocks})
+
+    def blocks_to_start(self, num_tokens: int, max_num_tokens: int) -> int:
+        """Blocks that a sequence is given at first that has ``num_tokens`` and may get longer."""
+        if self._reservations is not None:
+            return self._reservations.blocks_to_reserve(num_tokens, max_num_tokens)
+        return self.blocks_for(num_tokens)
+
+    def can_start(self, sequence: SequenceState) -> bool:
+        """Whether the allocator has the run that it would set aside for ``sequence``, if it does.
+
+        Counting free blocks is up to whoever admits; this is about where they lie.
+        """
+        if self._reservations is None:
+            return True
+        count = self.blocks_to_start(len(sequence.tokens), sequence.group.max_length)
+        return self._reservations.can_reserve(count)
 
     # ------------------------------------------------------------------ growing
 
@@ -133,9 +155,13 @@ class KVCache:
             raise OutOfBlocks(
                 f"{missing + idle} blocks are needed and {self._allocator.num_free} are free"
             )
-        self._allocator.share(shared)
         table = sequence.table
-        table.blocks = shared + self._allocator.allocate(missing)
+        if self._reservations is not None:
+            run = self.blocks_to_start(len(sequence.tokens), sequence.group.max_length)
+            table.blocks = self._reservations.reserve(run)
+        else:
+            self._allocator.share(shared)
+            table.blocks = shared + self._allocator.allocate(missing)
         table.num_published = len(shared)
         sequence.num_scheduled = sequence.num_computed = num_skipped
         sequence.capacity = len(table.blocks) * self.block_size

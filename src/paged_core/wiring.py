@@ -12,7 +12,7 @@ import structlog
 from paged_core.component import ComponentSettings
 from paged_core.engine import Engine
 from paged_core.errors import SettingsError, UnsupportedModel
-from paged_core.interfaces.allocator import AllocatorParts
+from paged_core.interfaces.allocator import AllocatorParts, SupportsReservation
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
 from paged_core.interfaces.evictor import EvictorParts
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
@@ -65,7 +65,7 @@ def build_engine(
     )
     with _closing_on_error(executor):
         capacity = executor.start()
-        kv_cache = wiring.make_kv_cache(capacity)
+        kv_cache = wiring.make_kv_cache(capacity, preemption)
         queue_order: QueueOrder = wiring.make("queue_order", OrderParts(kv_cache=kv_cache))
         parts = SchedulerParts(
             kv_cache=kv_cache,
@@ -108,7 +108,7 @@ class _Wiring:
         """Build the component that ``options`` name."""
         return self._registry.get(slot, options.name).load()(options, parts)
 
-    def make_kv_cache(self, capacity: Capacity) -> KVCache:
+    def make_kv_cache(self, capacity: Capacity, preemption: Preemption) -> KVCache:
         settings = self._settings
         evictor = self.make(
             "evictor",
@@ -119,9 +119,18 @@ class _Wiring:
         allocator = self.make(
             "block_allocator",
             AllocatorParts(
-                num_blocks=capacity.num_blocks, block_size=settings.block_size, evictor=evictor
+                num_blocks=capacity.num_blocks,
+                block_size=settings.block_size,
+                max_model_len=capacity.max_model_len,
+                evictor=evictor,
             ),
         )
+        if isinstance(allocator, SupportsReservation) and preemption.may_swap:
+            raise SettingsError(
+                f"preemption {settings.preemption.name!r} may swap, but block_allocator "
+                f"{settings.block_allocator.name!r} sets blocks aside for a sequence's whole life, "
+                "to which nothing could be swapped back; set preemption to recompute or never"
+            )
         return KVCache(
             allocator,
             num_blocks=capacity.num_blocks,

@@ -14,6 +14,7 @@ from paged_core.interfaces.preemption import PreemptionMode
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
 from paged_core.kv_cache import PrefixHit
 from paged_core.sequence import SequenceGroup, SequenceState, Status
+from paged_policies.schedulers.promises import Promises
 
 
 class PrefillOrDecodeSettings(ComponentSettings):
@@ -28,6 +29,11 @@ class PrefillOrDecodeSettings(ComponentSettings):
     delay_factor: NonNegativeFloat = Field(
         default=0.0,
         description="hold prompts back for this many times the last prompt step's duration",
+    )
+    exact_growth: bool = Field(
+        default=False,
+        description="decode if the blocks that it takes are free (nano-vLLM), instead of one for "
+        "every sequence whether it needs one or not",
     )
 
 
@@ -47,6 +53,8 @@ class PrefillOrDecodeScheduler(Scheduler):
         self._order = parts.queue_order
         self._victim = parts.victim
         self._preemption = parts.preemption
+        self._promises = Promises(parts.preemption, parts.kv_cache)
+        self._exact_growth = options.exact_growth
         self._max_model_len = parts.max_model_len
         self._waiting: deque[SequenceGroup] = deque()
         self._running: list[SequenceGroup] = []
@@ -65,6 +73,9 @@ class PrefillOrDecodeScheduler(Scheduler):
     def add(self, group: SequenceGroup, /) -> None:
         self._waiting.append(group)
 
+    def refuse(self, group: SequenceGroup, /) -> str | None:
+        return self._promises.refuse(group)
+
     def remove(self, group: SequenceGroup, /) -> None:
         if group is self._restoring:
             self._restoring = None
@@ -79,7 +90,7 @@ class PrefillOrDecodeScheduler(Scheduler):
     def schedule(self, now: float, /) -> Schedule:
         self._now = now
         plan = Schedule()
-        if not self._swapped:
+        if not self._swapped and self._is_open():
             self._prefill(plan)
         if not plan.sequences:
             self._preempt_for_priority(plan)
@@ -88,6 +99,10 @@ class PrefillOrDecodeScheduler(Scheduler):
         return plan
 
     # ------------------------------------------------------------------ prompts
+
+    def _is_open(self) -> bool:
+        """Whether prompts may join those that run."""
+        return True
 
     def _prefill(self, plan: Schedule) -> None:
         kv, waiting = self._kv, self._waiting
@@ -106,7 +121,11 @@ class PrefillOrDecodeScheduler(Scheduler):
             if kv.num_blocks - needed < kv.watermark_blocks:
                 self._ignore(plan, f"it needs {needed} of {kv.num_blocks} blocks")
                 continue
+            if lifetime := self._promises.lifetime(group):
+                needed = lifetime + self._promises.outstanding(self._running)
             if kv.num_free - needed < kv.watermark_blocks:
+                break
+            if not all(kv.can_start(sequence) for sequence in group.live):
                 break
             if group.seats > self._max_num_seqs:
                 self._ignore(plan, f"n={group.seats} is more than {self._max_num_seqs} may run")
@@ -197,7 +216,7 @@ class PrefillOrDecodeScheduler(Scheduler):
         while index < len(running):
             group = running[index]
             live = group.live
-            while kv.num_free < len(live):
+            while kv.num_free < self._blocks_to_decode(group):
                 undisturbed = False
                 victim = self._victim.choose(running[index:], self._now)
                 running.remove(victim)
@@ -212,6 +231,12 @@ class PrefillOrDecodeScheduler(Scheduler):
                     num_tokens.append(1)
                 index += 1
         return undisturbed
+
+    def _blocks_to_decode(self, group: SequenceGroup) -> int:
+        """Blocks that must be free for the group to decode."""
+        if self._exact_growth or self._promises.lifetime(group):
+            return self._kv.blocks_to_grow(group)
+        return len(group.live)
 
     def _give_way(self, plan: Schedule, victim: SequenceGroup) -> None:
         if self._preemption.mode(victim) is PreemptionMode.SWAP:

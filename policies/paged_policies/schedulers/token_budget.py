@@ -12,6 +12,7 @@ from paged_core.interfaces.preemption import PreemptionMode
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_core.waiting_queue import WaitingQueue
+from paged_policies.schedulers.promises import Promises
 
 
 class TokenBudgetSettings(ComponentSettings):
@@ -49,6 +50,7 @@ class TokenBudgetScheduler(Scheduler):
         self._order = parts.queue_order
         self._victim = parts.victim
         self._preemption = parts.preemption
+        self._promises = Promises(parts.preemption, parts.kv_cache)
         self._max_model_len = parts.max_model_len
         self._running: list[SequenceGroup] = []
         self._swapped: list[SequenceGroup] = []
@@ -87,7 +89,7 @@ class TokenBudgetScheduler(Scheduler):
                     f"the prompt has {length} tokens, more than one step takes without chunked "
                     f"prefill (scheduler.max_num_batched_tokens={budget})"
                 )
-        return None
+        return self._promises.refuse(group)
 
     def queues(self) -> Queues:
         return Queues(tuple(self._running), self._waiting.ordered(), tuple(self._swapped))
@@ -283,6 +285,11 @@ class TokenBudgetScheduler(Scheduler):
         if options.reserve_full_sequence and kv.blocks_for(length) > room:
             return None
         if kv.blocks_for(cached + count) > room:
+            return None
+        lifetime = self._promises.lifetime(sequence.group)
+        if lifetime and lifetime + self._promises.outstanding(self._running) > room:
+            return None
+        if not kv.can_start(sequence):
             return None
         kv.admit(sequence, count, hit, cached)
         plan.take(sequence, count)

@@ -18,6 +18,7 @@ class AllocatorParts:
 
     num_blocks: int
     block_size: int
+    max_model_len: int
     evictor: Evictor
 
 
@@ -70,10 +71,16 @@ class SupportsPrefixCache(Protocol):
 
 @runtime_checkable
 class SupportsReservation(Protocol):
-    """An allocator that sets a run of blocks aside for a sequence's whole life."""
+    """An allocator that sets a run of adjacent blocks aside for a sequence's whole life."""
+
+    def blocks_to_reserve(self, num_tokens: int, max_num_tokens: int, /) -> int:
+        """Blocks of the run for a sequence that has ``num_tokens`` and may reach the maximum."""
+
+    def can_reserve(self, count: int, /) -> bool:
+        """Whether a run of ``count`` adjacent blocks is free."""
 
     def reserve(self, count: int, /) -> list[BlockId]:
-        """Take ``count`` adjacent blocks.
+        """Take ``count`` adjacent blocks, each referenced once.
 
         Raises:
             OutOfBlocks: no run is long enough; nothing was taken.

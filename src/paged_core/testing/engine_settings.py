@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
+from hypothesis import reject
 from hypothesis import strategies as st
 
 from paged_core.component import ComponentSettings
+from paged_core.errors import SettingsError
 from paged_core.registry import Registry
+from paged_core.testing.memory_engine import build_memory_engine
 
 POLICY_SLOTS = ("block_allocator", "evictor", "queue_order", "scheduler", "victim", "preemption")
-"""The slots that decide; every combination of what is registered for them is legal."""
+"""The slots that decide; a combination is legal, or refused when an engine is built from it."""
 
 
 def component_options(
@@ -70,7 +73,7 @@ def engine_settings(
         else:
             set_fields = {name: getattr(given, name) for name in given.model_fields_set}
             tables[slot] = draw(component_options(type(given), set_fields))
-    return {
+    values = {
         **tables,
         "executor": "memory",
         "block_size": draw(st.sampled_from([1, 2, 3, 4, 8])),
@@ -79,3 +82,8 @@ def engine_settings(
         "max_model_len": 64,
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.1])),
     }
+    try:
+        build_memory_engine(registry, **values).close()
+    except SettingsError:
+        reject()  # a combination that is refused at the start, with a reason
+    return values

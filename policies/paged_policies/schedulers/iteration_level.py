@@ -1,0 +1,38 @@
+"""Orca's scheduler: requests come and go between iterations, prompts in one piece."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from paged_core.component import ComponentSettings
+from paged_core.interfaces.scheduler import SchedulerParts
+from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
+
+
+class IterationLevelSettings(ComponentSettings):
+    """Options of :class:`IterationLevelScheduler`."""
+
+    name: Literal["iteration_level"] = "iteration_level"
+    max_num_seqs: PositiveInt = Field(default=256, description="sequences that run, at most")
+    max_num_batched_tokens: PositiveInt = Field(
+        default=1 << 20, description="tokens computed in one iteration, at most; a memory limit"
+    )
+
+
+class IterationLevelScheduler(TokenBudgetScheduler):
+    """Iteration-level scheduling with selective batching (Yu et al., OSDI 2022).
+
+    Every iteration computes one token for each request that runs and the whole prompts of those
+    that there is a seat and memory for. A long prompt holds up everyone who decodes beside it:
+    that is what chunking prompts against a token budget was invented for.
+    """
+
+    def __init__(self, options: IterationLevelSettings, parts: SchedulerParts, /) -> None:
+        budget = TokenBudgetSettings(
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_num_seqs=options.max_num_seqs,
+            chunked_prefill=False,
+        )
+        super().__init__(budget, parts)

@@ -1,0 +1,42 @@
+"""Request-level batching: a batch is formed, and runs until the last of it has ended."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from paged_core.component import ComponentSettings
+from paged_core.interfaces.scheduler import SchedulerParts
+from paged_policies.schedulers.prefill_or_decode import (
+    PrefillOrDecodeScheduler,
+    PrefillOrDecodeSettings,
+)
+
+
+class StaticBatchSettings(ComponentSettings):
+    """Options of :class:`StaticBatchScheduler`."""
+
+    name: Literal["static_batch"] = "static_batch"
+    max_num_seqs: PositiveInt = Field(default=8, description="sequences of a batch, at most")
+    max_num_batched_tokens: PositiveInt = Field(
+        default=1 << 20, description="prompt tokens of a batch, at most; a memory limit"
+    )
+
+
+class StaticBatchScheduler(PrefillOrDecodeScheduler):
+    """As FasterTransformer was used: nobody joins a batch that runs, and seats that fall empty
+    stay empty until all have.
+
+    The baseline that iteration-level scheduling improves on most where output lengths differ.
+    """
+
+    def __init__(self, options: StaticBatchSettings, parts: SchedulerParts, /) -> None:
+        whole = PrefillOrDecodeSettings(
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_num_seqs=options.max_num_seqs,
+        )
+        super().__init__(whole, parts)
+
+    def _is_open(self) -> bool:
+        return not self._running or self._restoring is not None
