@@ -50,16 +50,11 @@ def conformance_classes() -> Iterator[type[ComponentConformance]]:
                 yield found
 
 
+@pytest.fixture(scope="module")
 def tested() -> set[tuple[str, str]]:
-    return {
-        (found.slot, found.component if isinstance(found.component, str) else found.component["name"])
-        for found in conformance_classes()
-    }
-
-
-@pytest.fixture(scope="module", name="tested")
-def tested_components() -> set[tuple[str, str]]:
-    return tested()
+    """What has a conformance class, by slot and name."""
+    chosen = [(found.slot, found.component) for found in conformance_classes()]
+    return {(slot, part if isinstance(part, str) else part["name"]) for slot, part in chosen}
 
 
 @pytest.mark.parametrize(

@@ -15,3 +15,15 @@ class TestHashCached(BlockAllocatorConformance):
 
 class TestHashCachedMerging(BlockAllocatorConformance):
     component = {"name": "hash_cached", "merge_duplicates": True}  # noqa: RUF012
+
+
+class TestContiguous(BlockAllocatorConformance):
+    component = "contiguous"
+
+
+class TestContiguousPowerOfTwo(BlockAllocatorConformance):
+    component = {"name": "contiguous", "reserve": "power_of_two"}  # noqa: RUF012
+
+
+class TestContiguousExact(BlockAllocatorConformance):
+    component = {"name": "contiguous", "reserve": "exact"}  # noqa: RUF012

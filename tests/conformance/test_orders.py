@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from paged_core.sequence import SequenceGroup
 from paged_core.testing import QueueOrderConformance
+
+
+def by(groups: Sequence[SequenceGroup], key: Callable[[SequenceGroup], Any]) -> list[SequenceGroup]:
+    """Sorted; equals stay in the order of their coming."""
+    return sorted(groups, key=key)
 
 
 class TestFcfs(QueueOrderConformance):
@@ -23,4 +29,60 @@ class TestPriority(QueueOrderConformance):
     def expected(
         self, groups: Sequence[SequenceGroup], now: float, /
     ) -> Sequence[SequenceGroup] | None:
-        return sorted(groups, key=lambda group: group.request.priority)
+        return by(groups, lambda group: group.request.priority)
+
+
+class TestSjf(QueueOrderConformance):
+    component = "sjf"
+
+
+class TestSjfWithAging(QueueOrderConformance):
+    component = {"name": "sjf", "aging": 5.0}  # noqa: RUF012
+
+
+class TestHrrn(QueueOrderConformance):
+    component = "hrrn"
+
+
+class TestLongestPrefix(QueueOrderConformance):
+    """Where nothing is cached it is the order of arrival."""
+
+    component = "longest_prefix"
+
+    def expected(
+        self, groups: Sequence[SequenceGroup], now: float, /
+    ) -> Sequence[SequenceGroup] | None:
+        return groups
+
+
+class TestFair(QueueOrderConformance):
+    """Where nobody was served it is the order of arrival."""
+
+    component = "fair"
+
+    def expected(
+        self, groups: Sequence[SequenceGroup], now: float, /
+    ) -> Sequence[SequenceGroup] | None:
+        return groups
+
+
+class TestEdf(QueueOrderConformance):
+    component = "edf"
+
+    def expected(
+        self, groups: Sequence[SequenceGroup], now: float, /
+    ) -> Sequence[SequenceGroup] | None:
+        never = float("inf")
+        return by(groups, lambda g: never if g.request.deadline is None else g.request.deadline)
+
+
+class TestEdfWithSlo(QueueOrderConformance):
+    component = {"name": "edf", "default_slo": 3.0}  # noqa: RUF012
+
+    def expected(
+        self, groups: Sequence[SequenceGroup], now: float, /
+    ) -> Sequence[SequenceGroup] | None:
+        return by(
+            groups,
+            lambda g: g.arrival + 3.0 if g.request.deadline is None else g.request.deadline,
+        )

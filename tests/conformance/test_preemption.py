@@ -26,3 +26,7 @@ class TestAuto(PreemptionConformance):
 
     def expected(self, group: SequenceGroup, /) -> PreemptionMode | None:
         return PreemptionMode.RECOMPUTE if group.request.sampling.n == 1 else PreemptionMode.SWAP
+
+
+class TestNever(PreemptionConformance):
+    component = "never"

@@ -11,3 +11,11 @@ class TestPrefillOrDecode(SchedulerConformance):
 
 class TestTokenBudget(SchedulerConformance):
     component = "token_budget"
+
+
+class TestIterationLevel(SchedulerConformance):
+    component = "iteration_level"
+
+
+class TestStaticBatch(SchedulerConformance):
+    component = "static_batch"

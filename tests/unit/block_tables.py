@@ -30,7 +30,8 @@ def make_cache(
     made = component.load()(
         component.settings(name=allocator, **options),
         AllocatorParts(
-            max_model_len=2048, num_blocks=num_blocks,
+            max_model_len=2048,
+            num_blocks=num_blocks,
             block_size=block_size,
             evictor=evictor.load()(
                 evictor.settings(name="lru"),

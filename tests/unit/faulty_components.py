@@ -1,4 +1,4 @@
-"""Components that are wrong on purpose: each must be caught by the conformance class of its slot."""
+"""Components that are wrong on purpose: the conformance class of the slot must catch each."""
 
 from __future__ import annotations
 

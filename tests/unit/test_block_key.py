@@ -52,9 +52,7 @@ def test_equal_tokens_give_equal_keys() -> None:
     assert [hash(key) for key in chain([1, 2, 3])] == [hash(key) for key in chain([1, 2, 9])]
 
 
-@pytest.mark.parametrize(
-    "other", [[1, 2, 3, 5], [9, 2, 3, 4], [3, 4], [1, 2]], ids=str
-)
+@pytest.mark.parametrize("other", [[1, 2, 3, 5], [9, 2, 3, 4], [3, 4], [1, 2]], ids=str)
 def test_a_key_stands_for_everything_before_it_too(other: list[int]) -> None:
     assert chain([1, 2, 3, 4])[-1] != chain(other)[-1]
 

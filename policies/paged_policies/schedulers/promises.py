@@ -31,9 +31,7 @@ class Promises:
         """Blocks that ``running`` were promised and do not hold."""
         total = 0
         for group in running:
-            lifetime = self.lifetime(group)
-            if lifetime:
-                total += lifetime - self._kv.distinct_blocks(group)
+            total += max(0, self.lifetime(group) - self._kv.distinct_blocks(group))
         return total
 
     def refuse(self, group: SequenceGroup) -> str | None:

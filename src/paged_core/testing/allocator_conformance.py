@@ -59,7 +59,8 @@ class BlockAllocatorConformance(ServesEveryWorkload):
         """A fresh allocator over this many blocks."""
         made = self.build(
             AllocatorParts(
-                max_model_len=2048, num_blocks=num_blocks,
+                max_model_len=2048,
+                num_blocks=num_blocks,
                 block_size=self.block_size,
                 evictor=evictor or PlainEvictor(),
             )

@@ -101,6 +101,7 @@ class EvictorMachine(RuleBasedStateMachine):
         self.expected = expected
         self.held: list[IdleBlock] = []
         self.departures = 0
+        self.publications = 0
 
     @rule(
         blocks=st.lists(st.integers(0, 9), max_size=4, unique=True),
@@ -114,7 +115,8 @@ class EvictorMachine(RuleBasedStateMachine):
         self.departures += 1
         for place, block in enumerate(leaving):
             num_tokens = 4 * (shortest + len(leaving) - 1 - place)
-            info = BlockInfo(num_tokens, hits[place], self.departures)
+            self.publications += 1
+            info = BlockInfo(num_tokens, hits[place], self.departures, self.publications)
             self.real.add(block, info)
             self.held.append(IdleBlock(block, info))
 
