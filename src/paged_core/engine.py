@@ -127,6 +127,12 @@ class Engine:
                     f"(0 to {capacity.vocab_size - 1})"
                 )
             self._check_sampling(request, capacity.vocab_size)
+        seats = self.scheduler.max_num_seqs
+        if seats is not None and request.sampling.n > seats:
+            raise RequestError(
+                f"{name} asks for n={request.sampling.n} sequences, more than may run at once "
+                f"(scheduler.max_num_seqs={seats})"
+            )
         if request.sampling.n > 1 and self.kv_cache.reserves_runs:
             raise RequestError(
                 f"{name} asks for n={request.sampling.n}, but the block allocator keeps each "

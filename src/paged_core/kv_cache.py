@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from paged_core.block_key import BlockKey, extend_keys
@@ -297,27 +297,55 @@ class KVCache:
             sequence.capacity = 0
 
     def swap_in(self, group: SequenceGroup) -> None:
-        """Move all blocks of ``group`` back to the device.
+        """Move all blocks of ``group`` back to the device; what is still cached there stays put.
 
         Raises:
             OutOfBlocks: the device has too few free; nothing has changed.
         """
-        host = list(dict.fromkeys(b for sequence in group.live for b in sequence.table.host_blocks))
-        moved = dict(zip(host, self._allocator.allocate(len(host)), strict=True))
-        unclaimed = set(host)
+        found = self._still_cached(group)
+        held = [block for sequence in group.live for block in sequence.table.host_blocks]
+        absent = [block for block in dict.fromkeys(held) if block not in found]
+        idle = {block for block in found.values() if not self._allocator.ref_count(block)}
+        if len(absent) + len(idle) > self._allocator.num_free:
+            raise OutOfBlocks(
+                f"{len(absent) + len(idle)} blocks are needed and {self._allocator.num_free} are "
+                "free"
+            )
+        self._allocator.share(found.values())
+        fresh = dict(zip(absent, self._allocator.allocate(len(absent)), strict=True))
+        moved = found | fresh
+        unclaimed = set(moved)
         for sequence in group.live:
             table = sequence.table
-            blocks = [moved[block] for block in table.host_blocks]
             self._allocator.share(moved[b] for b in table.host_blocks if b not in unclaimed)
             unclaimed.difference_update(table.host_blocks)
-            table.blocks, table.host_blocks = blocks, []
+            table.num_published = sum(block in found for block in table.host_blocks)
+            table.blocks = [moved[block] for block in table.host_blocks]
+            table.host_blocks = []
             sequence.capacity = 0  # a shared last block is only found out about by reserve()
             self._changes.added[sequence.id] = sequence
-        for source, target in moved.items():
+        self._drop_host_blocks(found)
+        for source, target in fresh.items():
             self._changes.swap_in[target] = source
-        for sequence in group.live:
-            if self._prefixes is not None:
+        if self._prefixes is not None:
+            for sequence in group.live:
                 self._publish(sequence, sequence.num_computed // self.block_size, settled=True)
+
+    def _still_cached(self, group: SequenceGroup) -> dict[BlockId, BlockId]:
+        """Leading host blocks of a group, to device blocks that hold the same."""
+        found: dict[BlockId, BlockId] = {}
+        if self._prefixes is not None:
+            for sequence in group.live:
+                count = sequence.num_computed // self.block_size
+                hits = self._prefixes.look_up(self._keys(sequence, count)[:count])
+                found.update(zip(sequence.table.host_blocks, hits, strict=False))
+        return found
+
+    def _drop_host_blocks(self, blocks: Collection[BlockId]) -> None:
+        """What these host blocks hold, or were to receive in this step, is not needed."""
+        changes = self._changes
+        changes.swap_out = [pair for pair in changes.swap_out if pair[1] not in blocks]
+        self._free_host.extend(blocks)
 
     # ------------------------------------------------------------------ steps
 

@@ -44,6 +44,15 @@ def test_installing_it_activates_nothing(installed: Path, tmp_path: Path) -> Non
     assert lines[0].split()[:2] == ["scheduler.name", "token_budget"]
 
 
+def test_its_scheduler_passes_the_conformance_kit(installed: Path, sources: Path) -> None:
+    fewer = "import paged_core.testing as kit\nkit.SchedulerConformance.max_examples = 12\n"
+    (sources / "conftest.py").write_text(fewer, "utf-8")
+    command = f"{sys.executable} -m pytest -q -p no:cacheprovider test_guaranteed.py"
+    lines = run(command, sources, [installed])
+    assert "passed" in lines[-1], "\n".join(lines)
+    assert "failed" not in lines[-1]
+
+
 def test_its_scheduler_serves_crowds_and_never_preempts(
     sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

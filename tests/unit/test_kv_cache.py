@@ -165,7 +165,7 @@ class TestFork:
 
 class TestSwap:
     def test_goes_to_the_host_and_comes_back(self) -> None:
-        cache = make_cache(num_host_blocks=4)
+        cache = make_cache(num_host_blocks=4, allocator="uncached")
         group = started(cache, 10)
         (sequence,) = group.live
         blocks = list(sequence.table.blocks)
@@ -183,6 +183,22 @@ class TestSwap:
         assert back.swap_in == dict(zip(sequence.table.blocks, host, strict=True))
         assert list(back.added) == [sequence.id]
         assert (cache.num_free, cache.num_free_host) == (5, 4)
+
+    def test_what_is_still_cached_on_the_device_is_not_moved_back(self) -> None:
+        cache = make_cache(num_host_blocks=4)
+        group = started(cache, 10)
+        (sequence,) = group.live
+        first = sequence.table.blocks[0]
+        cache.swap_out(group)
+        group.status = Status.SWAPPED
+        cache.take_changes()
+        taken = cache._allocator.allocate(cache.num_free - 1)  # evicts the longer prefix
+        cache._allocator.free(taken[-2:])
+        cache.swap_in(group)
+        assert sequence.table.blocks[0] == first
+        assert cache.num_free_host == 2, "one host block is not needed any more"
+        assert len(cache.take_changes().swap_in) == 2
+        assert cache.num_free_host == 4
 
     def test_sharing_inside_a_group_survives(self) -> None:
         cache = make_cache(num_host_blocks=2)

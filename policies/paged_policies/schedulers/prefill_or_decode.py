@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
@@ -15,6 +15,7 @@ from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, Schedul
 from paged_core.kv_cache import PrefixHit
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_policies.schedulers.promises import Promises
+from paged_policies.schedulers.waiting_line import WaitingLine
 
 
 class PrefillOrDecodeSettings(ComponentSettings):
@@ -56,12 +57,16 @@ class PrefillOrDecodeScheduler(Scheduler):
         self._promises = Promises(parts.preemption, parts.kv_cache)
         self._exact_growth = options.exact_growth
         self._max_model_len = parts.max_model_len
-        self._waiting: deque[SequenceGroup] = deque()
+        self._waiting = WaitingLine(parts.queue_order)
         self._running: list[SequenceGroup] = []
         self._swapped: deque[SequenceGroup] = deque()
         self._restoring: SequenceGroup | None = None
         self._delay = _Delay(options.delay_factor)
         self._now = 0.0
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self._max_num_seqs
 
     @property
     def length_cap(self) -> int:
@@ -71,18 +76,20 @@ class PrefillOrDecodeScheduler(Scheduler):
         return len(self._waiting) + len(self._running) + len(self._swapped)
 
     def add(self, group: SequenceGroup, /) -> None:
-        self._waiting.append(group)
+        self._waiting.append(group, self._now)
 
     def refuse(self, group: SequenceGroup, /) -> str | None:
-        return self._promises.refuse(group)
+        return self._promises.refuse(group, self._kv.num_blocks - self._kv.watermark_blocks)
 
     def remove(self, group: SequenceGroup, /) -> None:
         if group is self._restoring:
             self._restoring = None
-        for queue in (self._running, self._waiting, self._swapped):
-            if group in queue:
-                queue.remove(group)
-                return
+        if group in self._running:
+            self._running.remove(group)
+        elif group in self._swapped:
+            self._swapped.remove(group)
+        else:
+            self._waiting.remove(group)
 
     def queues(self) -> Queues:
         return Queues(tuple(self._running), tuple(self._waiting), tuple(self._swapped))
@@ -127,9 +134,6 @@ class PrefillOrDecodeScheduler(Scheduler):
                 break
             if not all(kv.can_start(sequence) for sequence in group.live):
                 break
-            if group.seats > self._max_num_seqs:
-                self._ignore(plan, f"n={group.seats} is more than {self._max_num_seqs} may run")
-                continue
             total = sum(lengths)
             over_budget = total > tokens_left and (len(lengths) == 1 or lengths[0] > tokens_left)
             if over_budget or seats + group.seats > self._max_num_seqs:
@@ -188,15 +192,15 @@ class PrefillOrDecodeScheduler(Scheduler):
 
     def _preempt_for_priority(self, plan: Schedule) -> None:
         """Let the head of the queue push out running groups that are strictly worse than it."""
-        running, waiting = self._running, self._waiting
-        running.sort(key=self._key)
+        running, waiting, now, key = self._running, self._waiting, self._now, self._order.key
+        running.sort(key=lambda group: key(group, now))
         if not waiting:
             return
         head = waiting.popleft()
-        while running and self._key(running[-1]) > self._key(head) and not self._fits(head):
+        while running and key(running[-1], now) > key(head, now) and not self._fits(head):
             self._give_way(plan, running.pop())
-        waiting.appendleft(head)
-        self._waiting = deque(sorted(waiting, key=self._key))
+        waiting.appendleft(head, now)
+        waiting.sort(now)
 
     def _fits(self, group: SequenceGroup) -> bool:
         """Whether ``group`` could be admitted into a step that computes nothing else."""
@@ -213,27 +217,31 @@ class PrefillOrDecodeScheduler(Scheduler):
         kv, running = self._kv, self._running
         sequences, num_tokens = plan.sequences, plan.num_tokens
         index, undisturbed = 0, True
+        num_free = kv.num_free
         while index < len(running):
             group = running[index]
             live = group.live
-            while kv.num_free < self._blocks_to_decode(group):
+            while num_free < len(live) and num_free < self._blocks_to_decode(group):
                 undisturbed = False
-                victim = self._victim.choose(running[index:], self._now)
+                # the first one is spared while it is not alone, so that it ends, whoever the rest are
+                victim = self._victim.choose(running[index or 1 :] or [group], self._now)
                 running.remove(victim)
                 self._give_way(plan, victim)
+                num_free = kv.num_free
                 if victim is group:
                     break
             else:
                 for sequence in live:
                     if sequence.num_scheduled + 1 >= sequence.capacity:
                         kv.reserve(sequence, 1)
+                        num_free = kv.num_free
                     sequences.append(sequence)
                     num_tokens.append(1)
                 index += 1
         return undisturbed
 
     def _blocks_to_decode(self, group: SequenceGroup) -> int:
-        """Blocks that must be free for the group to decode."""
+        """Blocks that must be free for the group to decode: at most one for each sequence."""
         if self._exact_growth or self._promises.lifetime(group):
             return self._kv.blocks_to_grow(group)
         return len(group.live)
@@ -251,7 +259,7 @@ class PrefillOrDecodeScheduler(Scheduler):
                 return
         self._kv.release_group(victim)
         victim.status = Status.WAITING
-        self._waiting.appendleft(victim)
+        self._waiting.appendleft(victim, self._now)
         plan.preempted.append(victim)
 
     def _swap_in(self, plan: Schedule) -> None:
@@ -280,9 +288,6 @@ class PrefillOrDecodeScheduler(Scheduler):
                 plan.sequences.append(sequence)
                 plan.num_tokens.append(1)
 
-    def _key(self, group: SequenceGroup) -> Any:
-        return self._order.key(group, self._now)
-
 
 class _Delay:
     """When prompts may be admitted: not before the last batch of them has paid off.
@@ -297,7 +302,7 @@ class _Delay:
         self._last_latency = 0.0
         self._has_admitted = False
 
-    def passed(self, now: float, waiting: Sequence[SequenceGroup], is_idle: bool) -> bool:
+    def passed(self, now: float, waiting: WaitingLine, is_idle: bool) -> bool:
         if self._has_admitted:
             self._last_latency = now - self._last_now
         self._last_now, self._has_admitted = now, False

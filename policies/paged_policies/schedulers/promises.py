@@ -34,12 +34,12 @@ class Promises:
             total += max(0, self.lifetime(group) - self._kv.distinct_blocks(group))
         return total
 
-    def refuse(self, group: SequenceGroup) -> str | None:
-        """Say why the group can never be promised what it needs."""
+    def refuse(self, group: SequenceGroup, num_blocks: int) -> str | None:
+        """Say why the group can never be promised what it needs, of ``num_blocks`` at most."""
         lifetime = self.lifetime(group)
-        if lifetime > self._kv.num_blocks:
+        if lifetime > num_blocks:
             return (
-                f"it may come to need {lifetime} of {self._kv.num_blocks} blocks, and nothing is "
-                "preempted; ask for fewer tokens or sequences, or raise num_blocks"
+                f"it may come to need {lifetime} blocks, {num_blocks} can be given to it, and "
+                "nothing is preempted; ask for fewer tokens or sequences, or raise num_blocks"
             )
         return None

@@ -55,8 +55,11 @@ class TokenBudgetScheduler(Scheduler):
         self._running: list[SequenceGroup] = []
         self._swapped: list[SequenceGroup] = []
         self._waiting = WaitingQueue(parts.queue_order)
-        self._seats = 0
         self._now = 0.0
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self._options.max_num_seqs
 
     @property
     def length_cap(self) -> int:
@@ -80,8 +83,6 @@ class TokenBudgetScheduler(Scheduler):
         options, length = self._options, len(group.request.prompt)
         if length >= self._max_model_len:
             return f"the prompt has {length} tokens, but max_model_len is {self._max_model_len}"
-        if group.seats > options.max_num_seqs:
-            return f"n={group.seats} is more than scheduler.max_num_seqs={options.max_num_seqs}"
         if not options.chunked_prefill:
             budget = options.max_num_batched_tokens
             if min(length, options.long_prefill_token_threshold or length) > budget:
@@ -89,7 +90,7 @@ class TokenBudgetScheduler(Scheduler):
                     f"the prompt has {length} tokens, more than one step takes without chunked "
                     f"prefill (scheduler.max_num_batched_tokens={budget})"
                 )
-        return self._promises.refuse(group)
+        return self._promises.refuse(group, self._kv.num_blocks)
 
     def queues(self) -> Queues:
         return Queues(tuple(self._running), self._waiting.ordered(), tuple(self._swapped))
@@ -173,7 +174,8 @@ class TokenBudgetScheduler(Scheduler):
         """Preempt one group so that ``group`` can grow; whether it was that group itself."""
         running = self._running
         candidates = sorted(running, key=lambda other: self._order.key(other, self._now))
-        victim = self._victim.choose(candidates, self._now)
+        # the best one is spared while it is not alone, so that it ends, whoever the victims are
+        victim = self._victim.choose(candidates[1:] or candidates, self._now)
         position = running.index(victim)
         if position < plan.index:
             plan.index -= 1
@@ -243,6 +245,8 @@ class TokenBudgetScheduler(Scheduler):
 
     def _admit(self, plan: _Plan) -> None:
         waiting, max_num_seqs = self._waiting, self._options.max_num_seqs
+        if len(self._running) >= max_num_seqs:
+            return  # without counting the seats
         seats = self._num_seats() if len(waiting) else 0
         while len(waiting) and plan.budget > 0:
             group = waiting.head()

@@ -40,7 +40,7 @@ def describe() -> dict[str, Any]:
         "platform": platform.platform(),
         "packages": {name: _installed(name) for name in ("paged-core", "transformers", "triton")},
         "cpu": {
-            "model": _cpu_model(),
+            "model": cpu_model(),
             "physical_cores": psutil.cpu_count(logical=False),
             "logical_cores": psutil.cpu_count(),
             "usable_cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else None,
@@ -96,7 +96,8 @@ def _cpu_info() -> list[tuple[str, str]]:
     return [(key.strip(), value.strip()) for key, _, value in pairs]
 
 
-def _cpu_model() -> str | None:
+def cpu_model() -> str | None:
+    """Return the processor's name, as far as anyone can tell it."""
     named = (value for key, value in _cpu_info() if key == "model name")
     brand = _first_line("sysctl", "-n", "machdep.cpu.brand_string")
     return next(named, None) or brand or platform.processor() or platform.machine()

@@ -85,6 +85,11 @@ class Scheduler(ABC):
         """Groups held, in whatever state."""
 
     @property
+    def max_num_seqs(self) -> int | None:
+        """Sequences that may run at once, hence the most that one request may ask for."""
+        return None
+
+    @property
     @abstractmethod
     def length_cap(self) -> int:
         """A sequence of this many tokens ends with ``length``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 
 from hypothesis import strategies as st
 
@@ -22,11 +21,12 @@ def empty_cache(registry: Registry) -> KVCache:
 
 def waiting_groups(coming: Sequence[Request]) -> list[SequenceGroup]:
     """Groups of these requests in the order of their coming; none of them has run."""
-    numbers = count()
-    return [
-        SequenceGroup(request, number, SeqId(number))
-        for number, request in zip(numbers, coming, strict=False)
-    ]
+    groups = []
+    for number, request in enumerate(coming):
+        group = SequenceGroup(request, number, SeqId(number))
+        group.max_length = len(request.prompt) + (request.sampling.max_tokens or 64)
+        groups.append(group)
+    return groups
 
 
 @st.composite
