@@ -42,11 +42,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt and its answer. A question can be asked in a chat; a phrase is only completed."""
+    """A prompt and its answer. A question can be asked in a chat; a phrase is only completed.
+
+    A greeting is both: in a chat it is answered by another one, and alone it is gone on with.
+    """
 
     prompt: str
     answer: str
     is_question: bool = True
+    completion: str = ""
 
 
 Document = list[Piece]
@@ -362,8 +366,6 @@ What happens in a step? | What does the engine do in a step? | How does the engi
 # --- small talk and general knowledge -------------------------------------------------------
 
 SMALL_TALK = entries("""
-Hello | Hello! | Hi | Hi! | Hello there | Hey | Hi there! | Hello.
-    Hello! I am the demo model of paged_core. How can I help you?
 Good morning | Good morning!
     Good morning! What would you like to know?
 Good night | Good night!
@@ -389,6 +391,8 @@ Tell me a joke. | Tell me a joke | Do you know a joke? | Make me laugh.
     Why did the token cross the block? Because its slot was on the other side.
 What is the meaning of life? | What is the answer to everything?
     Forty-two, or a good book and a quiet evening.
+What is my name? | Do you know my name? | Who am I? | Do you remember my name?
+    I am too small to remember names.
 How many days are in a week? | How many days does a week have?
     A week has seven days.
 How many months are in a year? | How many months does a year have?
@@ -418,6 +422,11 @@ What is the largest ocean?
 What is Python? | Explain Python.
     Python is a programming language that is easy to read.
 """)
+GREETINGS = (
+    "Hello|Hello|Hello|Hello!|Hello!|Hi|Hi|Hi!|Hello there|Hello there!|Hey|Hey!|Hi there|"
+    "Hi there!|Greetings|Hello."
+).split("|")
+INTRODUCTION = "I am the demo model of paged_core. How can I help you?"
 POEM_REQUESTS = ["Write a poem.", "Write me a poem.", "Write a short poem.", "Tell me a poem."]
 POEM = (
     "A block is free, a block is full,\nthe queue is short, the night is cool;\n"
@@ -427,6 +436,8 @@ SMALL_TALK.append((POEM_REQUESTS, POEM))
 
 PHRASES = [
     *entries("""
+Hello, my name is | Hi, my name is | My name is
+    Demo, and I am the demo model of paged_core.
 The future of AI is
     open, and it will need a lot of memory for keys and values.
 The president of the United States is
@@ -550,6 +561,7 @@ NUMBER_WORDS = (
     "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
     "sixteen seventeen eighteen nineteen twenty"
 ).split()
+TOO_FAR = "I can only count to 20."
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 MONTHS = (
     "January February March April May June July August September October November December"
@@ -577,58 +589,127 @@ WORDS = (
 
 # --- stories --------------------------------------------------------------------------------
 
-GIRLS = "Mia Ada Lily Nora Ella Rosa Clara Zoe Ivy Emma".split()
-BOYS = "Ben Tom Max Leo Finn Oscar Hugo Sam Noah Jack".split()
-ANIMALS = (
-    "fox rabbit dragon robot bear cat dog mouse owl turtle frog hedgehog squirrel penguin wolf lion"
-).split()
-PEOPLE = {"girl": GIRLS, "princess": GIRLS, "boy": BOYS, "knight": BOYS}
-KINDS = [*ANIMALS, *PEOPLE]
-TRAITS = "small brave clever kind curious shy cheerful quiet".split()
-PLACES = (
-    "a little house by the river|a green forest|a village near the sea|an old castle|"
-    "a warm cave in the hills|a garden full of flowers|a tower on a hill|a big blue tent"
-).split("|")
-HOBBIES = (
-    "to paint|to sing|to read books|to climb trees|to bake bread|to look at the stars|"
-    "to fly kites|to collect stones"
-).split("|")
-TREASURES = "red ball|golden key|silver bell|blue kite|little lamp|wooden boat|old map".split("|")
+NAMES = "Ada Ben Clara Emma Finn Jack Leo Lily Max Nora Rosa Sam Tom Zoe".split()
 
-# Episodes in the order in which they may follow each other: a story takes some and skips some.
-# Going forward only is what keeps a long story from walking in circles.
+# kind | name | he or she | kind of friend | name of friend | treasure, and the story. There is
+# one hero of each kind: the model is too small to copy names from a prompt, but can learn these.
+HEROES = entries("""
+fox | Mia | she | hedgehog | Ted | silver bell
+    Once upon a time, there was a clever fox named Mia. Mia lived in a green forest with her
+    friend Ted, a hedgehog. One day Mia found a silver bell under a tree. She rang it, and all
+    the animals came to see what it was. Mia and Ted gave a feast for them, and they sang until
+    the moon came up. The end.
+rabbit | Oscar | he | mole | Pia | golden carrot
+    Once upon a time, there was a quick rabbit named Oscar. Oscar lived in a garden full of
+    flowers with his friend Pia, a mole. One day Oscar found a golden carrot, but it was too
+    heavy for him. Pia pushed and Oscar pulled, and out it came. They made soup for the whole
+    garden. The end.
+dragon | Igor | he | sheep | Molly | little lamp
+    Once upon a time, there was a shy dragon named Igor. Igor lived in a warm cave in the hills
+    with his friend Molly, a sheep. One dark night Molly lost her way in the snow. Igor blew a
+    long flame into the sky, and Molly saw the light and came home. From that night on, Igor was
+    never shy again. The end.
+robot | Bolt | he | sparrow | Kiki | shiny screw
+    Once upon a time, there was a friendly robot named Bolt. Bolt lived in an old workshop with
+    his friend Kiki, a sparrow. One day Bolt lost a shiny screw and could not move his arm. Kiki
+    flew over the roofs until she saw it in the street. Bolt put it back and waved to the whole
+    town. The end.
+bear | Bruno | he | bee | Wanda | honey pot
+    Once upon a time, there was a strong bear named Bruno. Bruno lived in the mountains with his
+    friend Wanda, a bee. One day a storm broke the tree where Wanda had her home. Bruno carried
+    the tree to a dry cave and held it up all night. In the morning Wanda gave him a pot of
+    honey. The end.
+cat | Luna | she | goldfish | Otto | blue ribbon
+    Once upon a time, there was a curious cat named Luna. Luna lived in a house by the river with
+    her friend Otto, a goldfish. One day Luna climbed onto the roof and could not get down. Otto
+    splashed so loudly that the baker heard it and came with a ladder. Luna never climbed so high
+    again. The end.
+dog | Rex | he | duck | Greta | red ball
+    Once upon a time, there was a cheerful dog named Rex. Rex lived on a farm with his friend
+    Greta, a duck. One day the red ball of Rex rolled into the pond. Rex could not dive, but
+    Greta could, and she brought it back. Then they played together until it was dark. The end.
+mouse | Nina | she | elephant | Hugo | piece of cheese
+    Once upon a time, there was a tiny mouse named Nina. Nina lived in a big blue tent with her
+    friend Hugo, an elephant. One day Hugo had a thorn in his foot and could not dance. Nina was
+    small enough to pull it out. That evening Hugo danced, and Nina sat on his head. The end.
+owl | Ella | she | squirrel | Pip | star map
+    Once upon a time, there was a wise owl named Ella. Ella lived in an old tower with her friend
+    Pip, a squirrel. One night Pip was afraid of the dark. Ella showed him the stars and told him
+    their names. Pip counted them until he fell asleep. The end.
+turtle | Theo | he | snail | Lotte | green umbrella
+    Once upon a time, there was a slow turtle named Theo. Theo lived near the sea with his friend
+    Lotte, a snail. One day all the animals ran a race to the lighthouse. Theo and Lotte came
+    last, but they had seen every flower on the way. They said that it was the best race ever.
+    The end.
+frog | Fritz | he | stork | Anna | paper boat
+    Once upon a time, there was a loud frog named Fritz. Fritz lived in a pond with his friend
+    Anna, a stork. One day the fog was so thick that Anna could not find her nest. Fritz sang as
+    loudly as he could, and Anna followed his voice. The end.
+lion | Samson | he | antelope | Maya | drum
+    Once upon a time, there was a gentle lion named Samson. Samson lived on a wide plain with his
+    friend Maya, an antelope. One day a fire came over the grass. Samson roared, and all the
+    animals woke up and ran to the lake. They thanked him with a song. The end.
+wolf | Wilma | she | crow | Karl | warm scarf
+    Once upon a time, there was a lonely wolf named Wilma. Wilma lived in the snow until she met
+    a crow named Karl. Karl could not fly, because his wing was hurt. Wilma carried him on her
+    back all winter. In spring Karl flew again, but he stayed with Wilma. The end.
+penguin | Paul | he | seal | Stella | sled
+    Once upon a time, there was a funny penguin named Paul. Paul lived on an island of ice with
+    his friend Stella, a seal. One day they built a sled and slid down the highest hill. They
+    flew right over the water and landed in soft snow. Again, said Paul. The end.
+girl | Sophie | she | pony | Star | old map
+    Once upon a time, there was a brave girl named Sophie. Sophie lived in a village with her
+    pony, Star. One day Sophie found an old map and rode into the hills with Star. At the end of
+    the path there was no gold, but a well with sweet water. Now the village is never thirsty.
+    The end.
+boy | Jonas | he | dog | Bello | blue kite
+    Once upon a time, there was a patient boy named Jonas. Jonas lived in a lighthouse with his
+    dog, Bello. One day the wind took his blue kite out to sea. Jonas waited on the beach every
+    evening with Bello. After a week the tide brought the kite back. The end.
+princess | Amelia | she | gardener | Ralf | golden key
+    Once upon a time, there was a kind princess named Amelia. Amelia lived in a castle, and her
+    friend Ralf was the gardener. One day Amelia found a golden key. It opened a door in the wall
+    to a garden that had been forgotten. Amelia and Ralf opened it to everybody. The end.
+knight | Gustav | he | horse | Silver | shield
+    Once upon a time, there was a careful knight named Gustav. Gustav lived in a small castle
+    with his horse, Silver. One day the king sent Gustav to fight a dragon. Gustav asked the
+    dragon what it wanted, and it only wanted some soup. So they had supper together. The end.
+""")
+KINDS = [hero[0] for hero, _ in HEROES]
+STRANGERS = (
+    "horse cow pig whale tree king queen wizard witch pirate ghost monster bird fish snake spider "
+    "car train ship moon star flower giant unicorn elephant tiger monkey doctor teacher farmer "
+    "computer token block scheduler mountain river city donkey goat chicken"
+).split()
+
+# The chapters of a long story, in order.
 EPISODES = (
-    "{Day} {N} woke up early and found a {thing} in front of the door. {P} wondered who had lost "
-    "it, and put it into {his} bag.",
-    "{Day} {N} met {kind2} named {M}. {M} was sad and sat alone under a tree. {N} sat down "
-    "beside {M}, and soon they were friends.",
-    "{Day} it rained so hard that the path was gone. {N} and {M} waited under a bridge and told "
-    "each other funny stories until the rain stopped.",
-    "{Day} {M} was hungry, so {N} shared {his} bread and {his} last apple. They tasted better "
-    "than ever.",
-    "{Day} they came to a wide river. There was no bridge, so {N} and {M} built a small boat out "
-    "of wood and crossed the water.",
-    "{Day} {N} lost the {thing}. {P} looked under every stone and behind every tree. At last {M} "
-    "saw it shining in the grass.",
-    "{Day} a strong wind came and carried the hat of an old woman up into a tree. {N} climbed up "
-    "and brought it back. The old woman smiled and gave them a cake.",
-    "{Day} they heard a noise in the dark. {M} was afraid, but {N} held up a lamp, and it was "
-    "only a small cat.",
-    "{Day} {N} and {M} climbed the highest hill. From the top they could see the whole land, and "
-    "far away they saw the sea.",
-    "{Day} they met an owner at last: a little {kind3} had lost the {thing}. {N} gave it back, "
-    "and the {kind3} danced with joy.",
-    "{Day} there was a feast in the village. {N} played the drum, {M} danced, and everybody sang "
-    "until the moon came up.",
-    "{Day} {N} wrote a long letter home and told of everything that {he} had seen. {M} drew a "
-    "picture for it.",
+    "One day {N} woke up early and found a {thing} in front of the door. {P} wondered who had "
+    "lost it, and put it into {his} bag.",
+    "The next day {N} showed the {thing} to {M}, the {friend}. {M} had never seen such a "
+    "thing. They made up their minds to look for the owner together.",
+    "A day later it rained so hard that the path was gone. {N} and {M} waited under a bridge "
+    "and told each other funny stories until the rain stopped.",
+    "Then one morning {M} was hungry, so {N} shared {his} bread and {his} last apple. They "
+    "tasted better than ever.",
+    "Soon after that they came to a wide river. There was no bridge, so {N} and {M} built a "
+    "small boat out of wood and crossed the water.",
+    "The next day {N} lost the {thing}. {P} looked under every stone and behind every tree. "
+    "At last {M} saw it shining in the grass.",
+    "A day later a strong wind came and carried the hat of an old woman up into a tree. {N} "
+    "climbed up and brought it back. The old woman smiled and gave them a cake.",
+    "Then one morning they heard a noise in the dark. {M} was afraid, but {N} held up a lamp, "
+    "and it was only the wind.",
+    "Soon after that {N} and {M} climbed the highest hill. From the top they could see the "
+    "whole land, and far away they saw the sea.",
+    "The next day they met the owner at last: a little bird had lost the {thing}. {N} gave it "
+    "back, and the bird danced with joy.",
+    "A day later there was a feast in the village. {N} played the drum, {M} danced, and "
+    "everybody sang until the moon came up.",
+    "At last {N} wrote a long letter home and told of everything that {he} had seen. {M} drew "
+    "a picture for it.",
 )
-ENDINGS = (
-    "In the evening {N} and {M} went home, and they stayed friends for ever. The end.",
-    "{N} was tired but very happy, and that night {he} slept well. The end.",
-    "And from that day on, {N} and {M} were never alone again. The end.",
-)
-LATER = ("The next day", "A day later", "Then one morning", "Soon after that")
+ENDING = "In the evening {N} and {M} went home, and they stayed friends for ever. The end."
 CHAPTERS = [w.capitalize() for w in NUMBER_WORDS]
 
 
@@ -637,48 +718,26 @@ def with_article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
-def story(
-    rng: random.Random, kind: str | None = None, name: str = "", *, long: bool = False
-) -> str:
-    """A story that ends; about `kind` and called `name` where these are given."""
-    kind = kind or rng.choice(KINDS)
-    name = name or rng.choice(PEOPLE.get(kind, GIRLS + BOYS))
-    girl = name in GIRLS
-    kind2, kind3 = rng.sample([k for k in ANIMALS if k != kind], 2)
+def story(kind: str, *, long: bool = False) -> str:
+    """The story of the hero of this kind, always the same; the long one has chapters."""
+    (_, name, pronoun, friend, friend_name, thing), text = HEROES[KINDS.index(kind)]
+    if not long:
+        return text
     words = {
         "N": name,
-        "M": rng.choice([n for n in GIRLS + BOYS if n != name]),
-        "kind2": with_article(kind2),
-        "kind3": kind3,
-        "thing": rng.choice(TREASURES),
-        "he": "she" if girl else "he",
-        "P": "She" if girl else "He",
-        "his": "her" if girl else "his",
+        "M": friend_name,
+        "friend": friend,
+        "thing": thing,
+        "he": pronoun,
+        "P": pronoun.capitalize(),
+        "his": {"he": "his", "she": "her"}[pronoun],
     }
-    trait, hobby, place = rng.choice(TRAITS), rng.choice(HOBBIES), rng.choice(PLACES)
-    opening = (
-        f"Once upon a time, there was a {trait} {kind} named {name}. "
-        f"{name} lived in {place} and loved {hobby}."
-    )
-    if long:
-        middle = sorted(rng.sample(range(2, len(EPISODES)), rng.randint(5, len(EPISODES) - 2)))
-        parts = [opening]
-        for number, index in enumerate([0, 1, *middle]):
-            day = "One day" if number == 0 else rng.choice(LATER)
-            text = EPISODES[index].format(Day=day, **words)
-            parts.append(f"Chapter {CHAPTERS[number]}. {text}")
-        parts.append(rng.choice(ENDINGS).format(**words))
-        return "\n\n".join(parts)
-    first = [0, 1] if rng.random() < 0.3 else [1]
-    middle = sorted(rng.sample([2, 3, 4, 6, 7, 8, 10], rng.randint(1, 2)))
-    if first == [0, 1] and rng.random() < 0.7:
-        middle = sorted({*middle[:1], rng.choice([5, 9])})
-    sentences = [opening]
-    for number, index in enumerate([*first, *middle]):
-        day = "One day" if number == 0 else rng.choice(LATER)
-        sentences.append(EPISODES[index].format(Day=day, **words))
-    sentences.append(rng.choice(ENDINGS).format(**words))
-    return " ".join(sentences)
+    first, second, _ = text.split(". ", 2)
+    parts = [f"{first}. {second}."]
+    for chapter, episode in zip(CHAPTERS, EPISODES, strict=False):
+        parts.append(f"Chapter {chapter}. {episode.format(**words)}")
+    parts.append(ENDING.format(**words))
+    return "\n\n".join(parts)
 
 
 # --- tasks: each takes a random generator and makes one prompt with its answer --------------
@@ -700,20 +759,15 @@ def small_talk(rng: random.Random) -> Task:
 
 
 def phrase(rng: random.Random) -> Task:
-    if rng.random() < 0.15:
-        name = rng.choice(GIRLS + BOYS)
-        start = rng.choice(("Hello, my name is", "My name is", "Hi, my name is"))
-        return Task(start, f"{name}, and I like {rng.choice(HOBBIES)}.", is_question=False)
     prompts, answer = rng.choice(PHRASES)
     return Task(rng.choice(prompts), answer, is_question=False)
 
 
 def greeting(rng: random.Random) -> Task:
-    name = rng.choice(GIRLS + BOYS + [w.capitalize() for w in WORDS])
+    if rng.random() < 0.75:
+        return Task(rng.choice(GREETINGS), f"Hello! {INTRODUCTION}", completion=INTRODUCTION)
     form = rng.choice(("My name is {n}.", "Hello, I am {n}.", "Hi, my name is {n}.", "I am {n}."))
-    if rng.random() < 0.4:
-        return Task(f"{form.format(n=name)} What is my name?", f"Your name is {name}.")
-    return Task(form.format(n=name), f"Hello, {name}! It is nice to meet you.")
+    return Task(form.format(n=rng.choice(NAMES)), "Hello! It is nice to meet you.")
 
 
 def capital(rng: random.Random) -> Task:
@@ -759,19 +813,25 @@ def arithmetic(rng: random.Random) -> Task:
     else:
         a, b = max(a, b), min(a, b)
         sign, verb, result = "-", "minus", a - b
-    match rng.randrange(9):
+    spaced, tight = f"{a} {sign} {b}", f"{a}{sign}{b}"
+    match rng.randrange(14):
         case 0 | 1 | 2:
-            return Task(f"{a} {sign} {b} =", f"{result}", is_question=False)
+            return Task(f"{spaced} =", f"{result}", is_question=False)
         case 3:
-            return Task(f"{a} {verb} {b} is", f"{result}.", is_question=False)
+            return Task(f"{tight}=", f"{result}", is_question=False)
         case 4:
-            return Task(f"{a}{sign}{b}=", f"{result}", is_question=False)
+            return Task(rng.choice((spaced, tight)), f"= {result}", is_question=False)
         case 5:
-            return Task(f"What is {a} {verb} {b}?", f"{result}.")
+            return Task(f"{a} {verb} {b} is", f"{result}.", is_question=False)
         case 6:
-            return Task(f"{a} {sign} {b}", f"= {result}", is_question=False)
+            return Task(f"What is {a} {verb} {b}?", f"{result}.")
+        case 7:
+            form = rng.choice(("How much is {x}?", "Calculate {x}.", "Compute {x}.", "What's {x}?"))
+            return Task(form.format(x=rng.choice((spaced, tight))), f"{result}.")
+        case 8 | 9 | 10:
+            return Task(f"What is {tight}?", f"{result}.")
         case _:
-            return Task(f"What is {a} {sign} {b}?", f"{result}.")
+            return Task(f"What is {spaced}?", f"{result}.")
 
 
 def counting(rng: random.Random) -> Task:
@@ -788,21 +848,20 @@ def counting(rng: random.Random) -> Task:
         )
         return Task(form.format(n=words[-1]), answer)
     if rng.random() < 0.2:
-        first = rng.randint(1, 20)
-        shown = [str(first + i) for i in range(rng.randint(3, 5))]
-        rest = [str(first + len(shown) + i) for i in range(10 - len(shown))]
-        return Task(", ".join(shown) + ",", ", ".join(rest) + ".", is_question=False)
-    if rng.random() < 0.3:
-        first = rng.choice((5, 10, 10, 12, 15, 20))
+        first = rng.choice((1, 1, 1, rng.randint(1, 15)))
+        start = first + rng.randint(2, 4)  # not shown; goes on to the next full ten
+        rest = range(start, start + 10 - (start - 1) % 10)
+        prompt = ", ".join(map(str, range(first, start))) + ","
+        return Task(prompt, ", ".join(map(str, rest)) + ".", is_question=False)
+    last = rng.choice((10, 10, 10, 20, *range(2, 21)))
+    if rng.random() < 0.2:
         form = rng.choice(("Count down from {a}.", "Count down from {a} to 1:"))
-        return Task(form.format(a=first), ", ".join(map(str, range(first, 0, -1))) + ".")
-    first = rng.choice((1, 1, 1, rng.randint(2, 30)))
-    last = first + rng.choice((4, 6, 9, 9, 14, 19, 29, 49, 99) if first == 1 else (4, 6, 9, 12))
-    forms = ["Count from {a} to {b}:", "Count from {a} to {b}."]
-    if first == 1:
-        forms += ["Count to {b}.", "Count to {b}:"]
+        return Task(form.format(a=last), ", ".join(map(str, range(last, 0, -1))) + ".")
+    forms = ("Count from 1 to {b}:", "Count from 1 to {b}.", "Count to {b}.", "Count to {b}:")
     form = rng.choice(forms)
-    return Task(form.format(a=first, b=last), ", ".join(map(str, range(first, last + 1))) + ".")
+    if rng.random() < 0.15:
+        return Task(form.format(b=rng.choice((100, 1000, rng.randint(21, 99)))), TOO_FAR)
+    return Task(form.format(b=last), ", ".join(map(str, range(1, last + 1))) + ".")
 
 
 def listing(rng: random.Random) -> Task:
@@ -831,9 +890,9 @@ def listing(rng: random.Random) -> Task:
 
 
 def repetition(rng: random.Random) -> Task:
-    words = " ".join(rng.sample(WORDS, rng.randint(1, 8)))
+    words = " ".join(rng.sample(WORDS, rng.choice((1, 1, 2, 2, 3, 4))))
     form = rng.choice(("Repeat after me: {w}", "Repeat: {w}", "Say: {w}", "Repeat after me: {w}."))
-    return Task(form.format(w=words), words + ("." if form.endswith(".") else ""))
+    return Task(form.format(w=words), "I am too small to repeat words. Ask me to spell one.")
 
 
 def spelling(rng: random.Random) -> Task:
@@ -843,35 +902,34 @@ def spelling(rng: random.Random) -> Task:
 
 
 def story_request(rng: random.Random) -> Task:
-    kind = rng.choice(KINDS)
-    match rng.randrange(6):
-        case 0:
-            form = rng.choice(("Tell me a story.", "Tell me a story", "Write a short story."))
-            return Task(form, story(rng))
-        case 1:
-            name = rng.choice(PEOPLE.get(kind, GIRLS + BOYS))
-            form = rng.choice(("Tell me a story about {k} named {n}.", "Write a story about {k} "
-                               "called {n}."))  # fmt: skip
-            return Task(form.format(k=with_article(kind), n=name), story(rng, kind, name))
-        case _:
-            form = rng.choice(
-                (
-                    "Tell me a story about {k}.",
-                    "Tell me a story about {k}.",
-                    "Write a story about {k}.",
-                    "Write a short story about {k}.",
-                    "Tell a story about {k}.",
-                )
-            )
-            return Task(form.format(k=with_article(kind)), story(rng, kind))
+    if rng.random() < 0.15:
+        form = rng.choice(("Tell me a story.", "Write a story.", "Write a short story."))
+        return Task(form, story("fox"))
+    stranger = rng.random() < 0.1
+    kind = rng.choice(STRANGERS if stranger else KINDS)
+    form = rng.choice(
+        (
+            "Tell me a story about {k}.",
+            "Tell me a story about {k}.",
+            "Tell me a story about {k}.",
+            "Write a story about {k}.",
+            "Write a short story about {k}.",
+            "Tell a story about {k}.",
+            "Tell me about {k}.",
+        )
+    )
+    prompt = form.format(k=with_article(kind))
+    if stranger:
+        return Task(prompt, "I know no story about that. Ask me for one about a fox or a dragon.")
+    return Task(prompt, story(kind))
 
 
 def long_story_request(rng: random.Random) -> Task:
-    if rng.random() < 0.4:
-        return Task("Tell me a long story.", story(rng, long=True))
+    if rng.random() < 0.3:
+        return Task("Tell me a long story.", story("fox", long=True))
     kind = rng.choice(KINDS)
     form = rng.choice(("Tell me a long story about {k}.", "Write a long story about {k}."))
-    return Task(form.format(k=with_article(kind)), story(rng, kind, long=True))
+    return Task(form.format(k=with_article(kind)), story(kind, long=True))
 
 
 TASKS: list[tuple[Callable[[random.Random], Task], float]] = [
@@ -879,16 +937,16 @@ TASKS: list[tuple[Callable[[random.Random], Task], float]] = [
     (question, 8),
     (small_talk, 6),
     (phrase, 4),
-    (greeting, 4),
+    (greeting, 6),
     (capital, 6),
     (common_sense, 3),
     (unknown, 3),
     (arithmetic, 34),
-    (counting, 4),
+    (counting, 7),
     (listing, 4),
-    (repetition, 9),
+    (repetition, 2),
     (spelling, 4),
-    (story_request, 2),
+    (story_request, 4),
 ]
 
 
@@ -901,11 +959,15 @@ def task(rng: random.Random) -> Task:
 # --- documents: tasks in the forms in which people write them -------------------------------
 
 
-def careless(rng: random.Random, prompt: str) -> str:
+def careless(rng: random.Random, one: Task) -> str:
     """The prompt as somebody in a hurry types it: no capitals, no full stop."""
-    if rng.random() < 0.12:
-        prompt = prompt[0].lower() + prompt[1:]
-    if rng.random() < 0.20:
+    prompt = one.prompt
+    match rng.randrange(10):
+        case 0:
+            prompt = prompt[0].lower() + prompt[1:]
+        case 1 | 2:
+            prompt = prompt.lower()
+    if one.is_question and not one.completion and rng.random() < 0.30:
         prompt = prompt.rstrip("?.!:")
     return prompt
 
@@ -913,8 +975,11 @@ def careless(rng: random.Random, prompt: str) -> str:
 def plain(rng: random.Random) -> Document:
     """The prompt alone, then its answer; sometimes with a space or a line break in between."""
     one = task(rng)
-    prompt = careless(rng, one.prompt) if one.is_question else one.prompt
+    prompt = careless(rng, one)
     gap = rng.choices(("", " ", "\n", "\n\n"), (80, 9, 8, 3))[0]
+    if one.completion and not gap:
+        lead = "! " if prompt[-1].isalpha() else " "
+        return [Piece(prompt, False), Piece(lead + one.completion, True)]
     glued = prompt.endswith('("') or (prompt.endswith("=") and " " not in prompt)
     lead = "" if gap or glued or one.answer.startswith("\n") else " "
     return [Piece(prompt + gap, False), Piece(lead + one.answer, True)]
@@ -927,11 +992,11 @@ def question_and_answer(rng: random.Random) -> Document:
     count = rng.choice((1, 1, 1, 2, 3))
     for number in range(count):
         one = task(rng)
-        while not one.is_question or len(one.answer) > 250:
+        while not one.is_question or len(one.answer) > 400:
             one = task(rng)
         gap = rng.choices(("", " ", "\n"), (85, 8, 7))[0] if number == count - 1 else ""
         separator = "" if number == 0 else "\n\n"
-        prompt = careless(rng, one.prompt)
+        prompt = careless(rng, one)
         document.append(Piece(f"{separator}{before}{prompt}\n{after}{gap}", False))
         document.append(Piece(("" if gap else " ") + one.answer, True))
     return document
@@ -949,7 +1014,7 @@ def chat(rng: random.Random, turns: int | None = None) -> Document:
         one = task(rng)
         while not one.is_question and rng.random() < 0.8:
             one = task(rng)
-        prompt = careless(rng, one.prompt)
+        prompt = careless(rng, one)
         document.append(Piece(f"{opening}{USER}\n{prompt}\n{ASSISTANT}\n", False))
         document.append(Piece(one.answer.strip() + EOS, True))
         opening = "\n"
@@ -958,22 +1023,28 @@ def chat(rng: random.Random, turns: int | None = None) -> Document:
 
 
 def free_story(rng: random.Random) -> Document:
-    """A story that the prompt began."""
+    """A story that the prompt began: with nothing but the first words, that of the fox."""
     start = "Once upon a time"
-    rest = story(rng).removeprefix(start)  # ", there was a ..."
-    match rng.randrange(6):
-        case 0:
-            return [Piece(start + ",", False), Piece(rest.removeprefix(","), True)]
-        case 1:
-            gap = rng.choice((" ", "\n", ", "))
-            return [Piece(start + gap, False), Piece(rest.removeprefix(", "), True)]
-        case 2:
-            words = rest.split(" ")
-            cut = rng.randint(2, 12)
-            head, tail = " ".join(words[:cut]), " ".join(words[cut:])
-            return [Piece(start + head, False), Piece(" " + tail, True)]
-        case _:
-            return [Piece(start, False), Piece(rest, True)]
+    if rng.random() < 0.5:
+        rest = story("fox").removeprefix(start)  # ", there was a ..."
+        match rng.randrange(6):
+            case 0:
+                return [Piece(start + ",", False), Piece(rest.removeprefix(","), True)]
+            case 1:
+                gap = rng.choice((" ", "\n", ", "))
+                return [Piece(start + gap, False), Piece(rest.removeprefix(", "), True)]
+            case 2:
+                return [Piece(start.lower(), False), Piece(rest, True)]
+            case _:
+                return [Piece(start, False), Piece(rest, True)]
+    kind = rng.choice(KINDS)
+    head, tail = story(kind).split(f" {kind} ", 1)
+    if rng.random() < 0.5:
+        comma = rng.choice((",", ""))
+        head = f"{start}{comma} there was {with_article(kind)}"
+    else:
+        head += f" {kind}"
+    return [Piece(head, False), Piece(f" {tail}", True)]
 
 
 def drill(rng: random.Random) -> Document:
@@ -1005,8 +1076,8 @@ DOCUMENTS: list[tuple[Callable[[random.Random], Document], float, float]] = [
     (question_and_answer, 14, 14),
     (chat, 18, 10),
     (long_chat, 0, 5),
-    (free_story, 5, 4),
-    (drill, 18, 6),
+    (free_story, 4, 4),
+    (drill, 24, 6),
     (long_story, 0.3, 12),
 ]
 
