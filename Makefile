@@ -35,7 +35,7 @@ test-long: $(VENV)/.installed-dev ## the long versions of tests, in addition to 
 	$(BIN)/pytest -n 2 $(ARGS)
 
 docs: $(VENV)/.installed-dev ## build the documentation into site/
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 package: $(VENV)/.installed-dev ## build the wheel and the source archive into dist/
 	$(BIN)/hatchling build

@@ -17,6 +17,7 @@ import pytest
 
 from architecture.snippets import PAGES, ROOT, blocks, matches, run_page
 from paged_core import hookspecs
+from paged_core.cli.frame import Session
 from paged_core.component import Command, Component, Profile, Slot
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
@@ -147,18 +148,18 @@ def test_every_interface_has_a_page_that_names_its_members(slot: str) -> None:
     text = page.read_text("utf-8")
     assert path in text
     told = named(page)
-    for name, member in vars(interface).items():
-        public = not name.startswith("_") or name == "__len__"
-        if public and (callable(member) or isinstance(member, (property, bool))):
-            assert name in told, f"{page.name} does not name {name}"
-    (parts,) = (
-        kind
-        for name, kind in vars(module).items()
-        if name.endswith("Parts") and is_dataclass(kind) and kind.__module__ == module.__name__
-    )
-    assert parts.__name__ in told
-    for field in fields(parts):
-        assert field.name in told, f"{page.name} does not name {parts.__name__}.{field.name}"
+    own = [kind for _, kind in inspect.getmembers(module, inspect.isclass)]
+    for kind in own:
+        if kind.__module__ != module.__name__:
+            continue
+        for name, member in vars(kind).items():
+            public = not name.startswith("_") or (kind is interface and name == "__len__")
+            if public and (callable(member) or isinstance(member, (property, bool))):
+                assert name in told, f"{page.name} does not name {kind.__name__}.{name}"
+        if is_dataclass(kind) and kind.__name__.endswith("Parts"):
+            assert kind.__name__ in told
+            for field in fields(kind):
+                assert field.name in told, f"{page.name} does not name {field.name}"
 
 
 @pytest.mark.parametrize("slot", SLOTS)
@@ -178,6 +179,10 @@ def test_what_is_planned_is_not_there_yet() -> None:
     for slot, planned in rows:
         there = {component.name for component in first_party(slot)}
         assert not there & set(re.findall(r"`(\w+)`", planned))
+
+
+def test_every_command_is_in_the_readme() -> None:
+    assert set(Session.of([], {}).commands) <= named(README)
 
 
 def test_every_setting_and_profile_is_documented() -> None:

@@ -34,7 +34,7 @@ def check(values: dict[str, Any], workload: Workload) -> None:
 
 
 @given(engine_settings(REGISTRY), workloads())
-@profile(300)
+@profile(200)
 def test_text_does_not_depend_on_the_schedule(values: dict[str, Any], workload: Workload) -> None:
     check(values, workload)
 
@@ -72,7 +72,7 @@ def check_with_failures(
     st.sets(st.integers(0, 20), max_size=4),
     st.sets(st.integers(0, 20), max_size=4),
 )
-@profile(200)
+@profile(100)
 def test_failing_steps_end_only_their_own_requests(
     values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
 ) -> None:
@@ -185,3 +185,27 @@ class TestHardWorkloads:
         ends = {name: groups[name].sequences[0] for name in "ABC"}
         assert len(ends["A"].output) == 12
         assert any("outgrown" in (end.error or "") for end in ends.values())
+
+    @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
+    @pytest.mark.parametrize("victim", sorted(REGISTRY.of("victim")))
+    def test_large_requests_that_could_take_turns_in_pushing_each_other_out(
+        self, scheduler: str, victim: str
+    ) -> None:
+        values: dict[str, Any] = {
+            "block_allocator": "uncached",
+            "scheduler": {"name": scheduler},
+            "victim": victim,
+            "block_size": 2,
+            "num_blocks": 9,
+        }
+        if scheduler == "token_budget":
+            values["scheduler"] |= {
+                "max_num_batched_tokens": 11,
+                "long_prefill_token_threshold": 2,
+                "reserve_full_sequence": False,
+            }
+        sizes = {"A": (14, 2), "B": (14, 2), "C": (16, 2), "D": (16, 2)}
+        requests = [
+            (i, simple_request(name, *size)) for i, (name, size) in enumerate(sizes.items())
+        ]
+        check(values, Workload(tuple(requests)))

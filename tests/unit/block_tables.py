@@ -89,3 +89,9 @@ def fork(cache: KVCache, group: SequenceGroup, n: int) -> list[SequenceState]:
     for number, sequence in enumerate(group.live):
         sequence.tokens.append(1000 + number)
     return group.live
+
+
+def grow(cache: KVCache, sequence: SequenceState, num_tokens: int = 1) -> None:
+    """Plan the pending tokens of a sequence, with so many more appended first."""
+    sequence.tokens.extend(2000 + i for i in range(num_tokens - sequence.num_pending))
+    cache.reserve(sequence, num_tokens)

@@ -290,8 +290,9 @@ class GreedyScheduler(TokenBudgetScheduler):
 class CrowdingScheduler(TokenBudgetScheduler):
     """Lets more sequences run than there are seats."""
 
-    def _num_seats(self) -> int:
-        return 0
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        more = options.max_num_seqs * 2
+        super().__init__(options.model_copy(update={"max_num_seqs": more}), parts)
 
 
 class ForgettingScheduler(TokenBudgetScheduler):

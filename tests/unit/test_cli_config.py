@@ -170,7 +170,7 @@ class TestConfig:
         """Help made from a union once showed the defaults of its last member for all."""
         text = " ".join(run(capsys, "config", "--help").replace("│", " ").split())
         assert "(default: token_budget)" in text
-        assert "(prefill_or_decode: null; token_budget: 2048)" in text
+        assert "(prefill_or_decode: null; token_budget: 2048;" in text
         assert "--scheduler.chunked-prefill" in text
 
 

@@ -163,8 +163,8 @@ def first_failure(
             return registry
 
         def profile(self, share: float = 1, **more: Any) -> Any:
-            quick = {"phases": [Phase.generate], "database": None, "report_multiple_bugs": False}
-            return super().profile(share, **quick, **more)
+            quick = {"phases": [Phase.generate], "report_multiple_bugs": False}
+            return super().profile(share, derandomize=True, **quick, **more)
 
     tests = [n for n, _ in inspect.getmembers(Kit, inspect.isfunction) if n.startswith("test_")]
     quick_first = sorted(

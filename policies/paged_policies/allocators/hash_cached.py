@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -110,6 +110,8 @@ class HashCachedAllocator(BlockAllocator):
             self.free([block])
             return held
         else:
+            if len(equal) == 1:  # a plain dict searches for its first entry past all that left
+                equal = self._by_key[key] = OrderedDict(equal)
             equal[block] = None
         self._keys[block] = key
         self._publications += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
@@ -114,7 +113,7 @@ class PrefillOrDecodeScheduler(Scheduler):
     def _prefill(self, plan: Schedule) -> None:
         kv, waiting = self._kv, self._waiting
         tokens_left = self._restore(plan)
-        seats = _seats(self._running)
+        seats_left = self._seats_left()
         was_idle = not self._running
         while self._restoring is None and self._delay.passed(self._now, waiting, was_idle):
             if not waiting:
@@ -136,12 +135,12 @@ class PrefillOrDecodeScheduler(Scheduler):
                 break
             total = sum(lengths)
             over_budget = total > tokens_left and (len(lengths) == 1 or lengths[0] > tokens_left)
-            if over_budget or seats + group.seats > self._max_num_seqs:
+            if over_budget or group.seats > seats_left:
                 break
             waiting.popleft()
             group.status = Status.RUNNING
             self._running.append(group)
-            seats += group.seats
+            seats_left -= group.seats
             plan.admitted.append((group, 0))
             self._restoring = group
             tokens_left = self._start(plan, tokens_left)
@@ -209,7 +208,7 @@ class PrefillOrDecodeScheduler(Scheduler):
         return (
             self._kv.num_free - needed >= self._kv.watermark_blocks
             and max(lengths) <= self._budget
-            and _seats(self._running) + group.seats <= self._max_num_seqs
+            and group.seats <= self._seats_left()
         )
 
     def _decode(self, plan: Schedule) -> bool:
@@ -223,7 +222,7 @@ class PrefillOrDecodeScheduler(Scheduler):
             live = group.live
             while num_free < len(live) and num_free < self._blocks_to_decode(group):
                 undisturbed = False
-                # the first one is spared while it is not alone, so that it ends, whoever the rest are
+                # the first one is spared while it is not alone, so that it ends in any case
                 victim = self._victim.choose(running[index or 1 :] or [group], self._now)
                 running.remove(victim)
                 self._give_way(plan, victim)
@@ -274,7 +273,7 @@ class PrefillOrDecodeScheduler(Scheduler):
                 continue
             if (
                 kv.num_free - needed < kv.watermark_blocks
-                or _seats(self._running) + group.seats > self._max_num_seqs
+                or group.seats > self._seats_left()
                 or len(plan.sequences) + len(group.live) > self._budget
             ):
                 break
@@ -287,6 +286,13 @@ class PrefillOrDecodeScheduler(Scheduler):
                 kv.reserve(sequence, 1)
                 plan.sequences.append(sequence)
                 plan.num_tokens.append(1)
+
+    def _seats_left(self) -> int:
+        """Sequences that may join those that run; below 1, none, however far below."""
+        max_num_seqs = self._max_num_seqs
+        if len(self._running) >= max_num_seqs:
+            return 0  # the usual case is not to be counted in every step
+        return max_num_seqs - sum(group.seats for group in self._running)
 
 
 class _Delay:
@@ -314,7 +320,3 @@ class _Delay:
     def admitted(self) -> None:
         """The step evaluated last admitted something."""
         self._has_admitted = True
-
-
-def _seats(groups: Sequence[SequenceGroup]) -> int:
-    return sum(group.seats for group in groups)

@@ -93,11 +93,11 @@ class TokenBudgetScheduler(Scheduler):
         return self._promises.refuse(group, self._kv.num_blocks)
 
     def queues(self) -> Queues:
+        self._waiting.refresh(self._now)
         return Queues(tuple(self._running), self._waiting.ordered(), tuple(self._swapped))
 
     def schedule(self, now: float, /) -> Schedule:
         self._now = now
-        self._waiting.refresh(now)
         plan = _Plan(self._options.max_num_batched_tokens, self._threshold())
         self._schedule_running(plan)
         decided = plan.schedule
@@ -174,7 +174,7 @@ class TokenBudgetScheduler(Scheduler):
         """Preempt one group so that ``group`` can grow; whether it was that group itself."""
         running = self._running
         candidates = sorted(running, key=lambda other: self._order.key(other, self._now))
-        # the best one is spared while it is not alone, so that it ends, whoever the victims are
+        # the best one is spared while it is not alone, so that it ends in any case
         victim = self._victim.choose(candidates[1:] or candidates, self._now)
         position = running.index(victim)
         if position < plan.index:
@@ -229,7 +229,7 @@ class TokenBudgetScheduler(Scheduler):
             watermark = kv.watermark_blocks if self._running else 0
             if (
                 needed + watermark > kv.num_free
-                or self._num_seats() + group.seats > self._options.max_num_seqs
+                or group.seats > self._seats_left()
                 or len(live) * count > plan.budget
             ):
                 break
@@ -244,13 +244,14 @@ class TokenBudgetScheduler(Scheduler):
                 plan.take(sequence, count)
 
     def _admit(self, plan: _Plan) -> None:
-        waiting, max_num_seqs = self._waiting, self._options.max_num_seqs
-        if len(self._running) >= max_num_seqs:
-            return  # without counting the seats
-        seats = self._num_seats() if len(waiting) else 0
+        waiting = self._waiting
+        seats_left = self._seats_left() if len(waiting) else 0
+        if seats_left <= 0 or plan.budget <= 0:
+            return  # whoever comes first: an order that changes need not be sorted out
+        waiting.refresh(self._now)
         while len(waiting) and plan.budget > 0:
             group = waiting.head()
-            if seats + group.seats > max_num_seqs:
+            if group.seats > seats_left:
                 break
             if len(group.live) > 1:
                 cached = self._restore_group(plan, group)
@@ -263,7 +264,7 @@ class TokenBudgetScheduler(Scheduler):
                 plan.schedule.ignored.append((group, "it has outgrown the cache or the step"))
                 continue
             waiting.pop()
-            seats += group.seats
+            seats_left -= group.seats
             self._enter(group)
             plan.schedule.admitted.append((group, cached))
 
@@ -338,8 +339,12 @@ class TokenBudgetScheduler(Scheduler):
         group.status = Status.RUNNING
         self._running.append(group)
 
-    def _num_seats(self) -> int:
-        return sum(group.seats for group in self._running)
+    def _seats_left(self) -> int:
+        """Sequences that may join those that run; below 1, none, however far below."""
+        max_num_seqs = self._options.max_num_seqs
+        if len(self._running) >= max_num_seqs:
+            return 0  # the usual case is not to be counted in every step
+        return max_num_seqs - sum(group.seats for group in self._running)
 
 
 class _Plan:

@@ -28,6 +28,7 @@ BUILT_IN = (
     Command("config", "paged_core.cli.config:command", "The settings, and where each comes from."),
     Command("schema", "paged_core.cli.schema:command", "The JSON schema of a settings file."),
     Command("doctor", "paged_core.cli.doctor:command", "What this machine can run, or why not."),
+    Command("new-plugin", "paged_core.cli.new_plugin:command", "Write a plugin from a template."),
 )
 
 

@@ -171,6 +171,19 @@ class BlockAllocatorConformance(ServesEveryWorkload):
         assert allocator.num_free == 4
         assert cache.look_up([BlockKey(None, (1, 2))]) == []
 
+    def test_of_equal_blocks_the_one_published_first_is_found(self) -> None:
+        allocator, cache = self._cache()
+        first, second = allocator.allocate(2)
+        assert cache.publish(first, BlockKey(None, (1, 2))) == first
+        held = cache.publish(second, BlockKey(None, (1, 2)))
+        assert cache.look_up([BlockKey(None, (1, 2))]) == [first]
+        if held == second:
+            cache.retract([first])
+            assert cache.look_up([BlockKey(None, (1, 2))]) == [second]
+        else:
+            assert held == first, "a block gave way to one that holds something else"
+            assert (allocator.ref_count(first), allocator.ref_count(second)) == (2, 0)
+
     def test_hits_are_verified_against_the_tokens(self) -> None:
         allocator, cache = self._cache()
         (block,) = allocator.allocate(1)

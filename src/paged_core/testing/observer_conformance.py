@@ -67,6 +67,7 @@ class ObserverConformance(ComponentConformance):
         def decides_the_same(values: dict[str, Any], workload: Workload) -> None:
             engine, watched = self.watched_engine(**values)
             serve(engine, workload)
+            engine.close()
             alone = _Witness()
             serve(build_memory_engine(self.registry, observers=[alone], **values), workload)
             assert watched.heard == alone.heard
@@ -87,6 +88,7 @@ class ObserverConformance(ComponentConformance):
         engine, witness = self.watched_engine()
         serve(engine, Workload(((0, simple_request("A", 5, 3, n=2)),)))
         self.check_still_there(engine)
+        engine.close()
         assert ("A", "finished") in witness.heard
 
     def build_one(self) -> Observer:

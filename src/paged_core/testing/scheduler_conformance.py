@@ -30,7 +30,7 @@ class SchedulerConformance(ComponentConformance):
     """
 
     slot: ClassVar[str] = "scheduler"
-    max_examples = 80
+    max_examples = 60
 
     def budget(self, options: ComponentSettings) -> int | None:
         """Tokens that a step may compute; ``None``: there is no limit."""

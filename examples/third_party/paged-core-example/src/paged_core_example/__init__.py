@@ -1,0 +1,1 @@
+"""Parts for paged-core that are published apart from it."""

@@ -1,0 +1,79 @@
+"""An evictor that knows what it costs to compute a block again."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Literal
+
+from paged_core.component import ComponentSettings
+from paged_core.errors import OutOfBlocks
+from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.sequence import BlockId
+from pydantic import Field, NonNegativeFloat, PositiveInt
+
+
+class DearestSettings(ComponentSettings):
+    """Options of :class:`DearestEvictor`."""
+
+    name: Literal["dearest"] = "dearest"
+    attention_break_even: PositiveInt = Field(
+        default=8192,
+        description="prefix length in tokens at which attention costs as much as all the rest",
+    )
+    hit_weight: NonNegativeFloat = Field(
+        default=1.0, description="worth of a hit, in costs of computing the block once"
+    )
+
+
+class DearestEvictor(Evictor):
+    """GreedyDual-Size-Frequency (Cherkasova, 1998) over blocks, which are all of one size.
+
+    A block is worth its hits times what it costs to compute: a constant, and attention to all that
+    comes before it. The worth of whatever was given up last is added to all that comes in later, so
+    old fame fades. A block is of no use without those before it in its prefix, so of what one
+    request left, none is worth less than one behind it.
+
+    Every operation costs O(log n), amortised.
+    """
+
+    def __init__(self, options: DearestSettings, parts: EvictorParts, /) -> None:
+        self._break_even = options.attention_break_even
+        self._hit_weight = options.hit_weight
+        self._heap: list[tuple[float, int, BlockId]] = []
+        self._entries: dict[BlockId, tuple[float, int, BlockId]] = {}
+        self._inflation = 0.0
+        self._departure = -1
+        self._worth_behind = 0.0
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        if info.last_use != self._departure:
+            self._departure, self._worth_behind = info.last_use, 0.0
+        # a request leaves its last block first: what follows was before it in the prefix
+        self._worth_behind = max(self._worth_behind, self._worth(info))
+        entry = (self._worth_behind, -info.num_tokens, block)
+        self._entries[block] = entry
+        heappush(self._heap, entry)
+
+    def remove(self, block: BlockId, /) -> None:
+        del self._entries[block]
+        if len(self._heap) > 2 * len(self._entries) + 64:
+            self._heap = list(self._entries.values())
+            heapify(self._heap)
+
+    def evict(self) -> BlockId:
+        if not self._entries:
+            raise OutOfBlocks("no cached block is idle")
+        while True:
+            entry = heappop(self._heap)
+            worth, _, block = entry
+            if self._entries.get(block) is entry:  # else it was used again since
+                del self._entries[block]
+                self._inflation = worth
+                return block
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _worth(self, info: BlockInfo) -> float:
+        cost = 1 + info.num_tokens / self._break_even
+        return self._inflation + (1 + self._hit_weight * info.num_hits) * cost

@@ -1,0 +1,34 @@
+"""The hooks: what this package adds, and where it is found once settings name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paged_core.component import Component
+from paged_core.hookspecs import hookimpl
+
+from paged_core_example.dearest import DearestSettings
+from paged_core_example.round_robin import RoundRobinSettings
+from paged_core_example.utilisation_csv import UtilisationCsvSettings
+
+
+@hookimpl
+def paged_core_components() -> Iterator[Component]:
+    yield Component(
+        "scheduler",
+        RoundRobinSettings,
+        "paged_core_example.round_robin:RoundRobinScheduler",
+        summary="serves running requests in turns of a few tokens",
+    )
+    yield Component(
+        "evictor",
+        DearestSettings,
+        "paged_core_example.dearest:DearestEvictor",
+        summary="keeps what is dear to compute again and often found",
+    )
+    yield Component(
+        "observers",
+        UtilisationCsvSettings,
+        "paged_core_example.utilisation_csv:UtilisationCsv",
+        summary="writes a CSV line per step: how full the cache and the batch were",
+    )

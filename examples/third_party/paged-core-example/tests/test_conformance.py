@@ -1,0 +1,29 @@
+"""What every scheduler, evictor and observer has to do."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from paged_core.testing import EvictorConformance, ObserverConformance, SchedulerConformance
+
+
+class TestRoundRobin(SchedulerConformance):
+    component = "round_robin"
+    max_examples = 30
+
+
+class TestRoundRobinOfSingleTokens(SchedulerConformance):
+    component: ClassVar = {"name": "round_robin", "quantum": 1, "max_num_batched_tokens": 3}
+    max_examples = 15
+
+
+class TestDearest(EvictorConformance):
+    component = "dearest"
+    max_examples = 30
+
+
+class TestUtilisationCsv(ObserverConformance):
+    component = "utilisation_csv"
+    max_examples = 10
+
+    def table(self, folder: Path) -> dict[str, Any]:
+        return {"name": "utilisation_csv", "path": str(folder / "utilisation.csv"), "every": 2}

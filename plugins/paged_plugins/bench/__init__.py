@@ -1,0 +1,1 @@
+"""What things cost: the command ``bench`` and what it measures with."""

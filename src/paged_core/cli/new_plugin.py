@@ -1,0 +1,158 @@
+"""``paged-core new-plugin``: a package with one component, its tests and its README."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from importlib.resources import files
+from importlib.util import find_spec
+from keyword import iskeyword, issoftkeyword
+from pathlib import Path
+from shutil import rmtree
+from string import Template
+from typing import Annotated
+
+import typer
+
+from paged_core._version import __version__
+from paged_core.cli.options import Given
+from paged_core.errors import PluginError
+from paged_core.registry import Registry
+from paged_core.suggest import did_you_mean
+
+SUMMARIES = {
+    "queue_order": "serves short prompts first; waiting makes up for length",
+    "victim": "lets the newest give way, but nobody too often",
+    "evictor": "gives up the least recently used block, but popular ones last",
+    "preemption": "swaps victims with many computed tokens, and computes others again",
+    "observers": "counts what happened, and writes the sums down in the end",
+}
+"""Slots that there is a template for, and what the component does that is written."""
+
+LAYOUT = {
+    "pyproject.toml": "pyproject.toml",
+    "README.md": "README.md",
+    "engine.yaml": "engine.yaml",
+    "src/${package}/__init__.py": "__init__.py",
+    "src/${package}/py.typed": "py.typed",
+    "src/${package}/plugin.py": "plugin.py",
+    "src/${package}/${component}.py": "component-${slot}.py",
+    "tests/test_${component}.py": "test-${slot}.py",
+}
+"""Files of the package, and their templates."""
+
+
+def command(
+    given: Given,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="What to call the package, such as my-order.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FOLDER", help="Where the package's folder is made.")
+    ] = Path(),
+    slot: Annotated[
+        str, typer.Option("--slot", metavar="SLOT", help=f"One of {', '.join(SUMMARIES)}.")
+    ] = "queue_order",
+) -> None:
+    """Write a package with one component, ready to be installed, tested and changed."""
+    slot = slot.replace("-", "_")
+    words = _words(name, slot, given.registry)
+    folder = out / name
+    _write(folder, words)
+    typer.echo(
+        f"wrote {folder}: {slot} {words['component']!r}. Go there, and install, test and use it:\n"
+        '  pip install --editable ".[testing]"\n'
+        "  pytest\n"
+        '  paged-core generate "What is a block table?" --config engine.yaml'
+    )
+
+
+def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
+    """Return what is put into the templates.
+
+    Raises:
+        PluginError: the name or the slot will not do; the message says why.
+    """
+    if slot not in SUMMARIES:
+        why = ", which the tutorial shows how to write" if slot == "scheduler" else ""
+        known = did_you_mean(slot, SUMMARIES)
+        raise PluginError(f"there is no template for slot {slot!r}{why}{known}")
+    if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name):
+        raise PluginError(
+            f"{name!r} cannot be the name of a package: use small letters, digits and single "
+            f"dashes, a letter first{_example(name)}"
+        )
+    package = name.replace("-", "_")
+    if taken := _taken(package, slot, registry):
+        raise PluginError(f"{name!r} cannot be the name of the package: {taken}; choose another")
+    noun = registry.slots[slot].noun.replace("_", " ")
+    setting = f"{slot}: {package}"
+    return {
+        "distribution": package.replace("_", "-"),
+        "package": package,
+        "plugin": package,
+        "component": package,
+        "name": "".join(part.capitalize() for part in package.split("_")),
+        "slot": slot,
+        "noun": noun,
+        "setting": f"{slot}: [{package}]" if registry.slots[slot].many else setting,
+        "summary": SUMMARIES[slot],
+        "interface_version": str(registry.slots[slot].version),
+        "core_version": ".".join(__version__.split(".")[:2]),
+    }
+
+
+def _example(name: str) -> str:
+    found = re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower())
+    while found and found[0][0].isdigit():
+        del found[0]
+    return f", such as {'-'.join(found)!r}" if found else ""
+
+
+def _taken(package: str, slot: str, registry: Registry) -> str | None:
+    """Say what has a name already."""
+    if iskeyword(package) or issoftkeyword(package):
+        return "it is a word of Python's own"
+    if package in sys.stdlib_module_names:
+        return "it is a module of Python's own"
+    if package == "auto":
+        return "settings say it to let the engine choose"
+    for plugin in registry.plugins:
+        if plugin.name == package:
+            return f"{plugin} is installed"
+    if package in registry.of(slot):
+        return f"{slot} {package!r} exists"
+    if find_spec(package) is not None:
+        return f"a package {package!r} is installed"
+    return None
+
+
+def _write(folder: Path, words: Mapping[str, str]) -> None:
+    """Write the package; all of it, or nothing.
+
+    Raises:
+        FileExistsError: the folder exists; it is left alone.
+    """
+    templates = files("paged_core") / "templates" / "plugin"
+    texts = {
+        Template(path).substitute(words): Template(
+            (templates / f"{Template(source).substitute(words)}.tmpl").read_text("utf-8")
+        ).substitute(words)
+        for path, source in LAYOUT.items()
+    }
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        raise FileExistsError(
+            f"{folder} exists already, and is left alone; choose another name, or another --out"
+        ) from None
+    try:
+        for path, text in texts.items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, "utf-8")
+    except BaseException:
+        rmtree(folder)
+        raise

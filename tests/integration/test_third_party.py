@@ -1,0 +1,192 @@
+"""Packages of others: built, installed beside ours, listed, used and tested; no fork, no patch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+from typing import Any
+
+import pytest
+
+from paged_core.cli.new_plugin import SUMMARIES
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "third_party" / "paged-core-example"
+PARTS = {
+    ("scheduler", "round_robin"),
+    ("evictor", "dearest"),
+    ("observers", "utilisation_csv"),
+}
+MADE = {slot: f"made-{slot.replace('_', '-')}" for slot in SUMMARIES}
+"""Slots, and packages fresh from the template."""
+PROMPTS = ("What is a block table?", "What is preemption?")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder of sources, and one that their packages are installed into."""
+
+    sources: Path
+    site: Path
+
+    def run(self, *args: str | Path, folder: Path | None = None, bare: bool = False) -> str:
+        """Run a Python program where the packages are installed; ``bare``: where they are not."""
+        environ = {k: v for k, v in os.environ.items() if not k.startswith(("PAGED_CORE_", "PYT"))}
+        environ |= {"HF_HUB_OFFLINE": "1", "PAGED_CORE_THREADS": "1", "PIP_NO_INDEX": "1"}
+        if not bare:
+            environ["PYTHONPATH"] = str(self.site)
+        done = subprocess.run(
+            [sys.executable, *map(str, args)],
+            cwd=folder or self.sources,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def paged_core(self, *args: str | Path, folder: Path | None = None, bare: bool = False) -> str:
+        """Run ``paged-core``."""
+        return self.run("-m", "paged_core", *args, folder=folder, bare=bare)
+
+    def test(self, packages: Sequence[str]) -> None:
+        """Run the tests that packages bring along."""
+        options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--import-mode=importlib")
+        self.run("-m", "pytest", *options, *(self.sources / name / "tests" for name in packages))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """The example and a fresh plugin for each slot that has a template, built and installed."""
+    pytest.importorskip("hatchling", reason="what builds the packages is not installed")
+    folder = tmp_path_factory.mktemp("third_party")
+    place = Place(folder / "sources", folder / "site-packages")
+    copytree(EXAMPLE, place.sources / EXAMPLE.name, ignore=ignore_patterns(".*", "__pycache__"))
+    for slot, name in MADE.items():
+        place.paged_core("new-plugin", name, "--slot", slot, bare=True)
+    wheels = folder / "wheels"
+    pip = ("-m", "pip", "--disable-pip-version-check", "--quiet")
+    build = ("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels)
+    place.run(*pip, *build, *sorted(place.sources.iterdir()), bare=True)
+    install = ("install", "--no-deps", "--target", place.site)
+    place.run(*pip, *install, *sorted(wheels.iterdir()), bare=True)
+    return place
+
+
+@pytest.fixture(scope="module")
+def listed(place: Place) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(place.paged_core("plugins", "--json"))
+    return found
+
+
+def components(listed: dict[str, Any], plugin: str) -> set[tuple[str, str]]:
+    """The components that a plugin brings, by slot and name; all of them can be used."""
+    own = [one for one in listed["components"] if one["plugin"] == plugin]
+    assert {one["status"] for one in own} == {"active"}
+    assert not any(one["default"] for one in own)
+    assert all(one["summary"] and one["options"]["properties"] for one in own)
+    return {(one["slot"], one["name"]) for one in own}
+
+
+# ---------------------------------------------------------------------- listed, and not in the way
+
+
+def test_the_example_is_listed_with_its_distribution(listed: dict[str, Any]) -> None:
+    (plugin,) = (one for one in listed["plugins"] if one["name"] == "example")
+    assert plugin == {
+        "name": "example",
+        "distribution": "paged-core-example",
+        "version": "1.2.0",
+        "status": "active",
+        "reason": None,
+    }
+    assert components(listed, "example") == PARTS
+
+
+@pytest.mark.parametrize("slot", MADE)
+def test_a_fresh_plugin_is_listed(slot: str, listed: dict[str, Any]) -> None:
+    name = MADE[slot].replace("-", "_")
+    (plugin,) = (one for one in listed["plugins"] if one["name"] == name)
+    assert (plugin["distribution"], plugin["version"]) == (MADE[slot], "0.1.0")
+    assert plugin["status"] == "active"
+    assert components(listed, name) == {(slot, name)}
+
+
+def test_installing_activates_nothing(place: Place, tmp_path: Path) -> None:
+    scenario = tmp_path / "tight.yaml"
+    scenario.write_text(
+        "name: tight\nsettings: {num_blocks: 6}\nrequests:\n"
+        "  - {id: A, prompt: 30, output: 9}\n  - {id: B, prompt: 30, output: 6}\n"
+        "  - {id: C, step: 2, prompt: 20, output: 4}\n",
+        "utf-8",
+    )
+    for args in (["config", "--json"], ["replay", str(scenario), "--json"]):
+        assert place.paged_core(*args) == place.paged_core(*args, bare=True)
+
+
+# ---------------------------------------------------------------------- used by name
+
+
+def test_the_example_runs_by_yaml_and_the_text_stays(place: Place, tmp_path: Path) -> None:
+    config = EXAMPLE / "engine.yaml"
+    small = ("--block-size", "4", "--num-blocks", "24", "--log-level", "error")
+    args = ("generate", *PROMPTS, "--max-tokens", "24", "--json", *small)
+    ours = place.paged_core(*args, folder=tmp_path)
+    assert not any(tmp_path.iterdir())
+    theirs = place.paged_core(*args, "--config", config, folder=tmp_path)
+    assert theirs == ours
+    assert len(theirs.splitlines()) == len(PROMPTS)
+    (written,) = tmp_path.iterdir()
+    header, *lines = written.read_text("utf-8").splitlines()
+    assert written.name == "utilisation.csv"
+    assert header.startswith("step,seconds,running,waiting,swapped,tokens")
+    assert len(lines) > 5
+
+
+def test_the_example_can_be_blocked(place: Place) -> None:
+    found = json.loads(place.paged_core("plugins", "example", "--json", "--block-plugin=example"))
+    assert [one["status"] for one in found["plugins"]] == ["blocked"]
+    assert found["components"] == []
+
+
+def test_fresh_plugins_run_by_yaml_together(place: Place, tmp_path: Path) -> None:
+    """Each has an ``engine.yaml`` that names it; here all of them are in one file."""
+    lines = [(place.sources / name / "engine.yaml").read_text("utf-8") for name in MADE.values()]
+    config = tmp_path / "engine.yaml"
+    config.write_text("".join(lines), "utf-8")
+    prompts = json.dumps([[1, 2, 3, 4, 5, 6, 7, number] for number in range(6)])
+    program = (
+        "import json, sys; from paged_core import LLM, SamplingParams\n"
+        "with LLM.from_config(*sys.argv[2:], executor='memory', num_blocks=12, block_size=4,\n"
+        "                     max_model_len=64) as llm:\n"
+        "    prompts = json.loads(sys.argv[1])\n"
+        "    for out in llm.generate(prompts, SamplingParams(max_tokens=12)):\n"
+        "        print(out.outputs[0].token_ids)\n"
+    )
+    default = tmp_path / "default.yaml"
+    default.write_text("", "utf-8")
+    ours = place.run("-c", program, prompts, default, folder=tmp_path, bare=True)
+    theirs = place.run("-c", program, prompts, config, folder=tmp_path)
+    assert theirs == ours
+    assert theirs.count("\n") == 6
+    counts = json.loads((tmp_path / "made_observers.json").read_text("utf-8"))
+    assert (counts["added"], counts["finished"]) == (6, 6)
+
+
+# ---------------------------------------------------------------------- tested with the kit
+
+
+def test_the_example_passes_its_own_tests(place: Place) -> None:
+    place.test([EXAMPLE.name])
+
+
+def test_fresh_plugins_pass_their_own_tests(place: Place) -> None:
+    place.test(list(MADE.values()))

@@ -1,0 +1,180 @@
+"""Blocks that are found by what they hold, and blocks that give way to equal ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paged_core.kv_cache import KVCache
+from paged_core.request import SamplingParams
+from paged_core.sequence import SequenceGroup
+from unit.block_tables import fork, grow, make_cache, make_group, started
+
+
+class TestPrefixes:
+    def test_are_found_to_the_first_miss(self) -> None:
+        cache = make_cache(block_size=4)
+        held = started(cache, 12).live[0].table.blocks
+        other = make_group([*range(8), 77, *range(9, 20)]).live[0]
+        hit = cache.lookup(other, 19)
+        assert list(hit.blocks) == held[:2]
+        assert (hit.num_settled, hit.num_idle) == (2, 0)
+
+    def test_only_whole_blocks_of_what_was_asked_for(self) -> None:
+        cache = make_cache(block_size=4)
+        started(cache, 12)
+        other = make_group(12).live[0]
+        assert [len(cache.lookup(other, n).blocks) for n in (3, 4, 7, 8, 11, 12)] == [
+            0, 1, 1, 2, 2, 3,
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("field", ["cache_salt", "adapter"])
+    def test_are_shared_only_under_an_equal(self, field: str) -> None:
+        cache = make_cache(block_size=4)
+        started(cache, 8, **{field: "a"})
+        found = [
+            len(cache.lookup(make_group(8, **{field: value}).live[0], 8).blocks)
+            for value in ("a", "b", None)
+        ]
+        assert found == [2, 0, 0]
+
+    def test_a_salt_is_no_adapter(self) -> None:
+        cache = make_cache(block_size=4)
+        started(cache, 8, cache_salt="a")
+        assert not cache.lookup(make_group(8, adapter="a").live[0], 8).blocks
+
+    def test_nobody_skips_what_must_report_its_prompt(self) -> None:
+        cache = make_cache(block_size=4)
+        started(cache, 8)
+        asking = make_group(8, sampling=SamplingParams(prompt_logprobs=0)).live[0]
+        assert not cache.lookup(asking, 8).blocks
+
+    def test_blocks_filled_in_this_step_are_not_settled(self) -> None:
+        cache = make_cache(num_blocks=16, block_size=4)
+        started(cache, 4)
+        cache.admit(make_group(8).live[0], 8, cache.lookup(make_group(8).live[0], 4), 4)
+        hit = cache.lookup(make_group(8).live[0], 8)
+        assert (len(hit.blocks), hit.num_settled) == (2, 1)
+        cache.take_changes()
+        assert cache.lookup(make_group(8).live[0], 8).num_settled == 2
+
+    def test_idle_blocks_are_counted(self) -> None:
+        cache = make_cache(block_size=4)
+        cache.release_group(started(cache, 8))
+        hit = cache.lookup(make_group(8).live[0], 8)
+        assert (len(hit.blocks), hit.num_idle) == (2, 2)
+
+    def test_an_allocator_without_a_prefix_cache_finds_nothing(self) -> None:
+        cache = make_cache(block_size=4, allocator="uncached")
+        assert not cache.caches_prefixes
+        started(cache, 8)
+        assert not cache.lookup(make_group(8).live[0], 8).blocks
+
+    def test_what_a_withdrawn_chunk_published_is_not_found(self) -> None:
+        cache = make_cache(block_size=4)
+        group = make_group(8)
+        cache.admit(group.live[0], 8)
+        assert len(cache.lookup(make_group(8).live[0], 8).blocks) == 2
+        cache.release_group(group)
+        assert not cache.lookup(make_group(8).live[0], 8).blocks
+        assert cache.num_free == 8
+
+    def test_a_withdrawn_chunk_takes_back_only_its_own(self) -> None:
+        cache = make_cache(block_size=4)
+        group = started(cache, 4)
+        grow(cache, group.live[0], 4)
+        cache.release_group(group)
+        tokens = group.live[0].tokens
+        assert len(cache.lookup(make_group(tokens).live[0], 8).blocks) == 1
+
+    def test_what_a_failed_step_published_is_not_found(self) -> None:
+        cache = make_cache(block_size=4)
+        group = make_group(8)
+        cache.admit(group.live[0], 8)
+        cache.retract(cache.take_changes())
+        assert not cache.lookup(make_group(8).live[0], 8).blocks
+        cache.release_group(group)
+        assert cache.num_free == 8
+
+
+class TestMerging:
+    """Where the allocator lets a filled block give way to an equal one."""
+
+    @staticmethod
+    def cache(**options: Any) -> KVCache:
+        return make_cache(block_size=4, merge_duplicates=True, **options)
+
+    def test_adopts_a_block_of_an_earlier_step(self) -> None:
+        cache = self.cache()
+        held = started(cache, [1, 2, 3, 4]).live[0].table.blocks[0]
+        (sequence,) = started(cache, [1, 2, 3]).live
+        sequence.tokens.append(4)
+        cache.reserve(sequence, 1)
+        assert sequence.table.blocks == [held]
+        assert cache.num_free == 7
+        changes = cache.take_changes()
+        assert (changes.edit_ids, changes.edit_blocks) == ([sequence.id], [held])
+
+    def two_that_fill_equal_blocks(
+        self, cache: KVCache
+    ) -> tuple[SequenceGroup, SequenceGroup, list[int]]:
+        first, second = started(cache, [1, 2, 3]), started(cache, [1, 2, 3])
+        own = [group.live[0].table.blocks[0] for group in (first, second)]
+        for group in (first, second):
+            group.live[0].tokens.append(4)
+            cache.reserve(group.live[0], 1)
+        assert first.live[0].table.blocks == second.live[0].table.blocks == own[:1]
+        return first, second, own
+
+    def test_adopts_a_block_of_this_step(self) -> None:
+        cache = self.cache()
+        self.two_that_fill_equal_blocks(cache)
+        cache.take_changes()
+        assert cache.num_free == 7
+
+    @pytest.mark.parametrize("swap", [False, True])
+    def test_gets_its_own_back_when_the_other_is_withdrawn(self, swap: bool) -> None:
+        cache = self.cache(num_host_blocks=4)
+        first, second, own = self.two_that_fill_equal_blocks(cache)
+        if swap:
+            cache.swap_out(first)
+        else:
+            cache.release_group(first)
+        assert second.live[0].table.blocks == own[1:]
+        assert cache.num_free == 7
+        changes = cache.take_changes()
+        assert changes.edit_blocks[-1] == own[1]
+        assert list(cache.lookup(make_group([1, 2, 3, 4]).live[0], 4).blocks) == own[1:]
+        cache.release_group(second)
+        assert cache.num_free == 8
+
+    @pytest.mark.parametrize("swap", [False, True])
+    def test_leaves_nothing_behind_when_it_is_withdrawn_itself(self, swap: bool) -> None:
+        cache = self.cache(num_host_blocks=4)
+        first, second, own = self.two_that_fill_equal_blocks(cache)
+        if swap:
+            cache.swap_out(second)
+            assert [device for device, _ in cache._changes.swap_out] == own[1:]
+        else:
+            cache.release_group(second)
+        assert cache.num_free == 7
+        cache.take_changes()
+        cache.release_group(first)
+        cache.release_group(second)
+        assert (cache.num_free, cache.num_free_host) == (8, 4)
+
+    def test_a_source_that_is_still_to_be_copied_is_not_handed_out(self) -> None:
+        cache = self.cache(num_blocks=3)
+        group = started(cache, [1, 2, 3], n=2)
+        parent, child = fork(cache, group, 2)
+        tail = parent.table.blocks[0]
+        for sequence in (parent, child):
+            sequence.tokens[-1] = 4
+            cache.reserve(sequence, 1)
+        assert parent.table.blocks == child.table.blocks != [tail]
+        assert cache._changes.copies == {parent.table.blocks[0]: tail}
+        assert cache.num_free == 1
+        assert tail not in cache._allocator.allocate(1)
+        cache.take_changes()
+        assert cache.num_free == 1

@@ -1,0 +1,126 @@
+"""``paged-core new-plugin``: what it writes, and what it refuses to write."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from paged_core.cli import main
+from paged_core.cli.new_plugin import LAYOUT, SUMMARIES
+from paged_core.registry import Registry
+
+ROOT = Path(__file__).parents[2]
+TEMPLATES = ROOT / "src" / "paged_core" / "templates" / "plugin"
+
+
+@pytest.mark.parametrize("slot", SUMMARIES)
+def test_writes_a_package_that_is_sound_and_tidy(slot: str, tmp_path: Path) -> None:
+    assert main(["new-plugin", "made-here", "--slot", slot, "--out", str(tmp_path / "new")]) == 0
+    folder = tmp_path / "new" / "made-here"
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert len(files) == len(LAYOUT)
+    assert {"pyproject.toml", "src/made_here/plugin.py", "tests/test_made_here.py"} <= files
+    project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["entry-points"]["paged_core"] == {"made_here": "made_here.plugin"}
+    assert slot in (folder / "engine.yaml").read_text("utf-8")
+    for path in folder.rglob("*"):
+        assert path.is_dir() or "${" not in path.read_text("utf-8")
+    ruff = pytest.importorskip("ruff", reason="ruff is not installed").find_ruff_bin()
+    for task in (["check", "--select", "E,F,W,I,N,UP,B,SIM,RUF"], ["format", "--check"]):
+        options = ["--isolated", "--no-cache", "--line-length", "100"]
+        done = subprocess.run(
+            [ruff, *task, *options], cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_what_it_writes_has_types_and_so_has_the_example(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    for slot in SUMMARIES:
+        name = f"made-{slot.replace('_', '-')}"
+        assert main(["new-plugin", name, "--slot", slot, "--out", str(tmp_path)]) == 0
+    example = ROOT / "examples" / "third_party" / "paged-core-example" / "src"
+    sources = [str(example), *(f"made-{slot.replace('_', '-')}/src" for slot in SUMMARIES)]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", "cache", *sources],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "MYPYPATH": os.pathsep.join(sources)},
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_there_is_no_template_that_nothing_uses() -> None:
+    shared = {name for name in LAYOUT.values() if "$" not in name}
+    own = {f"{kind}-{slot}.py" for kind in ("component", "test") for slot in SUMMARIES}
+    there = {path.name.removesuffix(".tmpl") for path in TEMPLATES.iterdir()}
+    assert there == shared | own
+    assert set(SUMMARIES) <= set(Registry.discover().slots)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("My_Order", "such as 'my-order'"),
+        ("shortestFirst", "such as 'shortest-first'"),
+        ("a--b", "such as 'a-b'"),
+        ("9", "a letter first\n"),
+        ("", "a letter first\n"),
+        ("../up", "such as 'up'"),
+        ("class", "a word of Python's own"),
+        ("json", "a module of Python's own"),
+        ("fcfs", "queue_order 'fcfs' exists"),
+        ("policies", "plugin 'policies' (paged-core"),
+        ("torch", "a package 'torch' is installed"),
+        ("auto", "let the engine choose"),
+    ],
+)
+def test_a_name_that_will_not_do_is_refused(
+    name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new-plugin", name, "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert repr(name) in said
+    assert why in said
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_slot_without_a_template_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new-plugin", "mine-own", "--slot", "victm", "--out", str(tmp_path)]) == 2
+    assert "did you mean 'victim'?" in capsys.readouterr().err
+    assert main(["new-plugin", "mine-own", "--slot", "scheduler", "--out", str(tmp_path)]) == 2
+    assert "the tutorial shows" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine-own").mkdir()
+    (tmp_path / "mine-too").write_text("precious", "utf-8")
+    for name in ("mine-own", "mine-too"):
+        assert main(["new-plugin", name, "--out", str(tmp_path)]) == 1
+        assert "exists already, and is left alone" in capsys.readouterr().err
+    assert not any((tmp_path / "mine-own").iterdir())
+    assert (tmp_path / "mine-too").read_text("utf-8") == "precious"
+
+
+def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Path.write_text
+
+    def fail_late(path: Path, *args: str) -> int:
+        if path.name == "plugin.py":
+            raise OSError("the disk is full")
+        return write(path, *args)
+
+    monkeypatch.setattr(Path, "write_text", fail_late)
+    assert main(["new-plugin", "mine-own", "--out", str(tmp_path)]) == 1
+    assert not any(tmp_path.iterdir())
