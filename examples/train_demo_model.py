@@ -275,7 +275,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--steps", type=int, default=1300, help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=2400, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="400 steps only")
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
