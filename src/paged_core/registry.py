@@ -100,6 +100,11 @@ class Registry:
         return Registry(settled)
 
     @cached_property
+    def memo(self) -> dict[str, Any]:
+        """What others derive from a registry and need not derive twice, under names of theirs."""
+        return {}
+
+    @cached_property
     def slots(self) -> Mapping[str, Slot]:
         """Every kind of part, by settings key."""
         return _slots(self.plugins)

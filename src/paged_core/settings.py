@@ -154,9 +154,18 @@ class EngineSettings(BaseModel):
 def settings_class(registry: Registry) -> type[EngineSettings]:
     """Return ``EngineSettings`` with a field per slot, typed by the components that are there.
 
+    It is made once for a registry.
+
     Raises:
         PluginError: two plugins claim one name, or a slot has the key of another setting.
     """
+    if "settings_class" not in registry.memo:
+        registry.memo["settings_class"] = _make_class(registry)
+    made: type[EngineSettings] = registry.memo["settings_class"]
+    return made
+
+
+def _make_class(registry: Registry) -> type[EngineSettings]:
     registry.refuse_conflicts()
     fields: dict[str, Any] = {}
     for key, slot in registry.slots.items():

@@ -37,6 +37,7 @@ class ComponentConformance:
     """The name, or a table with ``name`` and options, as in a settings file."""
     max_examples: ClassVar[int] = 40
     """Examples that Hypothesis tries in each property."""
+    _registry: ClassVar[Registry]
 
     def make_registry(self) -> Registry:
         """Where the component comes from."""
@@ -44,11 +45,11 @@ class ComponentConformance:
 
     @property
     def registry(self) -> Registry:
-        """The registry, made once for each test."""
-        if "_registry" not in self.__dict__:
-            self.__dict__["_registry"] = self.make_registry()
-        registry: Registry = self.__dict__["_registry"]
-        return registry
+        """The registry, made once for each class."""
+        kind = type(self)
+        if "_registry" not in vars(kind):
+            kind._registry = self.make_registry()
+        return kind._registry
 
     @property
     def record(self) -> Component:
