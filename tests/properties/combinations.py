@@ -1,0 +1,72 @@
+"""Everything that can be combined: the parts that are installed, with their options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, Literal, get_args, get_origin
+
+from paged_core.component import ComponentSettings
+from paged_core.registry import Registry
+from paged_core.testing.engine_settings import POLICY_SLOTS
+
+Table = dict[str, Any]
+
+TURNED: dict[str, tuple[Any, ...]] = {
+    "aging": (0.0, 2.0),
+    "default_slo": (None, 4.0),
+    "delay_factor": (0.0, 0.5),
+    "long_prefill_token_threshold": (0, 3),
+}
+"""Values of options that are switches in all but type, by their name."""
+
+ROOM: dict[str, tuple[Any, ...]] = {
+    "block_size": (4, 1, 3),
+    "num_blocks": (24, 17, 70),
+    "num_host_blocks": (30, 0, 3),
+    "watermark": (0.0, 0.1),
+    "budget": (9, 64),
+    "seats": (4, 3),
+}
+"""What the parts are to share; ``budget`` and ``seats`` go to schedulers that have such options."""
+
+
+def columns(registry: Registry) -> dict[str, Sequence[Any]]:
+    """For each slot of the policies every component in every variant, and the room there is."""
+    found: dict[str, Sequence[Any]] = {slot: variants(registry, slot) for slot in POLICY_SLOTS}
+    return found | ROOM
+
+
+def variants(registry: Registry, slot: str) -> list[Table]:
+    """A table for every component of a slot and every combination of its switches."""
+    found = []
+    for name in sorted(registry.of(slot)):
+        found += [{"name": name, **table} for table in _switches(registry.of(slot)[name].settings)]
+    return found
+
+
+def settings_of(row: dict[str, Any], registry: Registry) -> dict[str, Any]:
+    """Settings of an engine on the ``memory`` executor, as keywords."""
+    values = {**row, "max_model_len": 64}
+    scheduler = dict(values["scheduler"])
+    known = registry.get("scheduler", scheduler["name"]).settings.model_fields
+    budget, seats = values.pop("budget"), values.pop("seats")
+    if "max_num_seqs" in known:
+        scheduler["max_num_seqs"] = seats
+    if "max_num_batched_tokens" in known:
+        takes_chunks = scheduler.get("chunked_prefill", False)
+        scheduler["max_num_batched_tokens"] = budget if takes_chunks else 64
+    return values | {"scheduler": scheduler}
+
+
+def _switches(kind: type[ComponentSettings]) -> Iterator[Table]:
+    choices: dict[str, tuple[Any, ...]] = {}
+    for name, field in kind.model_fields.items():
+        if name in TURNED:
+            choices[name] = TURNED[name]
+        elif field.annotation is bool:
+            choices[name] = (False, True)
+        elif get_origin(field.annotation) is Literal and name != "name":
+            choices[name] = get_args(field.annotation)
+    for values in product(*choices.values()):
+        yield dict(zip(choices, values, strict=True))

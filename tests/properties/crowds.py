@@ -1,0 +1,42 @@
+"""Workloads by number: the same requests for the same number, and mean ones."""
+
+from __future__ import annotations
+
+from random import Random
+
+from paged_core.request import Request, SamplingParams
+from paged_core.testing.workload import Workload
+
+
+def crowd(number: int, num_requests: int = 10) -> Workload:
+    """Requests that share prefixes, come within a few steps, and want more than there is room for.
+
+    The first is long and ends last, the second has two sequences; one or two are given up.
+    """
+    random = Random(number)
+    stems = [[random.randrange(2) for _ in range(12)] for _ in range(2)]
+    coming = []
+    for index in range(num_requests):
+        prompt = random.choice(stems)[: random.randint(0, 12)]
+        prompt += [random.randrange(2) for _ in range(random.randint(1, 6))]
+        sampling = SamplingParams(
+            n=2 if index == 1 else random.choice((1, 1, 1, 3)),
+            temperature=random.choice((0.0, 1.0)),
+            max_tokens=24 if index == 0 else random.randint(1, 14),
+        )
+        request = Request(
+            id=f"r{index}",
+            prompt=tuple(prompt),
+            sampling=sampling,
+            priority=random.randrange(3),
+            arrival=float(index),
+            cache_salt=random.choice((None, None, "salt")),
+            tenant=random.choice(("", "a", "b")),
+            deadline=random.choice((None, 5.0, 50.0)),
+        )
+        coming.append((random.randint(0, 6), request))
+    aborts = [
+        (random.randint(0, 15), f"r{random.randrange(2, num_requests)}")
+        for _ in range(random.randint(1, 2))
+    ]
+    return Workload(tuple(coming), tuple(aborts))

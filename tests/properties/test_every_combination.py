@@ -1,0 +1,163 @@
+"""Any parts go together: every combination serves as any other does, or is refused at the start.
+
+The parts are those that are registered when the tests are collected, so a new one takes part by
+itself. By default every pair of parts, options and sizes meets at least once; the long version
+tries all combinations of parts, and the pairs over many more workloads.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+from paged_core.errors import SettingsError
+from paged_core.registry import Registry
+from paged_core.settings import settings_class
+from paged_core.testing.engine_settings import POLICY_SLOTS
+from paged_core.testing.memory_engine import build_memory_engine, serve
+from paged_core.testing.text_alone import check_served
+from paged_core.testing.workload import Workload
+from properties.combinations import ROOM, Table, columns, settings_of, variants
+from properties.covering import pairwise_rows
+from properties.crowds import crowd
+
+REGISTRY = Registry.discover()
+COLUMNS = columns(REGISTRY)
+
+
+def refusal(values: dict[str, Any]) -> str | None:
+    """Why no engine is built from these settings; ``None``: one is."""
+    try:
+        build_memory_engine(REGISTRY, **values).close()
+    except SettingsError as error:
+        return str(error)
+    return None
+
+
+@cache
+def misfits() -> list[tuple[dict[str, Table], str]]:
+    """Pairs of parts, by slot, that do not go together, and why."""
+    found = []
+    for one, other in combinations(POLICY_SLOTS, 2):
+        for left, right in product(COLUMNS[one], COLUMNS[other]):
+            if reason := refusal({one: left, other: right}):
+                found.append(({one: left, other: right}, reason))
+    return found
+
+
+def may_meet(one: str, left: Any, other: str, right: Any) -> bool:
+    return all({one: left, other: right} != pair for pair, _ in misfits())
+
+
+ROWS = [settings_of(row, REGISTRY) for row in pairwise_rows(COLUMNS, may_meet)]
+
+
+def serves(values: dict[str, Any], workload: Workload) -> int:
+    """Serve a workload and check every text; how often somebody had to give way."""
+    engine = build_memory_engine(REGISTRY, **values)
+    groups = serve(engine, workload)
+    check_served(engine, workload, groups)
+    engine.close()
+    return sum(group.num_preemptions for group in groups.values())
+
+
+@pytest.mark.parametrize("row", range(len(ROWS)))
+def test_every_pair_serves_as_if_each_request_were_alone(row: int) -> None:
+    assert refusal(ROWS[row]) is None
+    for number in range(8):
+        serves(ROWS[row], crowd(8 * row + number))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", range(len(ROWS)))
+def test_every_pair_serves_many_workloads(row: int) -> None:
+    for number in range(100):
+        serves(ROWS[row], crowd(1000 * row + number, num_requests=6 + number % 12))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", variants(REGISTRY, "scheduler"), ids=repr)
+def test_every_combination_serves_or_is_refused(scheduler: Table) -> None:
+    others = [slot for slot in POLICY_SLOTS if slot != "scheduler"]
+    room = {name: values[0] for name, values in ROOM.items()}
+    for number, tables in enumerate(product(*(COLUMNS[slot] for slot in others))):
+        row = dict(zip(others, tables, strict=True)) | room | {"scheduler": scheduler}
+        values = settings_of(row, REGISTRY)
+        if reason := refusal(values):
+            assert names_two_parts(reason, values)
+        else:
+            serves(values, crowd(number % 50, num_requests=6))
+
+
+def names_two_parts(reason: str, values: dict[str, Any]) -> bool:
+    """Whether a refusal says which parts do not go together, by slot and name."""
+    named = [
+        slot
+        for slot in POLICY_SLOTS
+        if slot in values and re.search(rf"{slot} '{values[slot]['name']}'", reason)
+    ]
+    return len(named) >= 2
+
+
+def test_what_does_not_go_together_is_refused_with_a_reason_and_a_remedy() -> None:
+    assert misfits(), "contiguous reservations and swapping are one"
+    for pair, reason in misfits():
+        assert names_two_parts(reason, pair), reason
+        assert re.search(rf"set ({'|'.join(pair)}) to \w+", reason), reason
+        for slot, table in pair.items():
+            assert refusal({slot: table}) is None, "it is refused by itself"
+
+
+@pytest.mark.parametrize("profile", sorted(REGISTRY.profiles))
+def test_any_part_of_a_profile_can_be_swapped(profile: str) -> None:
+    """What a profile says of the others stays, whichever part is replaced."""
+    small = {"profile": profile, "block_size": 4, "num_blocks": 33, "max_model_len": 64}
+    untouched = settings_class(REGISTRY)(**small)
+    for slot in POLICY_SLOTS:
+        for table in COLUMNS[slot]:
+            values = {**small, slot: table}
+            swapped = settings_class(REGISTRY)(**values)
+            for other in POLICY_SLOTS:
+                assert other == slot or getattr(swapped, other) == getattr(untouched, other)
+            if reason := refusal(values):
+                tables = {key: {"name": getattr(swapped, key).name} for key in POLICY_SLOTS}
+                assert names_two_parts(reason, tables), reason
+            else:
+                serves(values, crowd(len(slot)))
+
+
+def test_every_part_is_legal_with_something() -> None:
+    for slot in POLICY_SLOTS:
+        for name in REGISTRY.of(slot):
+            assert any(row[slot]["name"] == name for row in ROWS), f"{slot} {name}"
+
+
+def test_the_rows_hold_every_pair_of_values_that_may_meet() -> None:
+    table = {"a": [1, 2, 3], "b": ["x", "y"], "c": [True, False]}
+
+    def allows(one: str, left: Any, other: str, right: Any) -> bool:
+        return {(one, left), (other, right)} != {("a", 3), ("b", "x")}
+
+    rows = pairwise_rows(table, allows)
+    assert rows == pairwise_rows(table, allows)
+    for one, other in combinations(table, 2):
+        for left, right in product(table[one], table[other]):
+            there = any((row[one], row[other]) == (left, right) for row in rows)
+            assert there == allows(one, left, other, right)
+    assert len(rows) < 3 * 2 * 2
+
+
+def test_the_workloads_are_mean() -> None:
+    """Were there room for everybody at once, nothing would be tried."""
+    given_way = [
+        sum(serves(row, crowd(number)) for number in range(3))
+        for row in ROWS
+        if row["preemption"]["name"] == "recompute"
+        and row["block_allocator"]["name"] != "contiguous"
+        and row["num_blocks"] < 30
+    ]
+    assert sum(times > 0 for times in given_way) > len(given_way) / 4, given_way
