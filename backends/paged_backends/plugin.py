@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.executors.settings import LocalSettings, MemorySettings
-from paged_backends.runners.settings import TransformersSettings
+from paged_backends.runners.settings import NativeSettings, TransformersSettings
 from paged_core.component import Component
 from paged_core.hookspecs import hookimpl
 
@@ -18,6 +18,13 @@ def paged_core_components() -> Iterator[Component]:
         TorchSettings,
         "paged_backends.attention.torch_attention:TorchAttention",
         summary="plain PyTorch on any device; the reference for the others",
+    )
+    yield Component(
+        "runner",
+        NativeSettings,
+        "paged_backends.native.runner:NativeRunner",
+        rank=10,
+        summary="a decoder of our own: Llama, Mistral, Qwen2, Qwen3, Gemma, OPT and GPT-2",
     )
     yield Component(
         "runner",

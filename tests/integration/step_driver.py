@@ -12,11 +12,12 @@ from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_backends.executors.local import LocalExecutor
 from paged_backends.executors.settings import LocalSettings
-from paged_backends.runners.settings import TransformersSettings
+from paged_backends.native.runner import NativeRunner
+from paged_backends.runners.settings import NativeSettings, TransformersSettings
 from paged_backends.runners.transformers_runner import TransformersRunner
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.executor import ExecutorParts
-from paged_core.interfaces.runner import RunnerParts
+from paged_core.interfaces.runner import Runner, RunnerParts
 from paged_core.request import SamplingParams
 from paged_core.sequence import BlockId, SeqId
 from paged_core.step import NewSequence, StepInput, StepResult
@@ -44,14 +45,22 @@ def settings(folder: Path | str, **changes: Any) -> Any:
     return SimpleNamespace(**(values | changes))
 
 
-def load_runner(chosen: Any) -> TransformersRunner:
-    runner = TransformersRunner(TransformersSettings(), RunnerParts(settings=chosen))
+RUNNERS = ("transformers", "native")
+
+
+def load_runner(chosen: Any, name: str = "transformers") -> Runner:
+    parts = RunnerParts(settings=chosen)
+    runner: Runner = (
+        NativeRunner(NativeSettings(), parts)
+        if name == "native"
+        else TransformersRunner(TransformersSettings(), parts)
+    )
     runner.load()
     return runner
 
 
 def make_executor(
-    chosen: Any, *, needs_host_blocks: bool = False, runner: TransformersRunner | None = None
+    chosen: Any, *, needs_host_blocks: bool = False, runner: Runner | None = None
 ) -> LocalExecutor:
     """An executor that is not started; a loaded ``runner`` is used as it is."""
     return LocalExecutor(

@@ -14,10 +14,13 @@ from integration import tiny_models
 from paged_core import LLM, SamplingParams
 
 NUM_TOKENS = 10
-FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "opt", "gpt2"]
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3", "opt", "gpt2"]
 SHARED = list(range(60, 81))
 PROMPTS = [*tiny_models.PROMPTS, [*SHARED, 5], [*SHARED, 6], [*SHARED, 5], SHARED]
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+
+TRANSFORMERS = {"runner": "transformers", "block_size": 4, "num_blocks": 11}
+"""The other runner is tested in two ways that between them do everything."""
 
 WAYS: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -35,6 +38,8 @@ WAYS: dict[str, dict[str, Any]] = {
         "scheduler": "prefill_or_decode",
         "preemption": "recompute",
     },
+    "transformers recompute": {**TRANSFORMERS, "scheduler": {"max_num_batched_tokens": 7}},
+    "transformers swap": {**TRANSFORMERS, "preemption": "swap"},
     "v0 swap": {"profile": "vllm-v0", "block_size": 4, "num_blocks": 11, "preemption": "swap"},
 }
 PREEMPTING = ("recompute", "swap", "v0 recompute", "v0 swap")

@@ -36,6 +36,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen2": _make("Qwen2Config", _COMMON, _GQA),
     "qwen3": _make("Qwen3Config", _COMMON, _GQA, head_dim=16),
     "mistral": _make("MistralConfig", _COMMON, _GQA, sliding_window=8),
+    "gemma": _make("GemmaConfig", _COMMON, _GQA, head_dim=16),
     "gemma2": _make(
         "Gemma2Config",
         _COMMON,
@@ -120,6 +121,86 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }
 """Configurations that must be served."""
 
+NATIVE: dict[str, Callable[[], Any]] = {
+    **{name: FAMILIES[name] for name in ("llama", "mistral", "qwen2", "qwen3", "opt", "gpt2")},
+    **{name: FAMILIES[name] for name in ("gemma", "gemma2", "gemma3")},
+    "llama, llama3 rope, biases": _make(
+        "LlamaConfig",
+        _COMMON,
+        _GQA,
+        attention_bias=True,
+        mlp_bias=True,
+        hidden_act="gelu",
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 3.0,
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "llama, linear rope, tied": _make(
+        "LlamaConfig",
+        _COMMON,
+        num_key_value_heads=1,
+        head_dim=24,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0},
+    ),
+    "qwen2, windows": _make(
+        "Qwen2Config",
+        _COMMON,
+        _GQA,
+        use_sliding_window=True,
+        sliding_window=8,
+        max_window_layers=1,
+    ),
+    "gemma3, linear rope, caps": _make(
+        "Gemma3TextConfig",
+        _COMMON,
+        _GQA,
+        head_dim=16,
+        num_hidden_layers=3,
+        sliding_window=8,
+        sliding_window_pattern=3,
+        attention_bias=True,
+        final_logit_softcapping=3.0,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
+    "opt, norms last": _make(
+        "OPTConfig",
+        hidden_size=64,
+        ffn_dim=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=300,
+        max_position_embeddings=256,
+        do_layer_norm_before=False,
+        enable_bias=False,
+        activation_function="gelu",
+        init_std=0.1,
+    ),
+    "gpt2, scaled by layer": _make(
+        "GPT2Config",
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        n_inner=80,
+        vocab_size=300,
+        n_positions=256,
+        initializer_range=0.1,
+        scale_attn_by_inverse_layer_idx=True,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=[2, 3],
+    ),
+}
+"""What the runner ``native`` covers: whole families, and what they leave to configuration."""
+
 UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
     "bloom": (
         _make("BloomConfig", hidden_size=64, n_layer=2, n_head=4, vocab_size=300),
@@ -175,7 +256,7 @@ PROMPTS = [[3, 5, 7, 11, 13, 17, 19], [23, 29, 31], list(range(40, 62)), [9]]
 
 def save(name: str, folder: Path, *, seed: int = 0, **save_options: Any) -> Path:
     """Make a checkpoint of the family ``name`` in ``folder``, and return the folder."""
-    make = FAMILIES[name] if name in FAMILIES else UNSUPPORTED[name][0]
+    make = FAMILIES.get(name) or NATIVE.get(name) or UNSUPPORTED[name][0]
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(make(), dtype=torch.float32)
     with torch.no_grad():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from paged_core.component import ComponentSettings
 
 
@@ -11,3 +13,13 @@ class TransformersSettings(ComponentSettings):
     """Any decoder-only model of the transformers library, through its attention interface."""
 
     name: Literal["transformers"] = "transformers"
+
+
+class NativeSettings(ComponentSettings):
+    """The families of models that most people run, in a decoder of our own."""
+
+    name: Literal["native"] = "native"
+    weights: Literal["checkpoint", "random"] = Field(
+        default="checkpoint",
+        description="`random`: made up from the seed, to measure what a bare config.json costs.",
+    )

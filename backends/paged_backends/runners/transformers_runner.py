@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paged_backends.checkpoint import Checkpoint
+from paged_backends.device import choose_device
 from paged_backends.runners.attention_port import AttentionPort, quiet
 from paged_backends.runners.layer_probe import probe_layers
-from paged_backends.runners.model_loader import choose_device, load_model
+from paged_backends.runners.model_loader import load_model
 from paged_backends.runners.settings import TransformersSettings
 from paged_backends.runners.trial_run import try_out
 from paged_core.errors import SettingsError, UnsupportedModel

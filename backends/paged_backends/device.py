@@ -1,0 +1,33 @@
+"""Where a model computes."""
+
+from __future__ import annotations
+
+import torch
+
+from paged_core.errors import SettingsError
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device that ``device`` names; ``auto``: CUDA where there is one.
+
+    Raises:
+        SettingsError: there is no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SettingsError(
+            f"device: there is no {name!r}; set it to auto, cpu, cuda or cuda:N"
+        ) from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        index = device.index or 0
+        if index >= count:
+            raise SettingsError(
+                f"device: {name} is not there: torch {torch.__version__} sees {count} CUDA "
+                "devices; set device to auto or cpu, or install a build of torch for CUDA"
+            )
+        return torch.device("cuda", index)
+    return device

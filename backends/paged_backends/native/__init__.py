@@ -1,0 +1,1 @@
+"""A decoder of our own: the common families of models, described by configuration."""

@@ -1,0 +1,208 @@
+"""Puts a decoder together from its configuration and its weights.
+
+What is multiplied with the same rows is fused: query, key and value; gate and up.
+"""
+
+# ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from paged_backends.native.config import DecoderConfig
+from paged_backends.native.decoder import Attention, Decoder, Embedding, FeedForward, Layer
+from paged_backends.native.names import WeightNames
+from paged_backends.native.parts import ACTIVATIONS, LayerNorm, Linear, Map, RmsNorm, gated
+from paged_backends.native.weights import Weights
+
+MakeLinear = Callable[[Tensor, Tensor | None], Map]
+
+
+class Assembly:
+    """Takes the weights of one model, one after another.
+
+    Every method raises :class:`CheckpointError` where a weight is missing or has another shape.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        names: WeightNames,
+        weights: Weights,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        make_linear: MakeLinear = Linear,
+    ) -> None:
+        self._config = config
+        self._names = names
+        self._weights = weights
+        self._dtype = dtype
+        self._device = device
+        self._make_linear = make_linear
+
+    def decoder(self) -> Decoder:
+        """Return the whole decoder."""
+        config, names = self._config, self._names
+        hidden, width = config.hidden_size, config.embedding_size
+        table = self._tensor(f"{names.embedding}.weight", (config.vocab_size, width))
+        positions = None
+        if config.learned_positions is not None:
+            rows = config.learned_positions + config.max_model_len
+            positions = self._tensor(f"{names.positions}.weight", (rows, hidden))
+        narrow = width != hidden
+        return Decoder(
+            config,
+            embedding=Embedding(
+                table_VE=table,
+                scale=float(torch.tensor(config.embedding_scale, dtype=self._dtype)),
+                positions_PE=positions,
+                first_position=config.learned_positions or 0,
+                project=self._linear([names.project_in], [hidden], width) if narrow else None,
+            ),
+            layers=[self._layer(index) for index in range(len(config.layers))],
+            final_norm=self._norm(names.final_norm, hidden) if config.norm_at_end else None,
+            project=self._linear([names.project_out], [width], hidden) if narrow else None,
+            head=self._make_linear(self._head(table), None),
+            device=self._device,
+        )
+
+    def _head(self, table: Tensor) -> Tensor:
+        """Return the head's weight; a tied model may bring one that is not its embedding."""
+        name = f"{self._names.head}.weight"
+        if self._config.tied and not self._weights.has(name):
+            return table
+        own = self._tensor(name, tuple(table.shape))
+        return table if self._config.tied and torch.equal(own, table) else own
+
+    def _layer(self, index: int) -> Layer:
+        config, names = self._config, self._names
+        prefix = f"{names.layers}.{index}."
+        hidden = config.hidden_size
+
+        def norm(name: str) -> Map:
+            return self._norm(prefix + name, hidden)
+
+        return Layer(
+            attention_norm=norm(names.attention_norm),
+            attention=self._attention(index, prefix),
+            attention_output_norm=norm(names.attention_output_norm)
+            if config.norm_outputs
+            else None,
+            mlp_norm=norm(names.mlp_norm),
+            mlp=self._feed_forward(prefix),
+            mlp_output_norm=norm(names.mlp_output_norm) if config.norm_outputs else None,
+            norm_first=config.norm_first,
+        )
+
+    def _attention(self, index: int, prefix: str) -> Attention:
+        config, names = self._config, self._names
+        query = config.num_heads * config.head_dim
+        key = config.num_kv_heads * config.head_dim
+        fused = len(names.query_key_value) == 1
+        return Attention(
+            config=config.layers[index],
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            query_key_value=self._linear(
+                [prefix + name for name in names.query_key_value],
+                [query + 2 * key] if fused else [query, key, key],
+                config.hidden_size,
+                bias=config.query_bias,
+                transposed=names.transposed,
+            ),
+            norm_queries_and_keys=self._head_norm(prefix),
+            output=self._linear(
+                [prefix + names.attention_output],
+                [config.hidden_size],
+                query,
+                bias=config.output_bias,
+                transposed=names.transposed,
+            ),
+        )
+
+    def _head_norm(self, prefix: str) -> Map | None:
+        """Return the norm of all query and key heads at once."""
+        config, names = self._config, self._names
+        if not config.norm_queries_and_keys:
+            return None
+        rows = []
+        for name, count in (
+            (names.query_norm, config.num_heads),
+            (names.key_norm, config.num_kv_heads),
+        ):
+            weight_D = self._norm_weight(prefix + name, config.head_dim)
+            rows.append(weight_D.expand(count, -1))
+        weight_ND = torch.cat(rows)
+        unit = RmsNorm(torch.ones(config.head_dim, device=self._device), config.norm_eps)
+
+        def apply(heads_TND: Tensor) -> Tensor:
+            return (unit(heads_TND.float()) * weight_ND).to(heads_TND.dtype)
+
+        return apply
+
+    def _feed_forward(self, prefix: str) -> FeedForward:
+        config, names = self._config, self._names
+        hidden, inner = config.hidden_size, config.intermediate_size
+        wide = [names.gate, names.up] if config.gated else [names.up]
+        activation = ACTIVATIONS[config.activation]
+        return FeedForward(
+            up=self._linear(
+                [prefix + name for name in wide],
+                [inner] * len(wide),
+                hidden,
+                bias=config.mlp_bias,
+                transposed=names.transposed,
+            ),
+            activation=gated(activation) if config.gated else activation,
+            down=self._linear(
+                [prefix + names.down],
+                [hidden],
+                inner,
+                bias=config.mlp_bias,
+                transposed=names.transposed,
+            ),
+        )
+
+    def _linear(
+        self,
+        modules: Sequence[str],
+        outputs: Sequence[int],
+        inputs: int,
+        *,
+        bias: bool = False,
+        transposed: bool = False,
+    ) -> Map:
+        """Return one product in place of several that take the same rows."""
+        parts = []
+        for module, count in zip(modules, outputs, strict=True):
+            shape = (inputs, count) if transposed else (count, inputs)
+            part = self._tensor(f"{module}.weight", shape)
+            parts.append(part.T if transposed else part)
+        biases = [
+            self._tensor(f"{module}.bias", (count,))
+            for module, count in zip(modules, outputs, strict=True)
+            if bias
+        ]
+        weight_OI = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+        return self._make_linear(weight_OI, torch.cat(biases) if biases else None)
+
+    def _norm(self, module: str, size: int) -> Map:
+        config = self._config
+        if config.norm == "rms":
+            return RmsNorm(self._norm_weight(module, size), config.norm_eps)
+        if not config.norm_has_weights:
+            return LayerNorm(size, None, None, config.norm_eps)
+        bias = self._tensor(f"{module}.bias", (size,))
+        return LayerNorm(size, self._norm_weight(module, size), bias, config.norm_eps)
+
+    def _norm_weight(self, module: str, size: int) -> Tensor:
+        weight = self._weights.take(f"{module}.weight", (size,)).to(self._device, torch.float32)
+        return weight + self._config.norm_weight_offset
+
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        stored = self._weights.take(name, shape)
+        return stored.to(device=self._device, dtype=self._dtype)

@@ -1,0 +1,134 @@
+"""Component ``native``: the families of models that most people run, in a decoder of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+import torch
+from torch import Tensor
+
+from paged_backends.checkpoint import Checkpoint
+from paged_backends.device import choose_device
+from paged_backends.dtype import choose_dtype
+from paged_backends.native.assembly import Assembly
+from paged_backends.native.config import DecoderConfig
+from paged_backends.native.decoder import Decoder
+from paged_backends.native.families import decoder_config
+from paged_backends.native.names import weight_names
+from paged_backends.native.weights import RandomWeights, Weights, open_weights
+from paged_backends.runners.settings import NativeSettings
+from paged_core.errors import SettingsError
+from paged_core.interfaces.runner import Runner, RunnerParts
+from paged_core.layer import LayerSpec
+
+if TYPE_CHECKING:
+    from paged_core.interfaces.runner import Attend
+
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+log = structlog.get_logger(__name__)
+
+
+class NativeRunner(Runner):
+    """Runs a model that its configuration describes; transformers is never imported."""
+
+    def __init__(self, options: NativeSettings, parts: RunnerParts) -> None:
+        self._options = options
+        self._settings = parts.settings
+        self._layers: list[LayerSpec] = []
+        self._config: DecoderConfig
+        self._decoder: Decoder
+
+    def load(self) -> None:
+        """Read the configuration, then the weights; see the interface for what it raises."""
+        settings = self._settings
+        checkpoint = Checkpoint.open(
+            settings.model,
+            allow_pickle=settings.allow_pickle,
+            trust_remote_code=settings.trust_remote_code,
+        )
+        config = decoder_config(checkpoint, trust_remote_code=settings.trust_remote_code)
+        device = choose_device(settings.device)
+        weights, dtype = self._open(checkpoint, device)
+        try:
+            self._decoder = Assembly(
+                config,
+                weight_names(checkpoint.model_type),
+                weights,
+                dtype=dtype,
+                device=device,
+            ).decoder()
+        except torch.OutOfMemoryError as error:
+            raise SettingsError(
+                f"{settings.model} does not fit on {device}: {str(error).partition(chr(10))[0]}; "
+                "use a smaller model, a smaller dtype, or device: cpu"
+            ) from error
+        self._config = config
+        self._layers = [
+            LayerSpec(
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                scale=layer.scale,
+                dtype=_DTYPES[dtype],
+                device=str(device),
+                block_size=settings.block_size,
+                sliding_window=layer.sliding_window,
+                soft_cap=layer.soft_cap,
+            )
+            for layer in config.layers
+        ]
+        log.info(
+            "model_loaded",
+            model=settings.model,
+            architecture=checkpoint.model_type,
+            layers=len(self._layers),
+            dtype=_DTYPES[dtype],
+            device=str(device),
+        )
+
+    def _open(self, checkpoint: Checkpoint, device: torch.device) -> tuple[Weights, torch.dtype]:
+        """Return the weights, and the format to compute in."""
+        chosen = choose_dtype(self._settings.dtype, checkpoint, device)
+        named = str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "")
+        own = getattr(torch, named.removeprefix("torch."), None) if chosen == "auto" else chosen
+        if self._options.weights == "random":
+            dtype = own if own in _DTYPES else torch.float32
+            return RandomWeights(dtype, self._settings.seed), dtype
+        weights = open_weights(checkpoint, allow_pickle=self._settings.allow_pickle)
+        dtype = own if own in _DTYPES else weights.dtype
+        return weights, dtype if dtype in _DTYPES else torch.float32
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def layers(self) -> Sequence[LayerSpec]:
+        """The attention layers, in order."""
+        return self._layers
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return self._config.vocab_size
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Positions that the configuration names."""
+        return self._config.max_model_len
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """As the checkpoint's generation settings say, or else its configuration."""
+        return self._config.eos_token_ids
+
+    # ------------------------------------------------------------------ running
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, /) -> Tensor:
+        """Return what the last layer returns; :meth:`logits` takes it from there."""
+        return self._decoder.forward(tokens, positions, attend)
+
+    def logits(self, hidden: Tensor, /) -> Tensor:
+        """Return logits [R, vocab_size] float32."""
+        return self._decoder.logits(hidden)

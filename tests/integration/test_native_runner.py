@@ -1,0 +1,266 @@
+"""The runner ``native`` says what the library itself generates, for all that it covers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from integration import tiny_models
+from integration.step_driver import (
+    StepDriver,
+    load_runner,
+    make_executor,
+    run_at_random,
+    settings,
+)
+from paged_backends.checkpoint import Checkpoint
+from paged_backends.native.families import decoder_config
+from paged_backends.native.runner import NativeRunner
+from paged_core import LLM, SamplingParams
+from paged_core.errors import CheckpointError, UnsupportedModel
+from paged_core.interfaces.runner import Runner
+
+NUM_TOKENS = 8
+
+
+@pytest.fixture(scope="module", params=list(tiny_models.NATIVE))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save(request.param, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[list[int]]:
+    return tiny_models.generate(model, tiny_models.PROMPTS, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16, 256])
+def test_greedy_tokens_equal_those_of_generate(
+    model: Path, expected: list[list[int]], block_size: int
+) -> None:
+    chosen = settings(model, block_size=block_size, num_blocks=max(4, 160 // block_size))
+    executor = make_executor(chosen, needs_host_blocks=True, runner=load_runner(chosen, "native"))
+    driver = StepDriver(executor, block_size, seed=block_size)
+    for _ in range(2):
+        assert run_at_random(driver, tiny_models.PROMPTS, NUM_TOKENS) == expected
+
+
+def test_it_is_described_as_the_library_describes_it(model: Path) -> None:
+    own, other = (load_runner(settings(model), name) for name in ("native", "transformers"))
+    assert described(own) == described(other)
+
+
+def described(runner: Runner) -> dict[str, Any]:
+    # the library's opt multiplies its queries by the scale beforehand
+    layers = [replace(layer, scale=1.0) for layer in runner.layers]
+    return {
+        "layers": layers,
+        "vocab_size": runner.vocab_size,
+        "max_model_len": runner.max_model_len,
+        "eos_token_ids": runner.eos_token_ids,
+    }
+
+
+# ---------------------------------------------------------------------- weights
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return tiny_models.save("llama", tmp_path / "llama")
+
+
+def answers(folder: Path, **changes: Any) -> list[list[int]]:
+    with LLM(str(folder), runner="native", **changes) as llm:
+        outputs = llm.generate(
+            tiny_models.PROMPTS, SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+        )
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_weights_in_several_files(tmp_path: Path) -> None:
+    folder = tiny_models.save("llama", tmp_path, max_shard_size="40KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    assert answers(folder) == tiny_models.generate(folder, tiny_models.PROMPTS, NUM_TOKENS)
+
+
+def test_weights_in_a_pickle(llama: Path) -> None:
+    expected = answers(llama)
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    torch.save(model.state_dict(), llama / "pytorch_model.bin")
+    (llama / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="allow_pickle"):
+        answers(llama)
+    assert answers(llama, allow_pickle=True) == expected
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "llama, linear rope, tied"])
+def test_a_checkpoint_of_the_bare_decoder(name: str, tmp_path: Path) -> None:
+    tiny_models.save(name, tmp_path)
+    expected = answers(tmp_path)
+    model = transformers.AutoModel.from_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)
+    assert answers(tmp_path) == expected
+
+
+def test_a_tied_model_that_brings_a_head_of_its_own(llama: Path) -> None:
+    expected = answers(llama)
+    change(llama, tie_word_embeddings=True)
+    assert answers(llama) == expected
+
+
+def test_weights_that_are_not_there(llama: Path) -> None:
+    change(llama, num_hidden_layers=3)
+    with pytest.raises(CheckpointError, match=r"lacks the weights model\.layers\.2\."):
+        load_runner(settings(llama), "native")
+
+
+def test_weights_of_another_size(llama: Path) -> None:
+    change(llama, intermediate_size=80)
+    with pytest.raises(CheckpointError, match="another shape"):
+        load_runner(settings(llama), "native")
+
+
+def test_truncated_weights(llama: Path) -> None:
+    path = llama / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="download it again"):
+        load_runner(settings(llama), "native")
+
+
+def test_weights_made_up_for_measuring_need_a_configuration_only(tmp_path: Path) -> None:
+    tiny_models.FAMILIES["llama"]().save_pretrained(tmp_path)
+    with LLM(str(tmp_path), runner={"name": "native", "weights": "random"}) as llm:
+        tokens = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))
+    assert len(tokens[0].outputs[0].token_ids) == 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_format_asked_for_is_obeyed(llama: Path, dtype: str) -> None:
+    runner = load_runner(settings(llama, dtype=dtype), "native")
+    assert {layer.dtype for layer in runner.layers} == {dtype}
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "opt", "gpt2"])
+def test_in_16_bits_logits_are_close_to_those_in_32(name: str, tmp_path: Path) -> None:
+    tiny_models.save(name, tmp_path)
+    logits = []
+    for dtype in ("float32", "bfloat16"):
+        runner = load_runner(settings(tmp_path, dtype=dtype), "native")
+        tokens = torch.tensor(tiny_models.PROMPTS[0])
+        hidden = runner.forward(tokens, torch.arange(len(tokens)), lambda _i, _q, _k, _v: _q)
+        logits.append(runner.logits(hidden))
+        assert logits[-1].dtype == torch.float32
+    error = (logits[0] - logits[1]).norm() / logits[0].norm()
+    assert error < 0.05
+
+
+# ---------------------------------------------------------------------- what it does not cover
+
+
+def change(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rope_parameters": YARN}, "'yarn'"),
+        ({"rope_parameters": HALF}, "part of a head"),
+        ({"hidden_act": "quick_gelu"}, "'quick_gelu'"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"model_type": "phi3"}, "covers llama, .* is a phi3"),
+    ],
+)
+def test_a_feature_that_is_missing_is_named(
+    llama: Path, changes: dict[str, Any], reason: str
+) -> None:
+    change(llama, **changes)
+    with pytest.raises(UnsupportedModel, match=reason):
+        load_runner(settings(llama), "native")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_attention_heads": "many"}, "num_attention_heads must be a whole number"),
+        ({"num_key_value_heads": 3}, "a divisor of num_attention_heads"),
+        ({"rms_norm_eps": "small"}, "must be a number"),
+        ({"tie_word_embeddings": 3}, "true or false"),
+        ({"rope_parameters": [1]}, "must be an object"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "'factor'"),
+        ({"vocab_size": 0}, "at least 1"),
+    ],
+)
+def test_nonsense_in_the_configuration(llama: Path, changes: dict[str, Any], reason: str) -> None:
+    change(llama, **changes)
+    with pytest.raises(CheckpointError, match=f"does not describe a llama: .*{reason}"):
+        load_runner(settings(llama), "native")
+
+
+def test_auto_takes_it_where_it_can_and_the_library_elsewhere(llama: Path, tmp_path: Path) -> None:
+    with LLM(str(llama)) as llm:
+        assert isinstance(llm.engine.executor._loaded.runner, NativeRunner)  # type: ignore[attr-defined]
+    other = tiny_models.save("phi3", tmp_path / "phi3")
+    with LLM(str(other)) as llm:
+        assert not isinstance(llm.engine.executor._loaded.runner, NativeRunner)  # type: ignore[attr-defined]
+    with pytest.raises(UnsupportedModel, match="phi3"):
+        LLM(str(other), runner="native")
+
+
+# ---------------------------------------------------------------------- defaults, start-up
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("llama", "LlamaConfig"),
+        ("mistral", "MistralConfig"),
+        ("qwen2", "Qwen2Config"),
+        ("qwen3", "Qwen3Config"),
+        ("gemma", "GemmaConfig"),
+        ("gemma2", "Gemma2Config"),
+        ("gemma3_text", "Gemma3TextConfig"),
+        ("opt", "OPTConfig"),
+        ("gpt2", "GPT2Config"),
+    ],
+)
+def test_what_a_configuration_leaves_out_is_as_the_library_has_it(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    """Written out in full or left out: the same model."""
+    full = getattr(transformers, name)()
+    written = Checkpoint(tmp_path, {**full.to_dict(), "model_type": kind}, {})
+    bare = Checkpoint(tmp_path, {"model_type": kind}, {})
+    assert decoder_config(bare) == decoder_config(written)
+
+
+OLDER = {"rope_theta": 77.0, "rope_scaling": {"type": "linear", "factor": 3.0}}
+NEWER = {"rope_parameters": {"rope_type": "linear", "rope_theta": 77.0, "factor": 3.0}}
+
+
+def test_older_configurations_say_the_same_in_other_words(llama: Path) -> None:
+    plain = Checkpoint.open(str(llama)).config
+    stripped = {key: value for key, value in plain.items() if key != "rope_parameters"}
+    older, newer = (Checkpoint(llama, {**stripped, **rope}, {}) for rope in (OLDER, NEWER))
+    assert decoder_config(older) == decoder_config(newer)
+
+
+def test_it_starts_without_the_library(llama: Path) -> None:
+    code = (
+        "import sys; from paged_core import LLM\n"
+        f"llm = LLM({str(llama)!r}); llm.generate([[1, 2, 3]])\n"
+        "sys.exit('transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
