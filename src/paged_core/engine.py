@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from time import monotonic, perf_counter
 
 import structlog
 
+from paged_core.beam_search import BeamSearch
+from paged_core.beams import Beams
+from paged_core.best_of import keep_best
 from paged_core.cache_changes import CacheChanges
 from paged_core.errors import RequestError
+from paged_core.front_door import check_request
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.interfaces.queue_order import SupportsService
@@ -59,6 +63,7 @@ class Engine:
         self._sequences: dict[SeqId, SequenceState] = {}
         self._numbers = count()
         self._ids = count()
+        self._beams = Beams(kv_cache, self._sequences, self._ids)
 
     @property
     def has_unfinished(self) -> bool:
@@ -78,7 +83,7 @@ class Engine:
         Raises:
             RequestError: it can never be served, or its id is in use; the message says why.
         """
-        self._check(request)
+        self._check(request, stop_check)
         group, refusal = self._offer(request, stop_check)
         if refusal:
             raise RequestError(f"request {request.id!r} can never run: {refusal}")
@@ -107,57 +112,23 @@ class Engine:
         self.executor.close()
         self._observers.close()
 
-    def _check(self, request: Request) -> None:
-        capacity, length = self.capacity, len(request.prompt)
-        name = f"request {request.id!r}"
+    def _check(self, request: Request, stop_check: StopCheck | None) -> None:
         if request.id in self._groups:
-            raise RequestError(f"{name} is being served already; give each request its own id")
-        if not length:
-            raise RequestError(f"{name} has an empty prompt; it needs at least one token")
-        if length >= capacity.max_model_len:
             raise RequestError(
-                f"{name} has a prompt of {length} tokens, which leaves no room to generate within "
-                f"max_model_len={capacity.max_model_len}; shorten it"
+                f"request {request.id!r} is being served already; give each request its own id"
             )
-        if capacity.vocab_size is not None:
-            wrong = [t for t in request.prompt if not 0 <= t < capacity.vocab_size]
-            if wrong:
-                raise RequestError(
-                    f"{name} has token id {wrong[0]}, which is outside the model's vocabulary "
-                    f"(0 to {capacity.vocab_size - 1})"
-                )
-            self._check_sampling(request, capacity.vocab_size)
-        seats = self.scheduler.max_num_seqs
-        if seats is not None and request.sampling.n > seats:
+        if stop_check is not None and request.sampling.beam_width is not None:
             raise RequestError(
-                f"{name} asks for n={request.sampling.n} sequences, more than may run at once "
-                f"(scheduler.max_num_seqs={seats})"
+                f"request {request.id!r} has a stop check, but beams end at tokens only; use "
+                "stop_token_ids"
             )
-        if request.sampling.n > 1 and self.kv_cache.reserves_runs:
-            raise RequestError(
-                f"{name} asks for n={request.sampling.n}, but the block allocator keeps each "
-                "sequence in a run of its own, which none can share; use n=1 or another allocator"
-            )
-        needed = self.kv_cache.blocks_to_start(length, self._max_length(request))
-        if needed > self.kv_cache.num_blocks:
-            raise RequestError(
-                f"{name}, a prompt of {length} tokens, takes {needed} blocks of "
-                f"{self.kv_cache.block_size}, and the cache has {self.kv_cache.num_blocks}; "
-                "raise num_blocks or kv_cache_memory"
-            )
-
-    def _check_sampling(self, request: Request, vocab_size: int) -> None:
-        sampling = request.sampling
-        for name, tokens in (
-            ("logit_bias", sampling.logit_bias),
-            ("stop_token_ids", sampling.stop_token_ids),
-        ):
-            wrong = [token for token in tokens if not 0 <= token < vocab_size]
-            if wrong:
-                raise RequestError(
-                    f"{name} of request {request.id!r} names token id {wrong[0]}, which is outside "
-                    f"the model's vocabulary (0 to {vocab_size - 1})"
-                )
+        check_request(
+            request,
+            capacity=self.capacity,
+            kv_cache=self.kv_cache,
+            max_num_seqs=self.scheduler.max_num_seqs,
+            max_length=self._max_length(request),
+        )
 
     def _make_group(self, request: Request, stop_check: StopCheck | None) -> SequenceGroup:
         group = SequenceGroup(request, next(self._numbers), SeqId(next(self._ids)))
@@ -166,6 +137,13 @@ class Engine:
         eos = frozenset() if sampling.ignore_eos else self.capacity.eos_token_ids
         group.stop_token_ids = eos.union(sampling.stop_token_ids)
         group.stop_check = stop_check
+        if sampling.beam_width is not None:
+            group.search = BeamSearch(
+                sampling,
+                prompt_length=len(request.prompt),
+                max_length=group.max_length,
+                stop_token_ids=group.stop_token_ids,
+            )
         return group
 
     def _max_length(self, request: Request) -> int:
@@ -290,6 +268,8 @@ class Engine:
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(result)
         ended = self._append(result)
+        if result.candidates:
+            ended |= self._advance_beams(result.candidates)
         for seq_id, message in result.failed.items():
             if seq_id in self._sequences:
                 group = self._sequences[seq_id].group
@@ -341,7 +321,7 @@ class Engine:
         group = parent.group
         children = [
             SequenceState(SeqId(next(self._ids)), group, index, list(parent.tokens))
-            for index in range(1, group.request.sampling.n)
+            for index in range(1, group.request.sampling.width)
         ]
         for child in children:
             self.kv_cache.fork(parent, child)
@@ -350,6 +330,34 @@ class Engine:
         group.live.extend(children)
         group.forked = True
         return children
+
+    def _advance_beams(self, candidates: Mapping[SeqId, Mapping[int, float]]) -> bool:
+        """Let requests that search choose their next beams; whether any has ended with it."""
+        ended = False
+        owners = [self._sequences[seq_id].group for seq_id in candidates]
+        for group in dict.fromkeys(owners):
+            if self._beams.advance(group, candidates):
+                if group.first_token_at is None:
+                    group.first_token_at = self.clock()
+                continue
+            ended = True
+            if group.search is not None and group.search.best():
+                self._conclude(group)
+            else:
+                self._finish_group(group, FinishReason.ERROR, "every continuation is ruled out")
+        return ended
+
+    def _conclude(self, group: SequenceGroup, error: str | None = None) -> None:
+        """End a search: what it found takes the place of its beams."""
+        for beam in list(group.live):
+            self._finish(beam, FinishReason.LENGTH)
+        group.sequences = self._beams.found(group)
+        for sequence in group.sequences:
+            sequence.error = error
+            last = sequence.tokens[-1]
+            stopped = sequence.finish_reason is FinishReason.STOP
+            if stopped and last not in self.capacity.eos_token_ids:
+                sequence.stop_reason = last
 
     def _has_ended(self, sequence: SequenceState, token: int) -> bool:
         """End a sequence whose newest token says so."""
@@ -388,8 +396,14 @@ class Engine:
     def _finish_group(
         self, group: SequenceGroup, reason: FinishReason, error: str | None = None
     ) -> None:
+        if group.search is not None and reason is FinishReason.LENGTH:
+            group.search.cut(group.live)
+            self._conclude(group, error)
+            return
         for sequence in list(group.live):
             self._finish(sequence, reason, error)
+        if group.search is not None:
+            del group.sequences[group.request.sampling.n :]
 
     def _remove(self, group: SequenceGroup) -> None:
         self.scheduler.remove(group)
@@ -398,6 +412,8 @@ class Engine:
     def _drop(self, group: SequenceGroup) -> None:
         """Forget a finished group that the scheduler no longer holds."""
         group.status = Status.FINISHED
+        if group.request.sampling.best_of is not None:
+            keep_best(group)
         group.finished_at = self.clock()
         del self._groups[group.id]
         if self._service is not None:
@@ -459,6 +475,7 @@ class Engine:
 def _introduce(sequence: SequenceState) -> NewSequence:
     """What an executor must know of a sequence that it has not seen."""
     group = sequence.group
+    sampling = group.request.sampling
     return NewSequence(
         id=sequence.id,
         request_id=group.id,
@@ -466,15 +483,19 @@ def _introduce(sequence: SequenceState) -> NewSequence:
         num_prompt_tokens=len(group.request.prompt),
         num_computed=sequence.num_scheduled,
         blocks=list(sequence.table.blocks),
-        sampling=group.request.sampling,
+        sampling=sampling,
         index=sequence.index,
-        fan_out=1 if group.forked else group.request.sampling.n,
+        fan_out=1 if group.forked or group.search else sampling.width,
+        num_candidates=max(group.search.num_candidates, sampling.logprobs or 0)
+        if group.search
+        else 0,
     )
 
 
 def _keep_logprobs(sequence: SequenceState, token: int, logprobs: dict[int, float] | None) -> None:
     if logprobs is not None:
-        if sequence.logprobs is None:
-            sequence.logprobs, sequence.cumulative_logprob = [], 0.0
-        sequence.logprobs.append(logprobs)
         sequence.cumulative_logprob = (sequence.cumulative_logprob or 0.0) + logprobs[token]
+        if sequence.group.request.sampling.logprobs is not None:
+            if sequence.logprobs is None:
+                sequence.logprobs = []
+            sequence.logprobs.append(logprobs)

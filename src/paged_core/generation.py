@@ -6,7 +6,7 @@ from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.output_text import OutputText
 from paged_core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from paged_core.request import FinishReason
-from paged_core.sequence import SequenceGroup, SequenceState, Status
+from paged_core.sequence import SeqId, SequenceGroup, SequenceState, Status
 
 
 class Generation:
@@ -23,7 +23,7 @@ class Generation:
     def __init__(self, prompt: str | None, tokenizer: Tokenizer | None) -> None:
         self.prompt = prompt
         self._tokenizer = tokenizer
-        self._texts: dict[int, OutputText] = {}
+        self._texts: dict[SeqId, OutputText] = {}
 
     @property
     def length(self) -> int:
@@ -48,10 +48,10 @@ class Generation:
         """
         if self._tokenizer is None:
             return None
-        if sequence.index not in self._texts:
+        if sequence.id not in self._texts:
             request = self.group.request
             sampling = request.sampling
-            self._texts[sequence.index] = OutputText(
+            self._texts[sequence.id] = OutputText(
                 self._tokenizer.detokenizer(
                     request.prompt, skip_special_tokens=sampling.skip_special_tokens
                 ),
@@ -59,7 +59,7 @@ class Generation:
                 include_stop_str_in_output=sampling.include_stop_str_in_output,
                 min_tokens=sampling.min_tokens,
             )
-        return self._texts[sequence.index]
+        return self._texts[sequence.id]
 
     def update(self, sequence: SequenceState) -> OutputText | None:
         """Return the sequence's text with all of its tokens taken in."""
@@ -106,6 +106,7 @@ class Generation:
             text=None if text is None else text.text,
             token_ids=sequence.output,
             cumulative_logprob=sequence.cumulative_logprob,
+            score=sequence.score,
             logprobs=sequence.logprobs,
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,

@@ -184,11 +184,12 @@ class KVCache:
         end = start + num_tokens
         blocks = table.blocks
         missing = -(-end // size) - len(blocks)
-        copied = -1
-        if start % size:
-            tail = start // size
-            if tail >= table.num_published and self._allocator.ref_count(blocks[tail]) > 1:
-                copied = tail
+        copied, tail = -1, start // size
+        if (
+            table.num_published <= tail < len(blocks)
+            and self._allocator.ref_count(blocks[tail]) > 1
+        ):
+            copied = tail
         if missing > 0 or copied >= 0:
             fresh = self._allocator.allocate(max(missing, 0) + (copied >= 0))
             if copied >= 0:
@@ -211,7 +212,7 @@ class KVCache:
             start, table = sequence.num_scheduled, sequence.table
             blocks = table.blocks or table.host_blocks
             needed += max(0, -(-(start + num_tokens) // size) - len(blocks))
-            if start % size and start // size >= table.num_published:
+            if table.num_published <= start // size < len(blocks):
                 sharers[blocks[start // size]] += 1
         for tail, count in sharers.items():
             swapped = group.status is Status.SWAPPED
@@ -233,6 +234,17 @@ class KVCache:
         child.num_scheduled = parent.num_scheduled
         child.capacity = parent.capacity = 0
         self._changes.added[child.id] = child
+
+    def introduce_again(self, sequence: SequenceState) -> None:
+        """The executor's copy of a sequence is out of date: let it forget and learn it anew."""
+        if sequence.id not in self._changes.added:
+            self._changes.removed.append(sequence.id)
+            self._changes.added[sequence.id] = sequence
+
+    def step_back(self, sequence: SequenceState) -> None:
+        """Have the last token of a sequence, which is computed, computed once more."""
+        sequence.num_computed = sequence.num_scheduled = len(sequence.tokens) - 1
+        self.introduce_again(sequence)
 
     # ------------------------------------------------------------------ giving back
 

@@ -129,7 +129,16 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Complete one prompt; yield its output so far after every step that adds to it."""
+        """Complete one prompt; yield its output so far after every step that adds to it.
+
+        Raises:
+            RequestError: it can never be served, or has no text before all of it is there.
+        """
+        if sampling_params is not None and sampling_params.chooses_at_end:
+            raise RequestError(
+                "beam_width and best_of choose what is returned when all of it is there, so there "
+                "is nothing to stream; call generate()"
+            )
         (generation,) = self.submit([prompt], sampling_params)
         length = -1
         for _ in self.run([generation], every_step=True):

@@ -31,7 +31,10 @@ class CompletionOutput:
     text: str | None = None
     """``None``: the checkpoint has no tokenizer."""
     cumulative_logprob: float | None = None
-    """Sum over the generated tokens, where log-probabilities were asked for."""
+    """Sum over the generated tokens, where log-probabilities were asked for, or needed for what
+    was."""
+    score: float | None = None
+    """What the sequences were ranked by, under ``beam_width`` or ``best_of``; the best is first."""
     logprobs: list[dict[int, float]] | None = None
     """Per generated token, by token id: the generated one first, then the best in order."""
     finish_reason: FinishReason | None = None
@@ -67,20 +70,25 @@ def to_json(output: RequestOutput) -> dict[str, Any]:
         "prompt": output.prompt,
         "prompt_token_ids": output.prompt_token_ids,
         "num_cached_tokens": output.num_cached_tokens,
-        "outputs": [
-            {
-                "index": completion.index,
-                "text": completion.text,
-                "token_ids": completion.token_ids,
-                "finish_reason": completion.finish_reason and completion.finish_reason.value,
-                "error": completion.error,
-                "cumulative_logprob": _finite(completion.cumulative_logprob),
-                "logprobs": completion.logprobs
-                and [_logprobs_to_json(entry) for entry in completion.logprobs],
-            }
-            for completion in output.outputs
-        ],
+        "outputs": [_completion_to_json(completion) for completion in output.outputs],
     }
+
+
+def _completion_to_json(completion: CompletionOutput) -> dict[str, Any]:
+    """``score`` is there only where something was ranked."""
+    row: dict[str, Any] = {
+        "index": completion.index,
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason and completion.finish_reason.value,
+        "error": completion.error,
+        "cumulative_logprob": _finite(completion.cumulative_logprob),
+        "logprobs": completion.logprobs
+        and [_logprobs_to_json(entry) for entry in completion.logprobs],
+    }
+    if completion.score is not None:
+        row["score"] = _finite(completion.score)
+    return row
 
 
 def _logprobs_to_json(entry: dict[int, float]) -> dict[str, float | None]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
 
 from paged_core.errors import RequestError
 
@@ -44,6 +44,16 @@ class SamplingParams:
 
     n: int = 1
     """Sequences to generate; they share the blocks of the prompt."""
+    best_of: int | None = None
+    """Sample this many sequences and return the ``n`` of the largest mean log-probability, best
+    first. (vLLM V0 compared cumulative log-probabilities, which prefers short ones.)"""
+    beam_width: int | None = None
+    """Search with this many beams and return the ``n`` best that ended; ``None``: do not search."""
+    length_penalty: float = 1.0
+    """With beams: a sequence scores its log-probability over its generated length to this power."""
+    early_stopping: bool | Literal["never"] = False
+    """With beams, once as many sequences have ended: ``True``: stop; ``False``: go on while the
+    best beam is better than the worst of them, ``"never"``: while it could still become so."""
     temperature: float = 0.0
     """0 is greedy; above, logits are divided by it before sampling."""
     top_k: int = 0
@@ -93,6 +103,21 @@ class SamplingParams:
             object.__setattr__(self, "top_k", 0)
         for problem in self._problems():
             raise RequestError(problem)
+
+    @property
+    def width(self) -> int:
+        """Sequences that run side by side."""
+        return self.beam_width or self.best_of or self.n
+
+    @property
+    def chooses_at_end(self) -> bool:
+        """Whether what is returned is only known when all of it has ended."""
+        return self.beam_width is not None or self.best_of is not None
+
+    @property
+    def needed_logprobs(self) -> int | None:
+        """Best tokens to report beside each drawn one; ``None``: no log-probability is needed."""
+        return 0 if self.logprobs is None and self.best_of is not None else self.logprobs
 
     def _problems(self) -> list[str]:
         numbers = {
@@ -148,7 +173,61 @@ class SamplingParams:
                 "logit_bias must hold finite numbers; to forbid a token, use -100",
             ),
         ]
+        checks += (
+            self._checks_of_beams() if self.beam_width is not None else self._checks_of_draws()
+        )
         return [problem for wrong, problem in checks if wrong]
+
+    def _checks_of_draws(self) -> list[tuple[bool, str]]:
+        best_of = self.best_of
+        return [
+            (
+                self.length_penalty != 1 or self.early_stopping is not False,
+                "length_penalty and early_stopping belong to beam search; set beam_width too",
+            ),
+            (
+                best_of is not None and best_of < self.n,
+                f"best_of ({best_of}) is smaller than n ({self.n})",
+            ),
+            (
+                best_of is not None and best_of > 1 and self.temperature == 0,
+                f"best_of={best_of} sequences are all the same with temperature=0; raise it",
+            ),
+        ]
+
+    def _checks_of_beams(self) -> list[tuple[bool, str]]:
+        width = self.beam_width or 0
+        sampled = {
+            "temperature": self.temperature != 0,
+            "top_k": self.top_k != 0,
+            "top_p": self.top_p != 1,
+            "min_p": self.min_p != 0,
+            "seed": self.seed is not None,
+            "best_of": self.best_of is not None,
+        }
+        drawn = [name for name, given in sampled.items() if given]
+        return [
+            (width < 1, f"beam_width must be at least 1, not {width}"),
+            (self.n > width, f"n ({self.n}) is larger than beam_width ({width})"),
+            (
+                bool(drawn),
+                f"{' and '.join(drawn)} cannot go with beam_width: beam search draws nothing by "
+                "chance",
+            ),
+            (
+                not -10 <= self.length_penalty <= 10,
+                f"length_penalty must be in [-10, 10], not {self.length_penalty}",
+            ),
+            (
+                not isinstance(self.early_stopping, bool) and self.early_stopping != "never",
+                f"early_stopping must be True, False or 'never', not {self.early_stopping!r}",
+            ),
+            (
+                bool(self.stop),
+                "stop cannot go with beam_width: beams end at tokens, not at strings; use "
+                "stop_token_ids",
+            ),
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

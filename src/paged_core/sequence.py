@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
 
 from paged_core.block_key import BlockKey
 from paged_core.request import FinishReason, Request
+
+if TYPE_CHECKING:
+    from paged_core.beam_search import BeamSearch
 
 SeqId = NewType("SeqId", int)
 BlockId = NewType("BlockId", int)
@@ -59,6 +62,7 @@ class SequenceState:
         "logprobs",
         "num_computed",
         "num_scheduled",
+        "score",
         "stop_reason",
         "table",
         "tokens",
@@ -81,6 +85,8 @@ class SequenceState:
         self.cumulative_logprob: float | None = None
         self.logprobs: list[dict[int, float]] | None = None
         """Per generated token, the log-probabilities asked for, the chosen token's first."""
+        self.score: float | None = None
+        """What it was ranked by, where the request asked for the best of several."""
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         """The token id or the string that ended it, where that was not the model's own."""
@@ -116,6 +122,7 @@ class SequenceGroup:
         "number",
         "prompt_logprobs",
         "request",
+        "search",
         "sequences",
         "status",
         "stop_check",
@@ -132,8 +139,9 @@ class SequenceGroup:
         """All of them, in the order of their index once forked."""
         self.live = [first]
         """Those that have not finished."""
-        self.forked = request.sampling.n == 1
-        """Whether all sequences exist; before that the first stands for all of them."""
+        self.forked = request.sampling.width == 1
+        """Whether all sequences exist; before that the first stands for all of them. Beams come
+        and go: they count as all that there may be, to the end."""
         self.status = Status.WAITING
         self.num_cached: int | None = None
         """Prompt tokens served from the cache at the first admission."""
@@ -148,6 +156,8 @@ class SequenceGroup:
         self.stop_token_ids: frozenset[int] = frozenset()
         """Tokens that end a sequence, the model's own included unless they are to be ignored."""
         self.stop_check: StopCheck | None = None
+        self.search: BeamSearch | None = None
+        """Chooses among its sequences, if it searches with beams."""
 
     @property
     def arrival(self) -> float:
@@ -157,7 +167,7 @@ class SequenceGroup:
     @property
     def seats(self) -> int:
         """Sequences that it counts for: all it will have, until it has forked."""
-        return len(self.live) if self.forked else self.request.sampling.n
+        return len(self.live) if self.forked else self.request.sampling.width
 
     @property
     def finished(self) -> bool:

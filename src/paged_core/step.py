@@ -26,6 +26,8 @@ class NewSequence:
     """Its place among the sequences of its request: each draws from a random stream of its own."""
     fan_out: int = 1
     """Tokens to draw when its pending tokens are first computed: one for each sequence to come."""
+    num_candidates: int = 0
+    """Beam search: draw and append nothing, but report this many best continuations; 0: draw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,9 @@ class StepResult:
     """Per drawn token, where anyone asked: log-probabilities by token id, the drawn one first."""
     prompt_logprobs: dict[SeqId, list[dict[int, float]]] = field(default_factory=dict)
     """For sequences that asked: one entry per prompt token that follows a token of this chunk."""
+    candidates: dict[SeqId, dict[int, float]] = field(default_factory=dict)
+    """For sequences of a beam search, which draw nothing: log-probabilities by token id, after all
+    changes asked for, best first; what is ruled out is left out."""
     failed: dict[SeqId, str] = field(default_factory=dict)
     """Sequences whose own code (a logits processor, say) raised, and what it said."""
     seconds: dict[str, float] = field(default_factory=dict)

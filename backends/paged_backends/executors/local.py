@@ -30,7 +30,8 @@ from paged_backends.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.errors import EngineError
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
-from paged_core.interfaces.runner import Runner
+from paged_core.interfaces.runner import Runner, SupportsModelSize
+from paged_core.model_size import ModelSize
 from paged_core.sequence import SeqId
 from paged_core.step import StepInput, StepResult
 
@@ -129,6 +130,11 @@ class LocalExecutor(Executor):
     def close(self) -> None:
         """Let go of the model and the cache."""
         self._loaded = None
+
+    def model_size(self) -> ModelSize | None:
+        """Return how large the model is, if its runner knows; ``None`` before the start, too."""
+        runner = self._loaded.runner if self._loaded is not None else None
+        return runner.model_size() if isinstance(runner, SupportsModelSize) else None
 
     def tokenizer(self) -> CheckpointTokenizer | None:
         """Return the tokenizer that the settings name, or else the model's own, if it has one.
@@ -246,7 +252,13 @@ class LocalExecutor(Executor):
             for place in special
             if known[place].prompt_logprobs is not None
         }
-        places = np.flatnonzero(batch.draws_S)
+        draws_S = batch.draws_S
+        beams = [place for place in special if known[place].num_candidates and draws_S[place]]
+        candidates, failed = self._rank(loaded, batch, beams, hidden)
+        if beams:
+            draws_S = draws_S.copy()
+            draws_S[beams] = False
+        places = np.flatnonzero(draws_S)
         drawing = [known[place] for place in places.tolist()]
         draws: list[Row] = [sequence.draw for sequence in drawing]
         last_R = batch.last_S[places]
@@ -258,16 +270,17 @@ class LocalExecutor(Executor):
         if len(last_R) != len(hidden):
             hidden = hidden.index_select(0, torch.from_numpy(last_R).to(loaded.device))
         token_ids: list[int] = []
-        logprobs, failed = None, {}
+        logprobs = None
+        refused: dict[SeqId, str] = {}
         if draws:
             drawn = loaded.sampler.draw(loaded.runner.logits(hidden), draws)
             token_ids, logprobs = drawn.token_ids, drawn.logprobs
-            failed = {drawing[row].id: reason for row, reason in drawn.failed.items()}
+            refused = {drawing[row].id: reason for row, reason in drawn.failed.items()}
         rows.num_computed_C[batch.rows_S] += batch.counts_S
         for place in np.flatnonzero(~batch.draws_S).tolist():
             rows.settle(known[place])
-        if failed:
-            kept = [row for row, sequence in enumerate(drawing) if sequence.id not in failed]
+        if refused:
+            kept = [row for row, sequence in enumerate(drawing) if sequence.id not in refused]
             drawing = [drawing[row] for row in kept]
             token_ids = [token_ids[row] for row in kept]
             logprobs = [logprobs[row] for row in kept] if logprobs is not None else None
@@ -278,8 +291,25 @@ class LocalExecutor(Executor):
             token_ids=token_ids,
             logprobs=logprobs,
             prompt_logprobs=prompts,
-            failed=failed,
+            candidates=candidates,
+            failed=failed | refused,
         )
+
+    def _rank(
+        self, loaded: _Loaded, batch: Batch, places: list[int], hidden: Tensor
+    ) -> tuple[dict[SeqId, dict[int, float]], dict[SeqId, str]]:
+        """Return the best continuations of these beams, and the beams that have none to return."""
+        if not places:
+            return {}, {}
+        beams = [batch.known[place] for place in places]
+        last_R = torch.from_numpy(batch.last_S[places]).to(loaded.device)
+        found, failed = loaded.sampler.rank(
+            loaded.runner.logits(hidden.index_select(0, last_R)),
+            [beam.draw for beam in beams],
+            [beam.num_candidates for beam in beams],
+        )
+        candidates = {beam.id: found[row] for row, beam in enumerate(beams) if row not in failed}
+        return candidates, {beams[row].id: reason for row, reason in failed.items()}
 
     def _append(
         self, rows: SequenceRows, drawing: list[KnownSequence], token_ids: Sequence[int]

@@ -20,6 +20,10 @@ EMPTY = -1
 """What a slot holds that nothing was written to."""
 
 
+_LOWEST = -8.0
+"""No log-probability is below it."""
+
+
 class CorruptCacheError(AssertionError):
     """A sequence's blocks do not hold its tokens: a component broke a block table."""
 
@@ -83,20 +87,48 @@ class MemoryExecutor(Executor):
         batch = [self._sequences[seq_id] for seq_id in step.sequence_ids]
         for sequence, num_tokens in zip(batch, step.num_tokens, strict=True):
             self._write(sequence, num_tokens)
-        result = StepResult()
+        asked = any(sequence.new.sampling.needed_logprobs is not None for sequence in batch)
+        result = StepResult(logprobs=[] if asked else None)
         for sequence in batch:
             self._check(sequence)
-            if sequence.num_computed == len(sequence.tokens):
-                first = sequence.new.index
-                drawn = [
-                    self.draw(sequence.new, sequence.tokens, index)
-                    for index in range(first, first + sequence.fan_out)
-                ]
-                result.sequence_ids.extend([sequence.new.id] * len(drawn))
-                result.token_ids.extend(drawn)
-                sequence.tokens.append(drawn[0])
-                sequence.fan_out = 1
+            if sequence.num_computed < len(sequence.tokens):
+                continue
+            if sequence.new.num_candidates:
+                found = self.rank(sequence.tokens, sequence.new.num_candidates)
+                result.candidates[sequence.new.id] = found
+            else:
+                self._extend(sequence, result)
         return result
+
+    def rank(self, tokens: Sequence[int], count: int) -> dict[int, float]:
+        """The best continuations of ``tokens``: log-probabilities by token id, best first."""
+        first, size = crc32(repr(("rank", tokens)).encode()), self._options.vocab_size
+        ranked = [(first + place) % size for place in range(min(count, size))]
+        return {
+            token: -0.5 * (place + self.logprob(tokens, token) / _LOWEST)
+            for place, token in enumerate(ranked)
+        }
+
+    def logprob(self, tokens: Sequence[int], token: int) -> float:
+        """The log-probability of ``token`` after ``tokens``: as arbitrary as what is drawn."""
+        return _LOWEST * (crc32(repr(("logprob", tokens, token)).encode()) % 1000) / 1000
+
+    def _extend(self, sequence: _Sequence, result: StepResult) -> None:
+        """Draw a token for a sequence, or several where it fans out."""
+        new, tokens = sequence.new, sequence.tokens
+        drawn = [
+            self.draw(new, tokens, index)
+            for index in range(new.index, new.index + sequence.fan_out)
+        ]
+        if result.logprobs is not None:
+            wanted = new.sampling.needed_logprobs is not None
+            result.logprobs.extend(
+                {token: self.logprob(tokens, token)} if wanted else None for token in drawn
+            )
+        result.sequence_ids.extend([new.id] * len(drawn))
+        result.token_ids.extend(drawn)
+        tokens.append(drawn[0])
+        sequence.fan_out = 1
 
     def close(self) -> None:
         self._sequences.clear()

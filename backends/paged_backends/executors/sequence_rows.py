@@ -24,13 +24,14 @@ _FIRST_BLOCKS = 16
 class KnownSequence:
     """One sequence: its row, its tokens, and how it draws."""
 
-    __slots__ = ("draw", "fan_out", "id", "prompt_logprobs", "row", "tokens")
+    __slots__ = ("draw", "fan_out", "id", "num_candidates", "prompt_logprobs", "row", "tokens")
 
     def __init__(self, new: NewSequence, row: int) -> None:
         self.id = new.id
         self.row = row
         self.tokens = list(new.tokens)
         self.fan_out = new.fan_out
+        self.num_candidates = new.num_candidates
         self.prompt_logprobs = new.sampling.prompt_logprobs
         self.draw = Row(
             sampling=new.sampling,
@@ -72,7 +73,7 @@ class SequenceRows:
         self.next_token_C: NDArray[np.int64] = np.zeros(_FIRST_ROWS, np.int64)
         """The first token that is not computed yet, where there is one."""
         self.special_C: NDArray[np.bool_] = np.zeros(_FIRST_ROWS, np.bool_)
-        """Fans out, or wants log-probabilities of its prompt."""
+        """Fans out, is one of several beams, or wants log-probabilities of its prompt."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -106,7 +107,9 @@ class SequenceRows:
         self.num_tokens_C[row] = len(new.tokens)
         if new.num_computed < len(new.tokens):
             self.next_token_C[row] = new.tokens[new.num_computed]
-        self.special_C[row] = known.fan_out > 1 or known.prompt_logprobs is not None
+        self.special_C[row] = (
+            known.fan_out > 1 or known.num_candidates > 0 or known.prompt_logprobs is not None
+        )
 
     def edit(self, ids: Sequence[SeqId], indices: Sequence[int], blocks: Sequence[BlockId]) -> None:
         """Change single entries of block tables, in this order."""

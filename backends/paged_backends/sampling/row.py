@@ -45,7 +45,7 @@ class Row:
             or params.repetition_penalty != 1
         )
         edited = penalised or bool(params.logit_bias) or bool(params.logits_processors)
-        plain = not (sampled or edited or params.min_tokens or params.logprobs is not None)
+        plain = not (sampled or edited or params.min_tokens or params.needed_logprobs is not None)
         object.__setattr__(self, "sampled", sampled)
         object.__setattr__(self, "edited", edited)
         object.__setattr__(self, "plain", plain)

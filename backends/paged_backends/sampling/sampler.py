@@ -101,6 +101,47 @@ class Sampler:
         self._choose(edited, touched, rows, token_ids)
         return Draws(token_ids, self._logprobs(logits, rows, token_ids), failed)
 
+    def rank(
+        self, logits: Tensor, rows: Sequence[Row], counts: Sequence[int], /
+    ) -> tuple[list[dict[int, float]], dict[int, str]]:
+        """Find the best continuations of each row, for beam search, and draw none.
+
+        Processors, bias and penalties change log-probabilities here, not logits, and what they
+        leave is not normalised again: beam search in ``transformers`` applies them so.
+
+        Args:
+            logits: the model's own [R, V] float32; left as they are.
+            counts: continuations to find, per row.
+
+        Returns:
+            Log-probabilities by token id, best first, without what is ruled out; and for each row
+            that cannot be served, its place and the reason.
+        """
+        result: list[dict[int, float]] = []
+        failed: dict[int, str] = {}
+        for part in self._slabs(len(rows)):
+            some, start = rows[part], part.start
+            reasons = _unfit(logits[part].amax(-1))
+            logprobs = logits[part].log_softmax(-1)
+            places = [place for place, row in enumerate(some) if row.edited or row.may_not_end]
+            if places:
+                at = torch.tensor(places, device=logits.device)
+                edited = logprobs.index_select(0, at)
+                problems = edit(edited, [some[place] for place in places], self._eos_token_ids)
+                logprobs[at] = edited
+                reasons |= {places[number]: reason for number, reason in problems.items()}
+                reasons |= {
+                    place: reason
+                    for place, reason in _unfit(logprobs.amax(-1)).items()
+                    if logprobs[place].amax() != float("-inf")
+                }
+            failed |= {start + place: reason for place, reason in reasons.items()}
+            values, ids = _best(logprobs, min(max(counts[part]), logprobs.shape[1]))
+            for best, found, count in zip(ids.tolist(), values.tolist(), counts[part], strict=True):
+                ranked = list(zip(best, found, strict=True))[:count]
+                result.append({token: value for token, value in ranked if value > float("-inf")})
+        return result, failed
+
     def logprobs_of(
         self, logits: Tensor, token_ids: Sequence[int], num_top: int, /
     ) -> list[dict[int, float]]:
@@ -144,8 +185,9 @@ class Sampler:
     ) -> list[dict[int, float] | None] | None:
         asked: dict[int, list[int]] = {}
         for place, row in enumerate(rows):
-            if row.sampling.logprobs is not None:
-                asked.setdefault(row.sampling.logprobs, []).append(place)
+            num_top = row.sampling.needed_logprobs
+            if num_top is not None:
+                asked.setdefault(num_top, []).append(place)
         if not asked:
             return None
         result: list[dict[int, float] | None] = [None] * len(rows)

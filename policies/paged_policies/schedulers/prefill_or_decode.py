@@ -78,6 +78,11 @@ class PrefillOrDecodeScheduler(Scheduler):
         self._waiting.append(group, self._now)
 
     def refuse(self, group: SequenceGroup, /) -> str | None:
+        if group.seats > self._budget:
+            return (
+                f"its {group.seats} sequences decode together, and a step takes {self._budget} "
+                "tokens (scheduler.max_num_batched_tokens)"
+            )
         return self._promises.refuse(group, self._kv.num_blocks - self._kv.watermark_blocks)
 
     def remove(self, group: SequenceGroup, /) -> None:

@@ -83,6 +83,11 @@ class TokenBudgetScheduler(Scheduler):
         options, length = self._options, len(group.request.prompt)
         if length >= self._max_model_len:
             return f"the prompt has {length} tokens, but max_model_len is {self._max_model_len}"
+        if group.seats > options.max_num_batched_tokens:
+            return (
+                f"its {group.seats} sequences decode together, and a step takes "
+                f"{options.max_num_batched_tokens} tokens (scheduler.max_num_batched_tokens)"
+            )
         if not options.chunked_prefill:
             budget = options.max_num_batched_tokens
             if min(length, options.long_prefill_token_threshold or length) > budget:

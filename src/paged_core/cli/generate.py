@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paged_core.request import SamplingParams
 
 INTERRUPTED, FAILED, OK = 130, 1, 0
+_EARLY_STOPPING: dict[str, Any] = {"true": True, "false": False, "never": "never"}
 
 
 def command(
@@ -34,6 +35,18 @@ def command(
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     n: Annotated[int, typer.Option("--n", "-n", help="Sequences to generate per prompt.")] = 1,
+    best_of: Annotated[
+        int | None, typer.Option(help="Sequences to draw, of which the best --n are printed.")
+    ] = None,
+    beam_width: Annotated[
+        int | None, typer.Option(help="Beams to search with; the best --n are printed.")
+    ] = None,
+    length_penalty: Annotated[
+        float, typer.Option(help="With beams: above 0 favours long ones.")
+    ] = 1.0,
+    early_stopping: Annotated[
+        str, typer.Option(help="With beams: true, false or never; when the search may end.")
+    ] = "false",
     top_k: Annotated[int, typer.Option(help="Sample among so many best tokens; 0: all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Sample among the best of this total.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Least share of the best probability.")] = 0.0,
@@ -56,12 +69,21 @@ def command(
     if stream and as_json:
         raise SettingsError("--stream and --json exclude each other; choose one")
     prompts: list[Any] = [*(prompt or []), *(_read_prompts(prompts_file) if prompts_file else [])]
+    if stream and (beam_width is not None or best_of is not None):
+        raise SettingsError(
+            "--stream prints text as it comes, and --beam-width and --best-of choose theirs when "
+            "all of it is there; leave one of them out"
+        )
     if not prompts:
         raise SettingsError("give a prompt, or a file of prompts with --prompts-file")
     from paged_core.request import SamplingParams
 
     sampling = SamplingParams(
         n=n,
+        best_of=best_of,
+        beam_width=beam_width,
+        length_penalty=length_penalty,
+        early_stopping=_EARLY_STOPPING.get(early_stopping, early_stopping),
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,

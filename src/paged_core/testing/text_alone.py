@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isclose
 from typing import Protocol, cast
 
 from paged_core.engine import Engine
@@ -13,14 +14,25 @@ from paged_core.testing.failing_executor import FailingExecutor
 from paged_core.testing.workload import Workload
 
 
-class _Drawing(Protocol):
+class _Model(Protocol):
     """What the ``memory`` executor offers."""
 
     def draw(self, sequence: NewSequence, tokens: Sequence[int], index: int, /) -> int: ...
 
+    def rank(self, tokens: Sequence[int], count: int, /) -> dict[int, float]: ...
+
+    def logprob(self, tokens: Sequence[int], token: int, /) -> float: ...
+
+
+def _model(engine: Engine) -> _Model:
+    executor = engine.executor
+    if isinstance(executor, FailingExecutor):
+        executor = executor.inner
+    return cast("_Model", executor)
+
 
 def text_alone(engine: Engine, request: Request, index: int = 0) -> list[int]:
-    """Return the tokens that sequence ``index`` of a request generates, whatever the schedule.
+    """Return the tokens that sequence ``index`` of a request draws, whatever the schedule.
 
     Args:
         engine: one on the ``memory`` executor.
@@ -34,14 +46,82 @@ def text_alone(engine: Engine, request: Request, index: int = 0) -> list[int]:
         blocks=[],
         sampling=request.sampling,
     )
-    executor = engine.executor
-    if isinstance(executor, FailingExecutor):
-        executor = executor.inner
-    draw = cast("_Drawing", executor).draw
+    model = _model(engine)
     tokens = list(request.prompt)
     for _ in range(request.sampling.max_tokens or 0):
-        tokens.append(draw(new, tokens, index))
+        tokens.append(model.draw(new, tokens, index))
     return tokens[len(request.prompt) :]
+
+
+def best_alone(engine: Engine, request: Request) -> list[tuple[list[int], float]]:
+    """Return what a request with ``best_of`` returns, and the scores, whatever the schedule."""
+    model = _model(engine)
+    texts = [text_alone(engine, request, index) for index in range(request.sampling.width)]
+    scored = []
+    for text in texts:
+        total, tokens = 0.0, list(request.prompt)
+        for token in text:
+            total += model.logprob(tokens, token)
+            tokens.append(token)
+        scored.append((text, total / len(text)))
+    scored.sort(key=lambda entry: -entry[1])
+    return scored[: request.sampling.n]
+
+
+def search_alone(engine: Engine, request: Request) -> list[tuple[list[int], float]]:
+    """Return what a request with ``beam_width`` finds, and the scores, whatever the schedule."""
+    model, asked = _model(engine), request.sampling
+    width, power = asked.width, asked.length_penalty
+    longest = asked.max_tokens or 0
+    num_candidates = max(2, 1 + len(asked.stop_token_ids)) * width
+    beams: list[tuple[float, list[int]]] = [(0.0, [])]
+    ended: list[tuple[float, list[int]]] = []
+    for length in range(1, longest + 1):
+        pool = [
+            (total + logprob, [*text, token])
+            for total, text in beams
+            for token, logprob in model.rank([*request.prompt, *text], num_candidates).items()
+        ]
+        pool = sorted(pool, key=lambda entry: -entry[0])[:num_candidates]
+        last = [length == longest or text[-1] in asked.stop_token_ids for _, text in pool]
+        first = zip(pool[:width], last, strict=False)
+        ended += [(total / length**power, text) for (total, text), ends in first if ends]
+        ended = sorted(ended, key=lambda entry: -entry[0])[:width]
+        beams = [entry for entry, ends in zip(pool, last, strict=True) if not ends][:width]
+        if not beams:
+            break
+        hopeful = asked.early_stopping == "never" and power > 0
+        best = beams[0][0] / (longest if hopeful else length) ** power
+        at_once = asked.early_stopping is True or width == 1
+        if len(ended) == width and (at_once or best <= ended[-1][0]):
+            break
+    return [(text, score) for score, text in ended[: asked.n]]
+
+
+def check_said(engine: Engine, group: SequenceGroup) -> None:
+    """Check that an ended request said what it says alone, or the beginning if it was given up."""
+    if group.request.sampling.chooses_at_end:
+        _check_chosen(engine, group)
+        return
+    for sequence in group.sequences:
+        whole = text_alone(engine, group.request, sequence.index)
+        said = sequence.output
+        assert said == whole[: len(said)], f"{sequence} says {said}, alone it says {whole}"
+        if sequence.finish_reason is FinishReason.LENGTH:
+            assert said == whole or sequence.error, f"{sequence} ended early, without a reason"
+
+
+def _check_chosen(engine: Engine, group: SequenceGroup) -> None:
+    """The same for a request that returns the best of several sequences."""
+    own_ends = (FinishReason.STOP, FinishReason.LENGTH)
+    if any(each.error or each.finish_reason not in own_ends for each in group.sequences):
+        return  # what was best when it was given up depends on when that was
+    searches = group.request.sampling.beam_width is not None
+    expected = (search_alone if searches else best_alone)(engine, group.request)
+    said = [sequence.output for sequence in group.sequences]
+    assert said == [text for text, _ in expected], f"{group} says {said}, alone {expected}"
+    for sequence, (_, score) in zip(group.sequences, expected, strict=True):
+        assert isclose(sequence.score or 0.0, score, abs_tol=1e-9), f"{sequence}: not {score}"
 
 
 def check_served(engine: Engine, workload: Workload, groups: Mapping[str, SequenceGroup]) -> None:
@@ -51,15 +131,13 @@ def check_served(engine: Engine, workload: Workload, groups: Mapping[str, Sequen
     """
     aborted = {request_id for _, request_id in workload.aborts}
     for group in groups.values():
+        check_said(engine, group)
         for sequence in group.sequences:
-            whole = text_alone(engine, group.request, sequence.index)
-            said = sequence.output
-            assert sequence.finish_reason is not FinishReason.ERROR, sequence.error
-            assert said == whole[: len(said)], f"{sequence} says {said}, alone it says {whole}"
-            if group.id in aborted or sequence.finish_reason is FinishReason.IGNORED:
+            reason = sequence.finish_reason
+            assert reason is not FinishReason.ERROR, sequence.error
+            if group.id in aborted or reason is FinishReason.IGNORED:
                 continue
-            assert sequence.finish_reason is FinishReason.LENGTH, f"{sequence} has not ended"
-            assert said == whole or sequence.error, f"{sequence} ended early, without a reason"
+            assert reason in (FinishReason.LENGTH, FinishReason.STOP), f"{sequence} has not ended"
     check_nothing_leaked(engine)
 
 

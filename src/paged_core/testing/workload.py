@@ -36,11 +36,16 @@ def simple_request(
 @st.composite
 def requests(draw: st.DrawFn, name: str = "r", number: int = 0) -> Request:
     """One request over a tiny alphabet, so that prefixes are often shared."""
-    sampling = SamplingParams(
-        n=draw(st.sampled_from([1, 1, 1, 2, 3])),
-        temperature=draw(st.sampled_from([0.0, 1.0])),
-        max_tokens=draw(st.integers(1, 12)),
-    )
+    kind = draw(st.sampled_from(["plain"] * 6 + ["best_of", "beams"]))
+    n = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    max_tokens = draw(st.integers(1, 12))
+    if kind == "beams":
+        sampling = SamplingParams(n=n, beam_width=3, max_tokens=max_tokens)
+    elif kind == "best_of":
+        sampling = SamplingParams(n=n, best_of=3, temperature=1.0, max_tokens=max_tokens)
+    else:
+        temperature = draw(st.sampled_from([0.0, 1.0]))
+        sampling = SamplingParams(n=n, temperature=temperature, max_tokens=max_tokens)
     return Request(
         id=f"{name}{number}",
         prompt=tuple(draw(st.lists(st.integers(0, 1), min_size=1, max_size=16))),

@@ -1,0 +1,83 @@
+"""What an engine refuses at once: requests that can never be served, with the reason."""
+
+from __future__ import annotations
+
+from paged_core.errors import RequestError
+from paged_core.interfaces.executor import Capacity
+from paged_core.kv_cache import KVCache
+from paged_core.request import Request
+
+
+def check_request(
+    request: Request,
+    *,
+    capacity: Capacity,
+    kv_cache: KVCache,
+    max_num_seqs: int | None,
+    max_length: int,
+) -> None:
+    """Compare a request with what there is.
+
+    Args:
+        max_num_seqs: sequences that may run at once.
+        max_length: tokens at which a sequence of this request ends at the latest.
+
+    Raises:
+        RequestError: it can never be served; the message says why.
+    """
+    name, length = f"request {request.id!r}", len(request.prompt)
+    if not length:
+        raise RequestError(f"{name} has an empty prompt; it needs at least one token")
+    if length >= capacity.max_model_len:
+        raise RequestError(
+            f"{name} has a prompt of {length} tokens, which leaves no room to generate within "
+            f"max_model_len={capacity.max_model_len}; shorten it"
+        )
+    if capacity.vocab_size is not None:
+        _check_token_ids(request, capacity.vocab_size)
+    _check_width(request, kv_cache, max_num_seqs)
+    needed = kv_cache.blocks_to_start(length, max_length)
+    if needed > kv_cache.num_blocks:
+        raise RequestError(
+            f"{name}, a prompt of {length} tokens, takes {needed} blocks of "
+            f"{kv_cache.block_size}, and the cache has {kv_cache.num_blocks}; "
+            "raise num_blocks or kv_cache_memory"
+        )
+
+
+def _check_token_ids(request: Request, vocab_size: int) -> None:
+    name, sampling = f"request {request.id!r}", request.sampling
+    wrong = [token for token in request.prompt if not 0 <= token < vocab_size]
+    if wrong:
+        raise RequestError(
+            f"{name} has token id {wrong[0]}, which is outside the model's vocabulary "
+            f"(0 to {vocab_size - 1})"
+        )
+    for option, tokens in (
+        ("logit_bias", sampling.logit_bias),
+        ("stop_token_ids", sampling.stop_token_ids),
+    ):
+        wrong = [token for token in tokens if not 0 <= token < vocab_size]
+        if wrong:
+            raise RequestError(
+                f"{option} of {name} names token id {wrong[0]}, which is outside the model's "
+                f"vocabulary (0 to {vocab_size - 1})"
+            )
+
+
+def _check_width(request: Request, kv_cache: KVCache, max_num_seqs: int | None) -> None:
+    name, sampling = f"request {request.id!r}", request.sampling
+    width = sampling.width
+    asked = f"n={width}"
+    if sampling.chooses_at_end:
+        asked = f"best_of={width}" if sampling.beam_width is None else f"beam_width={width}"
+    if max_num_seqs is not None and width > max_num_seqs:
+        raise RequestError(
+            f"{name} asks for {asked} sequences, more than may run at once "
+            f"(scheduler.max_num_seqs={max_num_seqs})"
+        )
+    if width > 1 and kv_cache.reserves_runs:
+        raise RequestError(
+            f"{name} asks for {asked}, but the block allocator keeps each sequence in a run of its "
+            f"own, which none can share; use {asked.partition('=')[0]}=1 or another allocator"
+        )

@@ -1,0 +1,100 @@
+"""Beam search on real models: the hypotheses and scores of ``transformers``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from integration import tiny_models
+from paged_core import LLM, RequestOutput, SamplingParams
+
+PROMPTS = [*tiny_models.PROMPTS, list(range(60, 81)), [*range(60, 81), 5]]
+NUM_TOKENS = 12
+EVERY_THIRD = tuple(range(0, 300, 3))
+"""Tokens that end a sequence: so many that some come up in every search."""
+
+WAYS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "small chunks": {"block_size": 4, "scheduler": {"max_num_batched_tokens": 7}},
+    "no prefix cache": {"block_size": 4, "block_allocator": "uncached"},
+    "prefill or decode": {"block_size": 4, "scheduler": "prefill_or_decode"},
+    "recompute": {"block_size": 4, "num_blocks": 24},
+    "swap": {"block_size": 4, "num_blocks": 24, "preemption": "swap"},
+    "v0": {"profile": "vllm-v0", "block_size": 4, "num_blocks": 24},
+}
+SEARCHES: list[dict[str, Any]] = [
+    {"beam_width": width, "length_penalty": penalty, "early_stopping": early}
+    for width, penalty in ((1, 1.0), (2, 0.0), (3, 1.0), (4, 2.0), (4, -1.0), (5, 0.6))
+    for early in (False, True, "never")
+]
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma2", "opt"])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def model(family: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(family, dtype=torch.float32).eval()
+
+
+def search(
+    model: Any, prompt: list[int], stop: tuple[int, ...], sampling: SamplingParams, **options: Any
+) -> list[tuple[list[int], float]]:
+    """What ``transformers`` finds: generated tokens, cut after what ends them, and scores."""
+    with torch.inference_mode():
+        found = model.generate(
+            torch.tensor([prompt]),
+            num_beams=sampling.beam_width,
+            num_return_sequences=sampling.n,
+            do_sample=False,
+            max_new_tokens=sampling.max_tokens,
+            length_penalty=sampling.length_penalty,
+            early_stopping=sampling.early_stopping,
+            eos_token_id=list(stop) or None,
+            pad_token_id=299,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **options,
+        )
+    rows = found.sequences[:, len(prompt) :].tolist()
+    scores = found.sequences_scores.tolist() if sampling.beam_width != 1 else [None] * len(rows)
+    return [(_cut(row, stop), score) for row, score in zip(rows, scores, strict=True)]
+
+
+def _cut(row: list[int], stop: tuple[int, ...]) -> list[int]:
+    end = next((place for place, token in enumerate(row) if token in stop), len(row))
+    return row[: end + 1]
+
+
+def assert_same(output: RequestOutput, expected: list[tuple[list[int], float]]) -> None:
+    assert [completion.token_ids for completion in output.outputs] == [row for row, _ in expected]
+    for completion, (_, score) in zip(output.outputs, expected, strict=True):
+        if score is not None:
+            assert completion.score == pytest.approx(score, rel=1e-5, abs=1e-4)
+
+
+def ids(search: dict[str, Any]) -> str:
+    return "-".join(map(str, search.values()))
+
+
+@pytest.mark.parametrize("options", SEARCHES, ids=ids)
+def test_finds_what_transformers_finds(family: Path, model: Any, options: dict[str, Any]) -> None:
+    with LLM(str(family), num_blocks=400, max_model_len=64, block_size=4) as llm:
+        for stop in ((), (2,), (2, 5, 17, 40), EVERY_THIRD):
+            sampling = SamplingParams(
+                n=options["beam_width"],
+                max_tokens=NUM_TOKENS,
+                ignore_eos=True,
+                stop_token_ids=stop,
+                **options,
+            )
+            outputs = llm.generate(PROMPTS, sampling)
+            for prompt, output in zip(PROMPTS, outputs, strict=True):
+                assert_same(output, search(model, prompt, stop, sampling))
+        assert llm.engine.kv_cache.num_free == 400
