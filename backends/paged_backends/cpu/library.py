@@ -1,0 +1,130 @@
+"""The compiled library: its functions and what they take."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import structlog
+
+from paged_backends.cpu.compiler import CannotCompile, Compiler
+from paged_backends.cpu.instruction_set import choose
+from paged_backends.cpu.library_cache import library
+
+UNITS = ("products.cpp", "attention.cpp")
+
+_log = structlog.get_logger(__name__)
+
+_P, _I, _F = c_void_p, c_int64, c_float
+_ARGUMENTS: dict[str, tuple[list[Any], Any]] = {
+    "packed_size": ([c_int, _I, _I], _I),
+    "pack": ([c_int, _P, _P, _I, _I, c_int], None),
+    "linear": ([c_int, _P, _I, _P, _P, _P, _P, _I, _I, _I, _I, c_int], None),
+    "rms_norm": ([c_int, _P, _I, _P, _I, _P, _P, _I, _I, _I, _F, _F, c_int], None),
+    "rope": (
+        [c_int, _P, _I, _P, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, _F, _F, c_int],
+        None,
+    ),
+    "gate": ([c_int, c_int, _P, _I, _P, _I, _I, _I, c_int], None),
+    "argmax": ([c_int, _P, _I, _I, _I, _P, c_int], None),
+    "plan": ([_P, _P, _I, _I, _I, _I, _I, _I, c_int, _P, _P, _P], None),
+    "attend": ([_P], None),
+}
+
+
+class AttentionCall(ctypes.Structure):
+    """The argument of ``attend``; the order of the fields is that of ``attention.cpp``."""
+
+    _fields_: ClassVar[Any] = [
+        *((name, c_void_p) for name in ("query", "key", "value", "out", "cache")),
+        *(
+            (name, c_int64)
+            for name in (
+                "query_token",
+                "query_head",
+                "key_token",
+                "key_head",
+                "value_token",
+                "value_head",
+                "out_token",
+            )
+        ),
+        *((name, c_void_p) for name in ("starts", "lengths", "tables", "slots")),
+        *(
+            (name, c_int64)
+            for name in (
+                "table_width",
+                "tokens",
+                "heads",
+                "kv_heads",
+                "dim",
+                "block_size",
+                "window",
+            )
+        ),
+        *((name, c_void_p) for name in ("slopes", "items", "joins", "partials")),
+        *((name, c_int64) for name in ("num_items", "num_joins")),
+        ("scale", c_float),
+        ("soft_cap", c_float),
+        ("type", c_int32),
+        ("threads", c_int32),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Functions for one instruction set; ``docs`` of each stand in the C++ sources."""
+
+    instruction_set: str
+    path: Path
+    packed_size: Any
+    pack: Any
+    linear: Any
+    rms_norm: Any
+    rope: Any
+    gate: Any
+    argmax: Any
+    plan: Any
+    attend: Any
+
+    @classmethod
+    def load(cls, instruction_set: str = "auto") -> Library:
+        """Compile what is not compiled yet, and load it.
+
+        With ``auto``, an instruction set that the compiler does not know gives way to the next.
+
+        Raises:
+            CannotCompile: there is no compiler, or it fails.
+            NoSuchInstructions: this processor lacks the instruction set that was named.
+        """
+        compiler = Compiler.find()
+        candidates = choose(instruction_set, compiler)
+        for place, candidate in enumerate(candidates):
+            try:
+                path = library(f"kernels-{candidate.name}", UNITS, candidate.flags, compiler)
+                return cls.open(candidate.name, path)
+            except CannotCompile as error:
+                if place + 1 == len(candidates):
+                    raise
+                _log.warning("instruction_set_not_compiled", name=candidate.name, reason=str(error))
+        raise AssertionError("portable code is always a candidate")
+
+    @classmethod
+    def open(cls, instruction_set: str, path: Path) -> Library:
+        """Load a compiled library.
+
+        Raises:
+            CannotCompile: the system cannot load it.
+        """
+        try:
+            loaded = ctypes.CDLL(str(path))
+            functions = {name: getattr(loaded, f"paged_core_{name}") for name in _ARGUMENTS}
+        except (OSError, AttributeError) as error:
+            raise CannotCompile(f"the compiled kernels cannot be loaded: {error}") from error
+        for name, (arguments, result) in _ARGUMENTS.items():
+            functions[name].argtypes = arguments
+            functions[name].restype = result
+        return cls(instruction_set, path, **functions)
