@@ -16,11 +16,12 @@ from types import ModuleType
 import pytest
 
 from architecture.snippets import PAGES, ROOT, blocks, matches, run_page
-from paged_core import hookspecs
+from paged_core import hookspecs, testing
 from paged_core.cli.frame import Session
 from paged_core.component import Command, Component, Profile, Slot
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
+from paged_core.testing import POLICY_SLOTS
 
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -31,6 +32,12 @@ RECORDS: dict[str, type] = {
     "paged_core_slots": Slot,
 }
 SLOTS = Registry.discover().slots
+CLASSES = {
+    kind.slot: name
+    for name, kind in vars(testing).items()
+    if isinstance(kind, type) and name.endswith("Conformance") and hasattr(kind, "slot")
+}
+"""The conformance class of each slot that has one."""
 
 
 def named(page: Path) -> set[str]:
@@ -171,6 +178,26 @@ def test_every_component_and_its_options_are_documented(slot: str) -> None:
         assert component.name in listed
         for option in component.settings.model_fields:
             assert option == "name" or option in told, f"{slot}.{component.name}.{option}"
+
+
+@pytest.mark.parametrize("slot", POLICY_SLOTS)
+def test_every_policy_has_a_section_that_says_what_it_is_good_for(slot: str) -> None:
+    page = ROOT / "docs" / "interfaces" / f"{slot}.md"
+    for component in first_party(slot):
+        text = section(page, f"`{component.name}`")
+        for what in ("Helps", "Hurts", "Promises", "Source"):
+            assert re.search(rf"^- \*\*{what}:\*\* [\w`]", text, re.MULTILINE), (
+                f"{page.name}, {component.name}: {what}"
+            )
+        for option in component.settings.model_fields:
+            assert option == "name" or f"| `{option}` |" in text, f"{component.name}.{option}"
+
+
+@pytest.mark.parametrize("slot", CLASSES)
+def test_every_interface_names_its_hook_and_its_conformance_class(slot: str) -> None:
+    page = ROOT / "docs" / "interfaces" / f"{slot}.md"
+    assert section(page, "Example")
+    assert {"paged_core_components", CLASSES[slot]} <= named(page)
 
 
 def test_what_is_planned_is_not_there_yet() -> None:

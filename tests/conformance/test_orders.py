@@ -32,6 +32,15 @@ class TestPriority(QueueOrderConformance):
         return by(groups, lambda group: group.request.priority)
 
 
+class TestPriorityWithAging(QueueOrderConformance):
+    component = {"name": "priority", "aging": 0.5}  # noqa: RUF012
+
+    def expected(
+        self, groups: Sequence[SequenceGroup], now: float, /
+    ) -> Sequence[SequenceGroup] | None:
+        return by(groups, lambda group: group.request.priority + 0.5 * group.arrival)
+
+
 class TestSjf(QueueOrderConformance):
     component = "sjf"
 
@@ -53,6 +62,10 @@ class TestLongestPrefix(QueueOrderConformance):
         self, groups: Sequence[SequenceGroup], now: float, /
     ) -> Sequence[SequenceGroup] | None:
         return groups
+
+
+class TestLongestPrefixWithAging(TestLongestPrefix):
+    component = {"name": "longest_prefix", "aging": 2.0}  # noqa: RUF012
 
 
 class TestFair(QueueOrderConformance):

@@ -37,3 +37,15 @@ class TestMostBlocks(VictimConformance):
     def expected(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup | None:
         most = max(len(group.live[0].table.blocks) for group in candidates)
         return [group for group in candidates if len(group.live[0].table.blocks) == most][-1]
+
+
+class TestLowestPriorityThatSpares(VictimConformance):
+    component = {"name": "lowest_priority", "max_preemptions": 1}  # noqa: RUF012
+
+
+class TestMostBlocksThatSpares(VictimConformance):
+    component = {"name": "most_blocks", "max_preemptions": 1}  # noqa: RUF012
+
+
+class TestFewestComputedThatSpares(VictimConformance):
+    component = {"name": "fewest_computed", "max_preemptions": 1}  # noqa: RUF012

@@ -17,6 +17,7 @@ TURNED: dict[str, tuple[Any, ...]] = {
     "default_slo": (None, 4.0),
     "delay_factor": (0.0, 0.5),
     "long_prefill_token_threshold": (0, 3),
+    "max_preemptions": (None, 1),
 }
 """Values of options that are switches in all but type, by their name."""
 

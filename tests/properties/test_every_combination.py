@@ -69,7 +69,8 @@ def serves(values: dict[str, Any], workload: Workload) -> int:
 def test_every_pair_serves_as_if_each_request_were_alone(row: int) -> None:
     assert refusal(ROWS[row]) is None
     for number in range(8):
-        serves(ROWS[row], crowd(8 * row + number))
+        num_preemptions = serves(ROWS[row], crowd(8 * row + number))
+        assert not num_preemptions or ROWS[row]["preemption"]["name"] != "never"
 
 
 @pytest.mark.slow
@@ -90,7 +91,8 @@ def test_every_combination_serves_or_is_refused(scheduler: Table) -> None:
         if reason := refusal(values):
             assert names_two_parts(reason, values)
         else:
-            serves(values, crowd(number % 50, num_requests=6))
+            num_preemptions = serves(values, crowd(number % 50, num_requests=6))
+            assert not num_preemptions or values["preemption"]["name"] != "never"
 
 
 def names_two_parts(reason: str, values: dict[str, Any]) -> bool:

@@ -125,7 +125,7 @@ class PrefillOrDecodeScheduler(Scheduler):
                 break
             group = waiting[0]
             lengths = [len(sequence.tokens) for sequence in group.live]
-            needed = sum(kv.blocks_for(length) for length in lengths)
+            needed = kv.blocks_to_restore(group)
             if max(lengths) > min(self._max_model_len, self._budget):
                 self._ignore(plan, f"{max(lengths)} tokens are more than one step takes")
                 continue
@@ -202,6 +202,8 @@ class PrefillOrDecodeScheduler(Scheduler):
             return
         head = waiting.popleft()
         while running and key(running[-1], now) > key(head, now) and not self._fits(head):
+            if self._promises.lifetime(running[-1]):
+                break  # it was admitted to run to its end
             self._give_way(plan, running.pop())
         waiting.appendleft(head, now)
         waiting.sort(now)
@@ -209,7 +211,7 @@ class PrefillOrDecodeScheduler(Scheduler):
     def _fits(self, group: SequenceGroup) -> bool:
         """Whether ``group`` could be admitted into a step that computes nothing else."""
         lengths = [len(sequence.tokens) for sequence in group.live]
-        needed = sum(self._kv.blocks_for(length) for length in lengths)
+        needed = self._kv.blocks_to_restore(group)
         return (
             self._kv.num_free - needed >= self._kv.watermark_blocks
             and max(lengths) <= self._budget

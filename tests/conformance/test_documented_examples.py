@@ -1,0 +1,92 @@
+"""What the pages of the interfaces show as an example passes the conformance class of its slot."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import ClassVar, Literal
+
+import pytest
+from pydantic import create_model
+
+from architecture.snippets import ROOT, blocks
+from paged_core.component import Component, ComponentSettings
+from paged_core.registry import Registry
+from paged_core.testing import (
+    BlockAllocatorConformance,
+    ComponentConformance,
+    EvictorConformance,
+    ObserverConformance,
+    PreemptionConformance,
+    QueueOrderConformance,
+    VictimConformance,
+    registry_with,
+)
+
+SHOWN = {
+    "block_allocator": "HighestFirst",
+    "evictor": "ShortestPrefix",
+    "queue_order": "ShortestPrompt",
+    "victim": "Youngest",
+    "preemption": "SwapLong",
+    "observers": "Preemptions",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _modules() -> Iterator[None]:
+    """The examples as modules, ``shown_SLOT``, that a component can name."""
+    for slot in SHOWN:
+        page = ROOT / "docs" / "interfaces" / f"{slot}.md"
+        module = ModuleType(f"shown_{slot}")
+        for block in blocks(page):
+            if block.runs and block.language == "python":
+                exec(compile(block.body, str(page), "exec", dont_inherit=True), vars(module))
+        sys.modules[module.__name__] = module
+    yield
+    for slot in SHOWN:
+        del sys.modules[f"shown_{slot}"]
+
+
+class _Shown(ComponentConformance):
+    """The component that the page of its slot shows."""
+
+    component: ClassVar[str] = "shown"
+    max_examples = 10
+
+    def make_registry(self) -> Registry:
+        settings = create_model(
+            "ShownSettings", __base__=ComponentSettings, name=(Literal["shown"], "shown")
+        )
+        # where pickle looks for it
+        settings.__module__ = f"shown_{self.slot}"
+        sys.modules[settings.__module__].ShownSettings = settings  # type: ignore[attr-defined]
+        factory = f"shown_{self.slot}:{SHOWN[self.slot]}"
+        return registry_with(Component(self.slot, settings, factory, summary="an example"))
+
+
+class TestShownAllocator(_Shown, BlockAllocatorConformance):
+    pass
+
+
+class TestShownEvictor(_Shown, EvictorConformance):
+    pass
+
+
+class TestShownOrder(_Shown, QueueOrderConformance):
+    pass
+
+
+class TestShownVictim(_Shown, VictimConformance):
+    pass
+
+
+class TestShownPreemption(_Shown, PreemptionConformance):
+    pass
+
+
+class TestShownObserver(_Shown, ObserverConformance):
+    def table(self, folder: Path) -> dict[str, str]:
+        return {"name": "shown"}

@@ -1,0 +1,205 @@
+"""Who can wait for ever while others keep coming, and the option that prevents it.
+
+That everybody in a finite workload finishes is part of every property: see
+``test_every_combination.py``. Here the others never stop coming.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+
+from paged_core.engine import Engine
+from paged_core.registry import Registry
+from paged_core.request import Request, SamplingParams
+from paged_core.sequence import SequenceGroup
+from paged_core.testing.memory_engine import build_memory_engine
+from paged_core.testing.workload import simple_request
+
+REGISTRY = Registry.discover()
+STEPS = 400
+STEM = (1, 2, 3, 4, 5, 6, 7, 8)
+"""What the favourites' prompts begin with."""
+
+ORDERS_THAT_STARVE: dict[str, dict[str, Any]] = {
+    "priority": {"aging": 0.02},
+    "sjf": {"aging": 0.2},
+    "edf": {"default_slo": 60.0},
+    "longest_prefix": {"aging": 0.2},
+}
+"""Queue orders under which one can starve, and the options under which none does."""
+
+ORDERS_THAT_DO_NOT = {"fcfs", "hrrn", "fair"}
+
+VICTIMS_THAT_STARVE: dict[str, dict[str, Any]] = {
+    "lowest_priority": {"max_preemptions": 3},
+    "most_blocks": {"max_preemptions": 3},
+}
+VICTIMS_THAT_DO_NOT = {"newest", "fewest_computed"}
+"""Here, where the prefix cache puts nobody ahead."""
+
+TURNS: dict[str, dict[str, Any]] = {
+    "token_budget": {"max_num_seqs": 2, "max_num_batched_tokens": 24},
+    "prefill_or_decode": {"max_num_seqs": 2, "max_num_batched_tokens": 64},
+    "iteration_level": {"max_num_seqs": 2},
+    "static_batch": {"max_num_seqs": 2},
+}
+"""Schedulers with two seats."""
+
+
+def unlucky() -> Request:
+    """What no order prefers: of low priority, long, without a deadline, and alone of its kind."""
+    return Request(
+        id="unlucky",
+        prompt=tuple(range(1000, 1020)),
+        sampling=SamplingParams(max_tokens=4),
+        priority=3,
+        arrival=1.0,
+        tenant="patient",
+    )
+
+
+def favourite(number: int, now: float) -> Request:
+    """Urgent, short, due soon, with a prefix that everybody knows."""
+    return Request(
+        id=f"favourite{number}",
+        prompt=(*STEM, number),
+        sampling=SamplingParams(max_tokens=2),
+        arrival=now,
+        tenant=f"greedy{number % 2}",
+        deadline=now + 5,
+    )
+
+
+def waits(engine: Engine, per_step: int = 1) -> SequenceGroup:
+    """Watch one among favourites, of whom some wait already and so many more come in each step.
+
+    Each takes one of two seats for two steps, so one in each step keeps the engine busy for ever.
+    """
+    coming = count()
+    for _ in range(8):
+        engine.add(favourite(next(coming), 0.0))
+    engine.step()
+    group = engine.add(unlucky())
+    for step in range(1, STEPS):
+        for _ in range(per_step):
+            engine.add(favourite(next(coming), float(step)))
+        engine.step()
+        if group.finished:
+            break
+    return group
+
+
+def engine_of(order: dict[str, Any], scheduler: str) -> Engine:
+    options = TURNS.get(scheduler, {})
+    return build_memory_engine(
+        REGISTRY, queue_order=order, scheduler={"name": scheduler, **options}, num_blocks=32
+    )
+
+
+def test_of_every_order_and_victim_it_is_known_whether_it_starves() -> None:
+    assert ORDERS_THAT_STARVE.keys() | ORDERS_THAT_DO_NOT == REGISTRY.of("queue_order").keys()
+    assert VICTIMS_THAT_STARVE.keys() | VICTIMS_THAT_DO_NOT == REGISTRY.of("victim").keys()
+    assert TURNS.keys() == REGISTRY.of("scheduler").keys()
+
+
+@pytest.mark.parametrize("scheduler", sorted(TURNS))
+@pytest.mark.parametrize("order", sorted(ORDERS_THAT_STARVE))
+def test_one_starves_while_better_ones_keep_coming(order: str, scheduler: str) -> None:
+    group = waits(engine_of({"name": order}, scheduler))
+    assert not group.finished
+    assert not group.sequences[0].output
+
+
+@pytest.mark.parametrize("scheduler", sorted(TURNS))
+@pytest.mark.parametrize("order", sorted(ORDERS_THAT_STARVE))
+def test_nobody_starves_with_the_option_against_it(order: str, scheduler: str) -> None:
+    group = waits(engine_of({"name": order, **ORDERS_THAT_STARVE[order]}, scheduler))
+    assert len(group.sequences[0].output) == 4
+
+
+@pytest.mark.parametrize("scheduler", sorted(TURNS))
+@pytest.mark.parametrize("order", sorted(ORDERS_THAT_DO_NOT))
+def test_nobody_starves_under_the_others(order: str, scheduler: str) -> None:
+    group = waits(engine_of({"name": order}, scheduler))
+    assert len(group.sequences[0].output) == 4
+
+
+def test_the_highest_response_ratio_lets_one_starve_only_while_too_much_comes() -> None:
+    """A request twice as large as the others gets its turn unless twice of what fits comes."""
+    order = {"name": "hrrn"}
+    assert not waits(engine_of(order, "token_budget"), per_step=2).finished
+    assert waits(engine_of(order, "token_budget"), per_step=1).finished
+
+
+def is_pushed_out(victim: dict[str, Any], threshold: int) -> SequenceGroup:
+    """Watch a large, unimportant request among small ones in a pool that is always too small."""
+    engine = build_memory_engine(
+        REGISTRY,
+        block_allocator="uncached",
+        victim=victim,
+        scheduler={
+            "name": "token_budget",
+            "max_num_seqs": 8,
+            "long_prefill_token_threshold": threshold,
+        },
+        num_blocks=14,
+        block_size=2,
+    )
+    for number in range(3):
+        engine.add(simple_request(f"first{number}", 2, 16))
+    engine.step()
+    group = engine.add(simple_request("large", 16, 8, priority=5))
+    for number in range(STEPS):
+        engine.add(simple_request(f"small{number}", 2, 16))
+        engine.step()
+        if group.finished:
+            break
+    return group
+
+
+@pytest.mark.parametrize("victim", sorted(VICTIMS_THAT_STARVE))
+def test_one_starves_whose_prompt_is_pushed_out_before_it_is_computed(victim: str) -> None:
+    group = is_pushed_out({"name": victim}, threshold=2)
+    assert not group.finished
+    assert group.num_preemptions > 10
+
+
+@pytest.mark.parametrize("victim", sorted(VICTIMS_THAT_STARVE))
+def test_whoever_is_spared_in_the_end_finishes(victim: str) -> None:
+    group = is_pushed_out({"name": victim, **VICTIMS_THAT_STARVE[victim]}, threshold=2)
+    assert len(group.sequences[0].output) == 8
+
+
+@pytest.mark.parametrize("victim", sorted(REGISTRY.of("victim")))
+def test_a_prompt_computed_in_one_step_gets_on_each_time(victim: str) -> None:
+    group = is_pushed_out({"name": victim}, threshold=0)
+    assert len(group.sequences[0].output) == 8
+
+
+@pytest.mark.parametrize("victim", sorted(VICTIMS_THAT_DO_NOT))
+def test_nobody_is_pushed_out_for_ever_by_the_others(victim: str) -> None:
+    group = is_pushed_out({"name": victim}, threshold=2)
+    assert len(group.sequences[0].output) == 8
+
+
+@pytest.mark.parametrize("scheduler", sorted(TURNS))
+def test_nobody_gives_way_who_was_admitted_to_run_to_the_end(scheduler: str) -> None:
+    """Not even for a better one that waits, and not for a seat."""
+    engine = build_memory_engine(
+        REGISTRY,
+        queue_order="priority",
+        preemption="never",
+        scheduler={"name": scheduler, **TURNS[scheduler]},
+    )
+    worse = engine.add(simple_request("worse", 5, 20, n=2, priority=5))
+    engine.step()
+    better = engine.add(simple_request("better", 5, 2))
+    while not worse.finished:
+        assert better.first_token_at is None
+        engine.step()
+    while not better.finished:
+        engine.step()
+    assert (worse.num_preemptions, better.num_preemptions) == (0, 0)
