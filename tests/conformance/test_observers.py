@@ -13,3 +13,10 @@ class TestDecisionLog(ObserverConformance):
 
     def table(self, folder: Path) -> dict[str, Any]:
         return {"name": "decision_log", "path": str(folder / "decisions.jsonl")}
+
+
+class TestChromeTrace(ObserverConformance):
+    component = "chrome_trace"
+
+    def table(self, folder: Path) -> dict[str, Any]:
+        return {"name": "chrome_trace", "path": str(folder / "trace.json")}

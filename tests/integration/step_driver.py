@@ -45,9 +45,6 @@ def settings(folder: Path | str, **changes: Any) -> Any:
     return SimpleNamespace(**(values | changes))
 
 
-RUNNERS = ("transformers", "native")
-
-
 def load_runner(chosen: Any, name: str = "transformers") -> Runner:
     parts = RunnerParts(settings=chosen)
     runner: Runner = (

@@ -22,6 +22,7 @@ from paged_backends.runners.settings import NativeSettings
 from paged_core.errors import SettingsError
 from paged_core.interfaces.runner import Runner, RunnerParts
 from paged_core.layer import LayerSpec
+from paged_core.model_size import ModelSize
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
@@ -122,6 +123,18 @@ class NativeRunner(Runner):
     def eos_token_ids(self) -> frozenset[int]:
         """As the checkpoint's generation settings say, or else its configuration."""
         return self._config.eos_token_ids
+
+    def model_size(self) -> ModelSize:
+        """Count the weights of all products."""
+        config = self._config
+        hidden, heads, kv_heads = config.hidden_size, config.num_heads, config.num_kv_heads
+        attention = 2 * (heads + kv_heads) * config.head_dim * hidden
+        feed_forward = (3 if config.gated else 2) * hidden * config.intermediate_size
+        return ModelSize(
+            layer_weights=len(config.layers) * (attention + feed_forward),
+            head_weights=config.vocab_size * config.embedding_size,
+            layers=tuple(self._layers),
+        )
 
     # ------------------------------------------------------------------ running
 

@@ -29,6 +29,7 @@ from paged_backends.runners.trial_run import try_out
 from paged_core.errors import SettingsError, UnsupportedModel
 from paged_core.interfaces.runner import Runner, RunnerParts
 from paged_core.layer import LayerSpec
+from paged_core.model_size import ModelSize
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
@@ -87,6 +88,19 @@ class TransformersRunner(Runner):
     def eos_token_ids(self) -> frozenset[int]:
         """As the checkpoint's generation settings say, or else its configuration."""
         return self._eos_token_ids
+
+    def model_size(self) -> ModelSize:
+        """Count the weights of all matrices but the tables that tokens are looked up in."""
+        tables = {
+            id(module.weight) for module in self._base.modules() if isinstance(module, nn.Embedding)
+        }
+        matrices = [p for p in self._base.parameters() if p.ndim > 1 and id(p) not in tables]
+        head = self._head.get_output_embeddings()
+        return ModelSize(
+            layer_weights=sum(matrix.numel() for matrix in matrices),
+            head_weights=0 if head is None else head.weight.numel(),
+            layers=tuple(self._layers),
+        )
 
     # ------------------------------------------------------------------ loading
 

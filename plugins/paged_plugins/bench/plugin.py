@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_core.component import Command
+from paged_core.component import Command, Component
 from paged_core.hookspecs import hookimpl
+from paged_plugins.bench.settings import ChromeTraceSettings
+
+
+@hookimpl
+def paged_core_components() -> Iterator[Component]:
+    yield Component(
+        "observers",
+        ChromeTraceSettings,
+        "paged_plugins.bench.chrome_trace:ChromeTrace",
+        summary="writes a trace of steps and requests that Chrome's viewer opens",
+    )
 
 
 @hookimpl

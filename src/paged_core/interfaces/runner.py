@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from paged_core.layer import LayerSpec
+from paged_core.model_size import ModelSize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,3 +66,11 @@ class Runner(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor, /) -> Tensor:
         """Return logits [R, vocab_size] float32 of the rows [R, hidden] that draw a token."""
+
+
+@runtime_checkable
+class SupportsModelSize(Protocol):
+    """A runner, or an executor, that knows how large its model is; what measures asks for it."""
+
+    def model_size(self) -> ModelSize | None:
+        """Return it once loaded; ``None``: it is not known."""

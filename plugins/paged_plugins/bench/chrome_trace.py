@@ -1,0 +1,99 @@
+"""A trace of steps in the format that Chrome's viewer (``chrome://tracing``) and Perfetto open."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from paged_core.errors import SettingsError
+from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
+from paged_core.sequence import SequenceGroup
+from paged_plugins.bench.settings import ChromeTraceSettings
+
+_ORDER = ("schedule", "prepare", "model", "sample", "apply")
+
+
+class ChromeTrace(Observer):
+    """Steps with their phases in one process, the life of every request in another.
+
+    The file is written when the engine closes.
+
+    Raises:
+        SettingsError: the file cannot be written.
+    """
+
+    def __init__(self, options: ChromeTraceSettings, parts: ObserverParts, /) -> None:
+        self._path = options.path
+        self._events: list[dict[str, Any]] = []
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.touch()
+        except OSError as error:
+            raise SettingsError(f"chrome_trace.path: cannot write {self._path}: {error}") from None
+
+    def on_step(self, step: StepRecord, /) -> None:
+        """Add a bar for the step and one for each of its phases, one after another."""
+        begin = step.now
+        total = sum(step.seconds.values())
+        details = {
+            "tokens": sum(step.scheduled.values()),
+            "sequences": len(step.scheduled),
+            "preempted": len(step.preempted),
+            "waiting": len(step.queues.waiting),
+            "free_blocks": step.free_blocks,
+        }
+        self._bar(f"step {step.number}", begin, total, details)
+        for phase in _ORDER:
+            if phase in step.seconds:
+                self._bar(phase, begin, step.seconds[phase])
+                begin += step.seconds[phase]
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        """Add the life of a request that has ended."""
+        if event == "finished" and group.finished_at is not None:
+            self._events.append(
+                {
+                    "name": f"request {group.id}",
+                    "cat": "request",
+                    "ph": "X",
+                    "pid": 2,
+                    "tid": group.number,
+                    "ts": _microseconds(group.arrival),
+                    "dur": _microseconds(group.finished_at - group.arrival),
+                    "args": {
+                        "prompt": len(group.request.prompt),
+                        "cached": group.num_cached,
+                        "preemptions": group.num_preemptions,
+                    },
+                }
+            )
+
+    def close(self) -> None:
+        """Write all that was seen."""
+        names = {1: "engine", 2: "requests"}
+        labels = [
+            {"name": "process_name", "ph": "M", "pid": number, "tid": 0, "args": {"name": name}}
+            for number, name in names.items()
+        ]
+        trace = {"traceEvents": [*labels, *self._events], "displayTimeUnit": "ms"}
+        self._path.write_text(json.dumps(trace) + "\n", "utf-8")
+
+    def _bar(
+        self, name: str, begin: float, seconds: float, args: dict[str, Any] | None = None
+    ) -> None:
+        self._events.append(
+            {
+                "name": name,
+                "cat": "step",
+                "ph": "X",
+                "pid": 1,
+                "tid": 0,
+                "ts": _microseconds(begin),
+                "dur": _microseconds(seconds),
+                "args": args or {},
+            }
+        )
+
+
+def _microseconds(seconds: float) -> float:
+    return round(1e6 * seconds, 1)

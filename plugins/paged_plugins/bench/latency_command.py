@@ -1,0 +1,74 @@
+"""``paged-core bench latency``: how long a batch takes from its first token in to its last out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any
+
+import typer
+
+from paged_core.cli.options import Given
+from paged_core.cli.output import print_json, print_table
+from paged_plugins.bench.machine import machine
+from paged_plugins.bench.measurement import percentiles
+from paged_plugins.bench.progress import progress
+from paged_plugins.bench.throughput_command import open_bench
+from paged_plugins.bench.workloads import drawn
+
+
+def latency_command(
+    given: Given,
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests that come at once.")] = 1,
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
+    output_len: Annotated[int, typer.Option(min=1, help="Tokens that each generates.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Batches, one after another.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the same JSON to a file.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a trace of all steps that Chrome's viewer opens."),
+    ] = None,
+) -> None:
+    """Measure one batch at a time: until its first token, between tokens, and as a whole."""
+    workload = drawn(batch_size, (input_len, input_len), (output_len, output_len))
+    with (
+        open_bench(given, [workload], trace=trace) as bench,
+        progress(repeats, "measuring") as done,
+    ):
+        runs = []
+        for turn in range(repeats):
+            runs.append(bench.run(workload.items(turn, vocab_size=bench.vocab_size)))
+            done()
+        found: dict[str, Any] = {
+            "machine": machine(),
+            "model": bench.llm.settings.model,
+            "dtype": bench.dtype,
+            "batch_size": batch_size,
+            "input_len": input_len,
+            "output_len": output_len,
+            "repeats": repeats,
+            "mean_ms": round(1000 * mean(run.elapsed for run in runs), 3),
+            "latency_ms": percentiles([run.elapsed for run in runs]),
+            "ttft_ms": percentiles([value for run in runs for value in run.first_token]),
+            "tpot_ms": percentiles([value for run in runs for value in run.per_token]),
+        }
+    if output is not None:
+        output.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+    if as_json:
+        print_json(found)
+        return
+    title = (
+        f"{found['model']} in {found['dtype'] or 'no format'}: {batch_size} at once, "
+        f"{input_len} tokens in, {output_len} out, {repeats} times\n"
+        f"{found['machine']['cpu']}, {found['machine']['cores']} cores"
+    )
+    named = {"whole": "latency_ms", "first token": "ttft_ms", "per token": "tpot_ms"}
+    print_table(
+        title,
+        ["milliseconds", "p50", "p90", "p99"],
+        [[name, *(f"{value:.2f}" for value in found[key].values())] for name, key in named.items()],
+    )

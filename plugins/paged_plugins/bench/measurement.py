@@ -1,0 +1,229 @@
+"""Runs workloads on an engine and says what they took."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Any, Self
+
+from paged_core.errors import EngineError, SettingsError
+from paged_core.generation import Generation
+from paged_core.interfaces.runner import SupportsModelSize
+from paged_core.llm import LLM
+from paged_core.model_size import ModelSize
+from paged_core.request import SamplingParams
+from paged_plugins.bench.memory_peak import forget_peak, peak_memory
+from paged_plugins.bench.roofline import least_seconds, measure_rates
+from paged_plugins.bench.workloads import Item, Workload
+
+_ANY_VOCABULARY = 10_000
+_PHASES = ("schedule", "prepare", "model", "sample", "apply")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One repeat of a workload."""
+
+    elapsed: float
+    """Seconds from the first request handed in to the last token; text is made afterwards."""
+    seconds: dict[str, float]
+    """By phase, and ``detokenise``; what is left of ``elapsed`` is ``other``."""
+    num_steps: int
+    first_token: list[float]
+    """Seconds from arrival, per request."""
+    per_token: list[float]
+    """Seconds between its tokens, per request that has several."""
+    outputs: list[list[int]]
+
+
+@dataclass(slots=True)
+class Bench:
+    """One engine under measurement; closing it, or leaving its ``with``, closes the engine."""
+
+    llm: LLM
+    load_peak: int = field(default_factory=peak_memory)
+    """Bytes that starting the engine took at most."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.llm.close()
+
+    @property
+    def dtype(self) -> str | None:
+        """What the model computes in; ``None``: there is no model."""
+        size = self._size()
+        return size.layers[0].dtype if size else None
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self.llm.engine.capacity.vocab_size or _ANY_VOCABULARY
+
+    def check_room(self, workloads: Sequence[Workload]) -> None:
+        """See that every request fits before any is run.
+
+        Raises:
+            SettingsError: the longest does not.
+        """
+        limit = self.llm.engine.capacity.max_model_len
+        for workload in workloads:
+            longest = max(len(item.prompt) + item.num_output for item in workload.items())
+            if longest > limit:
+                raise SettingsError(
+                    f"workload {workload.name} has a request of {longest} tokens, and the engine "
+                    f"serves {limit}; take a model with more positions, raise max_model_len or "
+                    "num_blocks, or draw a shorter workload with --num-requests"
+                )
+
+    def warm_up(self) -> None:
+        """Run two short requests, so that nothing is done for the first time while measured."""
+        self.run([Item([place % self.vocab_size for place in range(24)], 4)] * 2)
+
+    def run(self, items: Sequence[Item], advance: Callable[[], None] = lambda: None) -> Run:
+        """Complete ``items`` as one batch, greedily and whatever ends a sequence.
+
+        Args:
+            advance: called once for each request that ends.
+
+        Raises:
+            RequestError: an item does not fit the engine.
+            EngineError: a request failed.
+        """
+        llm = self.llm
+        before = dict(llm.engine.seconds)
+        num_steps = llm.engine.num_steps
+        started = perf_counter()
+        generations = llm.submit(
+            [item.prompt for item in items],
+            [SamplingParams(max_tokens=item.num_output, ignore_eos=True) for item in items],
+        )
+        for _ in llm.run(generations):
+            advance()
+        elapsed = perf_counter() - started
+        outputs = [generation.output() for generation in generations]
+        detokenise = perf_counter() - started - elapsed
+        _check(generations, items)
+        seconds = {
+            phase: llm.engine.seconds.get(phase, 0.0) - before.get(phase, 0.0) for phase in _PHASES
+        }
+        seconds["other"] = max(0.0, elapsed - sum(seconds.values()))
+        seconds["detokenise"] = detokenise
+        first, each = [], []
+        for output, item in zip(outputs, items, strict=True):
+            times = output.metrics
+            assert times.first_token is not None
+            assert times.finished is not None
+            first.append(times.first_token - times.arrival)
+            if item.num_output > 1:
+                each.append((times.finished - times.first_token) / (item.num_output - 1))
+        return Run(
+            elapsed=elapsed,
+            seconds=seconds,
+            num_steps=llm.engine.num_steps - num_steps,
+            first_token=first,
+            per_token=each,
+            outputs=[output.outputs[0].token_ids for output in outputs],
+        )
+
+    def measure(
+        self,
+        workload: Workload,
+        *,
+        repeats: int,
+        roofline: bool = True,
+        advance: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
+        """Return the row of figures of a workload: medians over the repeats."""
+        forget_peak()
+        items = [workload.items(turn, vocab_size=self.vocab_size) for turn in range(repeats)]
+        runs = [self.run(some, advance) for some in items]
+        peak = max(self.load_peak, peak_memory())
+        return {
+            **self._of_runs(workload, items[0], runs),
+            "peak_memory_bytes": peak,
+            "roofline": self._roofline(items[0], runs) if roofline else None,
+        }
+
+    def _of_runs(
+        self, workload: Workload, items: Sequence[Item], runs: list[Run]
+    ) -> dict[str, Any]:
+        num_output = sum(item.num_output for item in items)
+        num_input = sum(len(item.prompt) for item in items)
+        elapsed = median(run.elapsed for run in runs)
+        phases = {
+            phase: round(median(run.seconds[phase] for run in runs), 6) for phase in runs[0].seconds
+        }
+        digest = hashlib.sha1(json.dumps(runs[0].outputs).encode(), usedforsecurity=False)
+        return {
+            "workload": workload.name,
+            "model": self.llm.settings.model,
+            "dtype": self.dtype,
+            "requests": len(items),
+            "input_tokens": num_input,
+            "output_tokens": num_output,
+            "repeats": len(runs),
+            "elapsed_s": round(elapsed, 4),
+            "elapsed_s_min_max": [round(f(run.elapsed for run in runs), 4) for f in (min, max)],
+            "output_tokens_per_s": round(num_output / elapsed, 1),
+            "total_tokens_per_s": round((num_input + num_output) / elapsed, 1),
+            "ttft_ms": percentiles([value for run in runs for value in run.first_token]),
+            "tpot_ms": percentiles([value for run in runs for value in run.per_token]),
+            "steps": round(median(run.num_steps for run in runs)),
+            "seconds": phases,
+            "digest": digest.hexdigest()[:10],
+        }
+
+    def _roofline(self, items: Sequence[Item], runs: list[Run]) -> dict[str, Any] | None:
+        size = self._size()
+        if size is None:
+            return None
+        rates = measure_rates(size.layers[0].dtype, size.layers[0].device)
+        least = least_seconds(items, size, rates, _num_shared(items))
+        num_output = sum(item.num_output for item in items)
+        return {
+            "ceiling_tokens_per_s": round(num_output / least, 1),
+            "share": round(least / median(run.elapsed for run in runs), 3),
+            "read_bytes_per_s": round(rates.read),
+            "operations_per_s": round(rates.sums),
+        }
+
+    def _size(self) -> ModelSize | None:
+        executor = self.llm.engine.executor
+        return executor.model_size() if isinstance(executor, SupportsModelSize) else None
+
+
+def _check(generations: Sequence[Generation], items: Sequence[Item]) -> None:
+    for generation, item in zip(generations, items, strict=True):
+        sequence = generation.group.sequences[0]
+        if sequence.error is not None or len(sequence.output) != item.num_output:
+            raise EngineError(
+                f"request {generation.group.id} ended after {len(sequence.output)} of "
+                f"{item.num_output} tokens ({sequence.error or sequence.finish_reason}); raise "
+                "max_model_len or num_blocks"
+            )
+
+
+def _num_shared(items: Sequence[Item]) -> int:
+    """Return how many leading tokens all prompts have in common."""
+    if len(items) < 2:
+        return 0
+    count = 0
+    for tokens in zip(*(item.prompt for item in items), strict=False):
+        if len(set(tokens)) > 1:
+            break
+        count += 1
+    return count
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    """Return p50, p90 and p99 in milliseconds."""
+    if len(values) < 2:
+        values = values * 2 or [0.0, 0.0]
+    cuts = quantiles(values, n=100, method="inclusive")
+    return {f"p{share}": round(1000 * cuts[share - 1], 2) for share in (50, 90, 99)}

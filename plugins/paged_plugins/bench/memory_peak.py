@@ -1,0 +1,29 @@
+"""The most memory that this process has held."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+def peak_memory() -> int:
+    """Return the largest resident size in bytes since the start or :func:`forget_peak`."""
+    if _STATUS.is_file():
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1 << 10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def forget_peak() -> None:
+    """Count from now on; where the system cannot, the peak stays that since the start."""
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return

@@ -1,0 +1,87 @@
+"""What a workload must take at the least: its bytes at the read rate, its sums at the matrix rate.
+
+The rates are measured on the spot, because those of a shared machine wander. A step can be no
+faster than reading every weight and every cached key and value once, nor than its arithmetic; the
+best schedule computes all prompts first, shared tokens once, and then everyone decodes together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+from paged_core.model_size import ModelSize
+from paged_plugins.bench.workloads import Item
+
+_READ_BYTES = 1 << 29
+"""More than any processor's caches hold."""
+_REPEATS = 3
+_WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What the machine does at best, with the threads that torch uses now."""
+
+    read: float
+    """Bytes per second."""
+    sums: float
+    """Floating-point operations per second of a product of large matrices."""
+
+
+def measure_rates(dtype: str, device: str) -> Rates:
+    """Measure reading and multiplying; takes about a second."""
+    import torch
+
+    kind = getattr(torch, dtype)
+    numbers = torch.ones(_READ_BYTES // 4, device=device)
+    summing = _seconds(numbers.sum, device)
+    matrix = numbers.view(kind).view(-1, 1024)
+    vector = torch.ones(1, 1024, dtype=kind, device=device)
+    multiplying = _seconds(lambda: torch.mm(vector, matrix.T), device)
+    size = 2048
+    left, right = (torch.ones(size, size, dtype=kind, device=device) for _ in range(2))
+    product = _seconds(lambda: left @ right, device)
+    return Rates(_READ_BYTES / min(summing, multiplying), 2 * size**3 / product)
+
+
+def _seconds(work: Callable[[], object], device: str) -> float:
+    import torch
+
+    def once() -> float:
+        started = perf_counter()
+        work()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        return perf_counter() - started
+
+    once()
+    return median(once() for _ in range(_REPEATS))
+
+
+def least_seconds(items: Sequence[Item], model: ModelSize, rates: Rates, num_shared: int) -> float:
+    """Return the least time that ``items`` can take.
+
+    Args:
+        num_shared: tokens that all prompts begin with, which need to be computed once.
+    """
+    layers, head = model.layer_weights, model.head_weights
+    again = num_shared * (len(items) - 1)
+    computed = sum(len(item.prompt) for item in items) - again
+    attended = sum(len(item.prompt) ** 2 for item in items) / 2 - again * num_shared / 2
+    weights = (layers + head) * _WIDTH[model.layers[0].dtype]
+
+    def seconds(sums: float, num_attended: float, num_read: float) -> float:
+        operations = 2 * sums + model.attention_operations * num_attended
+        num_bytes = weights + model.cache_bytes_per_token * num_read
+        return max(operations / rates.sums, num_bytes / rates.read)
+
+    total = seconds(layers * computed + head * len(items), attended, 0)
+    for step in range(1, max(item.num_output for item in items)):
+        running = [item for item in items if item.num_output > step]
+        context = sum(len(item.prompt) + step for item in running)
+        distinct = context - num_shared * (len(running) - 1)
+        total += seconds((layers + head) * len(running), context, distinct)
+    return total

@@ -1,0 +1,177 @@
+"""``paged-core bench throughput``: what a workload takes, and where the time goes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paged_core.cli.options import Given
+from paged_core.cli.output import print_table
+from paged_core.errors import SettingsError
+from paged_plugins.bench.machine import machine
+from paged_plugins.bench.measurement import Bench
+from paged_plugins.bench.progress import progress
+from paged_plugins.bench.workloads import NAMED, Workload, drawn
+
+_WORKLOADS = "; ".join(f"{name}: {workload.summary}" for name, workload in NAMED.items())
+
+
+def throughput_command(
+    given: Given,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=f"May be repeated or separated by commas. {_WORKLOADS}."),
+    ] = None,
+    num_requests: Annotated[
+        int | None, typer.Option(min=1, help="Draw a workload of so many requests instead.")
+    ] = None,
+    input_len: Annotated[
+        str, typer.Option(metavar="MIN:MAX", help="Tokens of each prompt of a drawn workload.")
+    ] = "128",
+    output_len: Annotated[
+        str, typer.Option(metavar="MIN:MAX", help="Tokens that each of its requests generates.")
+    ] = "64",
+    shared_prefix: Annotated[
+        int, typer.Option(min=0, help="Tokens that all of its prompts begin with, besides.")
+    ] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="The median of so many runs.")] = 3,
+    roofline: Annotated[
+        bool, typer.Option(help="Measure the machine's limits after each workload, a second each.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per workload.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the same JSON to a file.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a trace of all steps that Chrome's viewer opens."),
+    ] = None,
+) -> None:
+    """Measure workloads on an engine: tokens per second, latencies, memory, time by phase.
+
+    Greedy, whatever ends a sequence, from token ids to token ids; making text of them is measured
+    beside. Two short requests run first. Each repeat has other tokens, so that none finds the
+    cached prefixes of another. The share of the roofline compares with the least time that the
+    workload can take on this machine, whose limits are measured on the spot.
+    """
+    drawing = None
+    if num_requests is not None:
+        bounds = (_range("input-len", input_len), _range("output-len", output_len))
+        drawing = drawn(num_requests, *bounds, shared_prefix)
+    chosen = chosen_workloads(workload, drawing)
+    rows = []
+    with open_bench(given, chosen, trace=trace) as bench:
+        total = repeats * sum(len(some.items()) for some in chosen)
+        with progress(total, "measuring") as advance:
+            for some in chosen:
+                rows.append(
+                    bench.measure(some, repeats=repeats, roofline=roofline, advance=advance)
+                )
+                if as_json:
+                    sys.stdout.write(json.dumps(rows[-1]) + "\n")
+                    sys.stdout.flush()
+    if output is not None:
+        output.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    if not as_json:
+        _print(rows)
+
+
+def chosen_workloads(names: Sequence[str] | None, drawing: Workload | None) -> list[Workload]:
+    """Return the workloads that were named, and the one that was drawn; without either, W1 to W4.
+
+    Raises:
+        SettingsError: there is none of that name.
+    """
+    listed = [part for name in names or () for part in name.split(",") if part]
+    unknown = [name for name in listed if name not in NAMED]
+    if unknown:
+        raise SettingsError(f"no workload is called {unknown[0]!r}; there are {', '.join(NAMED)}")
+    chosen = [NAMED[name] for name in listed]
+    if drawing is not None:
+        chosen.append(drawing)
+    return chosen or list(NAMED.values())
+
+
+def open_bench(
+    given: Given, workloads: Sequence[Workload], *, trace: Path | None = None, **overrides: Any
+) -> Bench:
+    """Start an engine that the longest request fits, and warm it up."""
+    from paged_core.llm import LLM
+
+    if trace is not None:
+        observers = [
+            options.model_dump(mode="json") for options in given.resolve().settings.observers
+        ]
+        overrides["observers"] = [*observers, {"name": "chrome_trace", "path": str(trace)}]
+    resolved = given.resolve(**overrides)
+    bench = Bench(LLM.from_settings(resolved.settings, resolved.registry))
+    try:
+        bench.check_room(workloads)
+        bench.warm_up()
+    except BaseException:
+        bench.llm.close()
+        raise
+    return bench
+
+
+def _range(option: str, text: str) -> tuple[int, int]:
+    """Return both ends of ``MIN:MAX``; one number is both."""
+    parts = text.split(":")
+    try:
+        low, high = int(parts[0]), int(parts[-1])
+    except ValueError:
+        low, high = 0, 0
+    if len(parts) > 2 or not 1 <= low <= high:
+        raise SettingsError(f"--{option} is MIN:MAX, two whole numbers from 1 on, not {text!r}")
+    return low, high
+
+
+def _print(rows: Sequence[Mapping[str, Any]]) -> None:
+    computer = machine()
+    first = rows[0]
+    title = (
+        f"{first['model']} in {first['dtype'] or 'no format'}, median of {first['repeats']}\n"
+        f"{computer['cpu']}, {computer['cores']} cores, {computer['python']}"
+    )
+    columns = ["workload", "requests", "seconds", "output tokens/s", "total tokens/s"]
+    columns += ["first token ms p50/p90/p99", "per token ms p50/p90/p99", "peak MiB", "of ceiling"]
+    print_table(title, columns, [_figures(row) for row in rows])
+    phases = list(first["seconds"])
+    print_table(
+        "\nMilliseconds per step, by phase",
+        ["workload", "steps", *phases],
+        [
+            [
+                row["workload"],
+                row["steps"],
+                *(f"{1000 * row['seconds'][phase] / row['steps']:.3f}" for phase in phases),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _figures(row: Mapping[str, Any]) -> list[object]:
+    roofline = row["roofline"]
+    return [
+        row["workload"],
+        row["requests"],
+        f"{row['elapsed_s']:.2f}",
+        row["output_tokens_per_s"],
+        row["total_tokens_per_s"],
+        *(
+            "/".join(
+                f"{value:.0f}" if value >= 100 else f"{value:.1f}" for value in row[key].values()
+            )
+            for key in ("ttft_ms", "tpot_ms")
+        ),
+        row["peak_memory_bytes"] >> 20,
+        f"{100 * roofline['share']:.0f}% of {roofline['ceiling_tokens_per_s']:.0f}"
+        if roofline
+        else "unknown",
+    ]

@@ -1,0 +1,182 @@
+"""Workloads, the roofline's arithmetic, and the commands that run them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paged_core.cli import main
+from paged_core.layer import LayerSpec
+from paged_core.model_size import ModelSize
+from paged_plugins.bench.memory_peak import forget_peak, peak_memory
+from paged_plugins.bench.roofline import Rates, least_seconds, measure_rates
+from paged_plugins.bench.workloads import NAMED, Item, drawn
+
+Capture = pytest.CaptureFixture[str]
+
+LAYER = LayerSpec(
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    scale=1.0,
+    dtype="bfloat16",
+    device="cpu",
+    block_size=16,
+)
+SIZE = ModelSize(layer_weights=1000, head_weights=500, layers=(LAYER, LAYER))
+
+
+class TestWorkloads:
+    @pytest.mark.parametrize(
+        ("name", "requests", "shortest", "longest", "outputs"),
+        [
+            ("W1", 32, 64, 512, (32, 128)),
+            ("W2", 16, 32, 32, (128, 128)),
+            ("W3", 24, 544, 544, (32, 32)),
+            ("W4", 1, 128, 128, (64, 64)),
+        ],
+    )
+    def test_named(
+        self, name: str, requests: int, shortest: int, longest: int, outputs: tuple[int, int]
+    ) -> None:
+        items = NAMED[name].items()
+        assert len(items) == requests
+        assert all(shortest <= len(item.prompt) <= longest for item in items)
+        assert all(outputs[0] <= item.num_output <= outputs[1] for item in items)
+
+    def test_the_first_tokens_are_those_that_others_measure_with(self) -> None:
+        assert NAMED["W2"].items()[0].prompt[:4] == [6311, 6890, 663, 4242]
+        assert [len(NAMED["W1"].items()[place].prompt) for place in (0, 1)] == [496, 437]
+
+    def test_repeats_have_other_tokens_and_the_same_lengths(self) -> None:
+        first, second = (NAMED["W1"].items(turn) for turn in (0, 1))
+        assert [len(item.prompt) for item in first] == [len(item.prompt) for item in second]
+        assert all(
+            one.prompt[0] != other.prompt[0] for one, other in zip(first, second, strict=True)
+        )
+
+    def test_token_ids_fit_a_small_vocabulary(self) -> None:
+        assert max(max(item.prompt) for item in NAMED["W1"].items(vocab_size=300)) < 300
+
+    def test_requests_share_a_prefix(self) -> None:
+        items = drawn(3, (4, 4), (2, 5), num_shared=10).items()
+        assert len({tuple(item.prompt[:10]) for item in items}) == 1
+        assert len({tuple(item.prompt) for item in items}) == 3
+        assert all(len(item.prompt) == 14 and 2 <= item.num_output <= 5 for item in items)
+
+
+class TestRoofline:
+    def test_reading_bounds_one_stream(self) -> None:
+        rates = Rates(read=1e6, sums=1e15)
+        cache = SIZE.cache_bytes_per_token
+        assert cache == 2 * 2 * 2 * 8 * 2
+        expected = 2 * 1500 / 1e6 + (2 * 1500 + 4 * cache) / 1e6
+        assert least_seconds([Item([1, 2, 3], 2)], SIZE, rates, 0) == pytest.approx(expected)
+
+    def test_arithmetic_bounds_long_prompts(self) -> None:
+        rates = Rates(read=1e15, sums=1e6)
+        sums = 2 * (1000 * 10 + 500) + SIZE.attention_operations * 50
+        assert least_seconds([Item([1] * 10, 1)], SIZE, rates, 0) == pytest.approx(sums / 1e6)
+
+    def test_a_shared_prefix_is_computed_once(self) -> None:
+        rates = Rates(read=1e15, sums=1e6)
+        items = [Item([1] * 10, 1), Item([1] * 10, 1)]
+        apart = least_seconds(items, SIZE, rates, 0)
+        together = least_seconds(items, SIZE, rates, 8)
+        saved = 2 * 1000 * 8 + SIZE.attention_operations * 32
+        assert apart - together == pytest.approx(saved / 1e6)
+
+    def test_rates_are_those_of_a_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("paged_plugins.bench.roofline._READ_BYTES", 1 << 20)
+        rates = measure_rates("float32", "cpu")
+        assert rates.read > 0
+        assert rates.sums > 0
+
+
+def test_memory_is_counted_anew() -> None:
+    held = bytearray(1 << 26)
+    assert peak_memory() >= len(held)
+    del held
+    before = peak_memory()
+    forget_peak()
+    assert 0 < peak_memory() <= before
+
+
+def run(capsys: Capture, *argv: str, status: int = 0) -> str:
+    assert main(["bench", *argv], {"PATH": ""}) == status
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    return err if status else out
+
+
+SMALL = ("--num-requests", "3", "--input-len", "4:9", "--output-len", "2:4", "--threads", "1")
+KEYS = {
+    *("workload", "model", "dtype", "requests", "elapsed_s", "output_tokens_per_s"),
+    *("total_tokens_per_s", "ttft_ms", "tpot_ms", "peak_memory_bytes", "seconds", "roofline"),
+}
+
+
+class TestThroughput:
+    def test_rows(self, capsys: Capture, tmp_path: Path) -> None:
+        out = run(
+            *(capsys, "throughput", *SMALL, "--repeats", "2", "--no-roofline", "--json"),
+            *("--output", str(tmp_path / "rows"), "--trace", str(tmp_path / "trace")),
+        )
+        (row,) = [json.loads(line) for line in out.splitlines()]
+        assert set(row) >= KEYS
+        assert row["workload"] == "drawn"
+        assert row["requests"] == 3
+        assert row["dtype"] == "float32"
+        assert set(row["ttft_ms"]) == set(row["tpot_ms"]) == {"p50", "p90", "p99"}
+        assert set(row["seconds"]) >= {"schedule", "prepare", "model", "sample", "detokenise"}
+        assert (tmp_path / "rows").read_text() == out
+        assert_trace(tmp_path / "trace", row["steps"])
+
+    def test_table(self, capsys: Capture) -> None:
+        out = run(capsys, "throughput", *SMALL, "--repeats", "1", "--no-roofline")
+        assert "drawn" in out
+        assert "Milliseconds per step" in out
+
+    @pytest.mark.parametrize(
+        ("argv", "message"),
+        [
+            (("--workload", "W9"), "no workload is called 'W9'"),
+            (("--num-requests", "1", "--input-len", "9:3"), "--input-len is MIN:MAX"),
+            (("--num-requests", "1", "--output-len", "x"), "--output-len is MIN:MAX"),
+            (("--workload", "W1", "--max-model-len", "64"), "the engine serves 64"),
+        ],
+    )
+    def test_errors(self, argv: tuple[str, ...], message: str, capsys: Capture) -> None:
+        assert message in run(capsys, "throughput", *argv, status=2)
+
+    def test_named_workloads_run_without_a_model(self, capsys: Capture) -> None:
+        out = run(
+            *(capsys, "throughput", "--workload", "W2,W4", "--repeats", "1", "--json"),
+            *("--executor", "memory"),
+        )
+        rows = [json.loads(line) for line in out.splitlines()]
+        assert [row["workload"] for row in rows] == ["W2", "W4"]
+        assert rows[0]["dtype"] is rows[0]["roofline"] is None
+        assert rows[0]["output_tokens"] == 16 * 128
+
+
+def assert_trace(path: Path, num_steps: int) -> None:
+    events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    bars = [event for event in events if event["ph"] == "X"]
+    assert all({"name", "ts", "dur", "pid", "tid"} <= set(bar) for bar in bars)
+    steps = [bar for bar in bars if bar["name"].startswith("step ")]
+    assert len(steps) >= num_steps
+    assert {"schedule", "prepare", "model", "sample"} <= {bar["name"] for bar in bars}
+    assert any(bar["name"].startswith("request ") for bar in bars)
+
+
+def test_latency(capsys: Capture) -> None:
+    sizes = ("--batch-size", "2", "--input-len", "5", "--output-len", "3", "--repeats", "2")
+    found = json.loads(run(capsys, "latency", *sizes, "--threads", "1", "--json"))
+    assert (found["batch_size"], found["input_len"], found["output_len"]) == (2, 5, 3)
+    assert set(found["latency_ms"]) == {"p50", "p90", "p99"}
+    assert found["ttft_ms"]["p50"] <= found["latency_ms"]["p50"]
+    assert "first token" in run(capsys, "latency", *sizes, "--threads", "1")
