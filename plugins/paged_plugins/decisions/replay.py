@@ -110,6 +110,8 @@ class _Run(Observer):
                 priority=request.priority,
                 arrival=arrival + 1e-6 * number,
                 cache_salt=request.cache_salt,
+                tenant=request.tenant,
+                deadline=request.deadline,
             )
         )
         return refusal is None

@@ -29,6 +29,8 @@ class ScenarioRequest(_Strict):
     priority: int = 0
     n: int = Field(1, ge=1)
     cache_salt: str | None = None
+    tenant: str = ""
+    deadline: float | None = Field(None, ge=0)
 
     def tokens(self, first_own: int) -> tuple[int, ...]:
         """Return the prompt; the ids of an integer prompt start at ``first_own``.

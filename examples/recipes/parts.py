@@ -1,0 +1,40 @@
+"""A victim that knows what it costs to compute a request again, as small as a plugin can be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from paged_core.component import Component, ComponentSettings
+from paged_core.interfaces.victim import Victim, VictimParts
+from paged_core.sequence import BlockId, SequenceGroup
+
+
+class CheapestSettings(ComponentSettings):
+    """Options of :class:`CheapestVictim`."""
+
+    name: Literal["cheapest"] = "cheapest"
+
+
+class CheapestVictim(Victim):
+    """The fewest blocks to compute again; what another request holds too stays in the cache."""
+
+    def __init__(self, options: CheapestSettings, parts: VictimParts, /) -> None:
+        pass
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        users = Counter(block for group in candidates for block in _blocks(group))
+        return min(
+            reversed(candidates),
+            key=lambda group: sum(users[block] == 1 for block in _blocks(group)),
+        )
+
+
+def _blocks(group: SequenceGroup) -> set[BlockId]:
+    return {block for sequence in group.live for block in sequence.table.blocks}
+
+
+CHEAPEST = Component(
+    "victim", CheapestSettings, f"{__name__}:CheapestVictim", summary="the cheapest to repeat"
+)

@@ -1,0 +1,98 @@
+"""The recipes under examples/recipes do what they say, and the documentation shows them all."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from architecture.snippets import ROOT, blocks
+from paged_core.testing import VictimConformance, registry_with
+
+FOLDER = ROOT / "examples" / "recipes"
+PAGE = ROOT / "docs" / "recipes.md"
+FILES = sorted(FOLDER.glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def compare() -> Iterator[Any]:
+    """The script, as a module."""
+    path = list(sys.path)
+    sys.path.insert(0, str(FOLDER))
+    yield import_module("compare")
+    sys.path[:] = path
+
+
+def test_every_scenario_is_compared(compare: Any) -> None:
+    assert {path.stem for path in FILES} == set(compare.RECIPES)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_figure_is_lower_with_it(path: Path, compare: Any) -> None:
+    without, with_it = compare.measure(path.stem)
+    assert with_it < without
+
+
+def test_the_victim_by_recompute_cost_beats_the_one_that_looks_at_tokens_alone(
+    compare: Any,
+) -> None:
+    name = "victim_by_recompute_cost"
+    scenario = compare.read_case(FOLDER / f"{name}.yaml").scenario
+    values = {**scenario.settings, "victim": "fewest_computed"}
+    blind = scenario.model_copy(update={"settings": values})
+    computed = compare.tokens_computed(list(compare.replay(blind, compare.registry())), blind)
+    assert compare.measure(name)[1] < computed
+
+
+def test_one_with_aging_goes_before_some_short_ones_and_after_others(compare: Any) -> None:
+    scenario = compare.read_case(FOLDER / "short_first_with_aging.yaml").scenario
+    ends = [
+        name for line in compare.replay(scenario, compare.registry()) for name in line["finished"]
+    ]
+    assert 1 < ends.index("long") < len(ends) - 1
+
+
+class TestCheapest(VictimConformance):
+    """The plugin among the recipes is a sound one."""
+
+    component = "cheapest"
+
+    @pytest.fixture(autouse=True)
+    def _importable(self, compare: Any) -> None:
+        type(self).part = compare.CHEAPEST
+
+    part: Any
+
+    def make_registry(self) -> Any:
+        return registry_with(self.part)
+
+
+def test_the_script_prints_what_changes(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, FOLDER / "compare.py", "fair_among_tenants"],
+        cwd=tmp_path,
+        env={k: v for k, v in os.environ.items() if not k.startswith("PAGED_CORE_")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "queue_order: fair instead of fcfs" in done.stdout
+    assert re.search(r"\d+ -> \d+", done.stdout)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_page_shows_the_settings_of_the_file(path: Path) -> None:
+    text = PAGE.read_text("utf-8")
+    assert f"`{path.name}`" in text
+    settings = yaml.safe_load(path.read_text("utf-8"))["settings"]
+    shown = [yaml.safe_load(block.body) for block in blocks(PAGE) if block.language == "yaml"]
+    assert any(table.items() <= settings.items() for table in shown)
