@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_backends.attention.settings import TorchSettings
+from paged_backends.attention.settings import CpuSettings, TorchSettings
 from paged_backends.executors.settings import LocalSettings, MemorySettings
 from paged_backends.runners.settings import NativeSettings, TransformersSettings
 from paged_core.component import Component
@@ -18,6 +18,14 @@ def paged_core_components() -> Iterator[Component]:
         TorchSettings,
         "paged_backends.attention.torch_attention:TorchAttention",
         summary="plain PyTorch on any device; the reference for the others",
+    )
+    yield Component(
+        "attention",
+        CpuSettings,
+        "paged_backends.attention.cpu_attention:CpuAttention",
+        rank=10,
+        check="paged_backends.cpu.obstacle:obstacle",
+        summary="our own kernels for CPUs (AVX-512 with BF16, AVX2, portable), compiled on first use",
     )
     yield Component(
         "runner",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from paged_core.component import ComponentSettings
 
 
@@ -11,3 +13,14 @@ class TorchSettings(ComponentSettings):
     """Attention in plain PyTorch, on any device: the reference for every other backend."""
 
     name: Literal["torch"] = "torch"
+
+
+class CpuSettings(ComponentSettings):
+    """Our own kernels for CPUs, compiled on first use."""
+
+    name: Literal["cpu"] = "cpu"
+    instruction_set: Literal["auto", "avx512_bf16", "avx2", "portable"] = Field(
+        "auto",
+        description="auto: the best that processor and compiler have; naming one that the "
+        "processor lacks is an error",
+    )

@@ -12,9 +12,11 @@ holds token ids and which reads every sequence back through its block table as i
 """
 
 from paged_core.testing.allocator_conformance import BlockAllocatorConformance
+from paged_core.testing.attention_conformance import AttentionConformance
 from paged_core.testing.component_conformance import ComponentConformance, ServesEveryWorkload
 from paged_core.testing.engine_settings import POLICY_SLOTS, component_options, engine_settings
 from paged_core.testing.evictor_conformance import EvictorConformance, IdleBlock
+from paged_core.testing.executor_conformance import ExecutorConformance
 from paged_core.testing.failing_executor import FailingExecutor, StepFailure
 from paged_core.testing.memory_engine import build_memory_engine, serve
 from paged_core.testing.observer_conformance import ObserverConformance
@@ -30,9 +32,11 @@ from paged_core.testing.workload import Workload, requests, simple_request, work
 
 __all__ = [
     "POLICY_SLOTS",
+    "AttentionConformance",
     "BlockAllocatorConformance",
     "ComponentConformance",
     "EvictorConformance",
+    "ExecutorConformance",
     "FailingExecutor",
     "IdleBlock",
     "ObserverConformance",

@@ -1,0 +1,220 @@
+"""Component ``cpu``: attention over the paged cache by our own kernels, fused with writing it.
+
+A cache is ``[blocks, 2, kv_heads, block_size, head_dim]``: all keys of a block, then its values, so
+that a block is one run of memory and a head's keys are another within it.
+
+A sequence of which one token is computed is read key by key, all heads of a group at once; several
+tokens are computed in tiles. How a sequence is divided follows from its own length alone, so its
+result has the same bits in any company and with any number of threads. It may differ in the last
+bits between a token computed alone and in a chunk; with ``deterministic`` in the settings
+everything is computed in tiles, and then it does not.
+
+Shapes: T tokens, S sequences, H query heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paged_backends.attention.settings import CpuSettings
+from paged_backends.cpu.compiler import CannotCompile
+from paged_backends.cpu.instruction_set import NoSuchInstructions
+from paged_backends.cpu.library import AttentionCall, Library
+from paged_core.interfaces.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionParts,
+    LayerAttention,
+)
+from paged_core.layer import LayerSpec
+
+_TYPES = {"float32": 0, "bfloat16": 1}
+_ITEM, _JOIN = 5, 4
+"""Numbers of 32 bits in an item of work and in a join: see ``source/attention.h``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work of the layers of one shape in one step."""
+
+    items: Tensor
+    joins: Tensor
+    partials: Tensor
+    """Room for results of parts of sequences; the layers use it one after another."""
+    num_items: int
+    num_joins: int
+
+
+class Plan:
+    """What the layers of one step share; the work is listed once for each shape and window."""
+
+    def __init__(
+        self, library: Library, batch: AttentionBatch, tiles_from: int, num_threads: int
+    ) -> None:
+        self._library = library
+        self._tiles_from = tiles_from
+        self.num_threads = num_threads
+        # held here, because the kernels get bare addresses
+        self.starts = batch.query_start.int().contiguous()
+        self.lengths = batch.seq_lens.int().contiguous()
+        self.tables = batch.block_tables.int().contiguous()
+        self.slots = batch.slot_mapping.long().contiguous()
+        self._work: dict[tuple[int, int, int, int], Work] = {}
+
+    def work(self, layer: LayerSpec) -> Work:
+        """Return the work of layers like this one."""
+        window = layer.sliding_window or 0
+        key = (layer.num_heads, layer.num_kv_heads, layer.head_dim, window)
+        if key not in self._work:
+            self._work[key] = self._list_work(*key)
+        return self._work[key]
+
+    def _list_work(self, heads: int, kv_heads: int, dim: int, window: int) -> Work:
+        sizes = (ctypes.c_int64 * 3)()
+
+        def plan(items: int | None, joins: int | None) -> None:
+            self._library.plan(
+                self.starts.data_ptr(),
+                self.lengths.data_ptr(),
+                len(self.lengths),
+                heads,
+                kv_heads,
+                dim,
+                window,
+                self._tiles_from,
+                self.num_threads,
+                items,
+                joins,
+                ctypes.addressof(sizes),
+            )
+
+        plan(None, None)
+        num_items, num_joins, num_floats = sizes
+        items = torch.empty(num_items * _ITEM, dtype=torch.int32)
+        joins = torch.empty(num_joins * _JOIN, dtype=torch.int32)
+        plan(items.data_ptr(), joins.data_ptr())
+        return Work(items, joins, torch.empty(num_floats), num_items, num_joins)
+
+
+class PagedLayer:
+    """Attention of one layer over its cache."""
+
+    def __init__(self, library: Library, layer: LayerSpec, cache: Tensor) -> None:
+        self._attend = library.attend
+        self._layer, self._cache = layer, cache
+        self._slopes = (
+            None if layer.alibi_slopes is None else torch.tensor(layer.alibi_slopes).float()
+        )
+        self._call = AttentionCall(
+            cache=cache.data_ptr(),
+            heads=layer.num_heads,
+            kv_heads=layer.num_kv_heads,
+            dim=layer.head_dim,
+            block_size=layer.block_size,
+            window=layer.sliding_window or 0,
+            slopes=None if self._slopes is None else self._slopes.data_ptr(),
+            scale=layer.scale,
+            soft_cap=layer.soft_cap or 0.0,
+            type=_TYPES[layer.dtype],
+        )
+        self._address = ctypes.addressof(self._call)
+        self._plan: Plan | None = None
+        self._work: Work | None = None
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, plan: Plan, /) -> Tensor:
+        """See :class:`~paged_core.interfaces.attention.LayerAttention`."""
+        call, dtype = self._call, self._cache.dtype
+        if self._plan is not plan:
+            self._take(plan)
+        wanted = query.dtype
+        query, key, value = (_rows(tensor, dtype) for tensor in (query, key, value))
+        out = torch.empty(query.shape, dtype=dtype)
+        call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        call.out = out.data_ptr()
+        call.query_token, call.query_head, _ = query.stride()
+        call.key_token, call.key_head, _ = key.stride()
+        call.value_token, call.value_head, _ = value.stride()
+        self._attend(self._address)
+        return out if wanted is dtype else out.to(wanted)
+
+    def _take(self, plan: Plan) -> None:
+        """Point to what is the same in all layers of a step."""
+        call, work = self._call, plan.work(self._layer)
+        self._plan, self._work = plan, work
+        call.out_token = self._layer.num_heads * self._layer.head_dim
+        call.starts, call.lengths = plan.starts.data_ptr(), plan.lengths.data_ptr()
+        call.tables, call.table_width = plan.tables.data_ptr(), plan.tables.shape[1]
+        call.slots, call.tokens = plan.slots.data_ptr(), len(plan.slots)
+        call.items, call.num_items = work.items.data_ptr(), work.num_items
+        call.joins, call.num_joins = work.joins.data_ptr(), work.num_joins
+        call.partials = work.partials.data_ptr()
+        call.threads = plan.num_threads
+
+
+class CpuAttention(AttentionBackend):
+    """Component ``cpu``; the kernels are compiled when the first layer is checked."""
+
+    def __init__(self, options: CpuSettings, parts: AttentionParts) -> None:
+        self._instruction_set = options.instruction_set
+        self._tiles_from = 1 if parts.settings.deterministic else 2
+        self._library: Library | None = None
+
+    @property
+    def library(self) -> Library:
+        """The kernels, compiled where they are not.
+
+        Raises:
+            CannotCompile: there is no compiler, or it fails.
+            NoSuchInstructions: the processor lacks the instruction set that the options name.
+        """
+        if self._library is None:
+            self._library = Library.load(self._instruction_set)
+        return self._library
+
+    def check(self, layer: LayerSpec, /) -> str | None:
+        """Say what is against ``layer``: its device, its dtype, its numbers, or the kernels."""
+        if torch.device(layer.device).type != "cpu":
+            return f"it computes on CPUs, and the model is on {layer.device}"
+        if layer.dtype not in _TYPES:
+            return f"it computes in {' and '.join(_TYPES)}, and the cache is {layer.dtype}"
+        if layer.num_heads % layer.num_kv_heads:
+            return (
+                f"{layer.num_heads} query heads cannot be shared evenly among "
+                f"{layer.num_kv_heads} key/value heads"
+            )
+        if layer.alibi_slopes is not None and len(layer.alibi_slopes) != layer.num_heads:
+            return f"{len(layer.alibi_slopes)} ALiBi slopes for {layer.num_heads} query heads"
+        try:
+            _ = self.library
+        except (CannotCompile, NoSuchInstructions) as error:
+            return str(error)
+        return None
+
+    def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
+        """``(num_blocks, 2, num_kv_heads, block_size, head_dim)``."""
+        return (num_blocks, 2, layer.num_kv_heads, layer.block_size, layer.head_dim)
+
+    def plan(self, batch: AttentionBatch, /) -> Plan:
+        """Hold the batch; its work is listed when the first layer asks for it."""
+        return Plan(self.library, batch, self._tiles_from, torch.get_num_threads())
+
+    def bind(self, layer: LayerSpec, cache: Tensor, /) -> LayerAttention:
+        """Return the attention of ``layer`` over ``cache``.
+
+        Raises:
+            ValueError: the cache is no run of memory.
+        """
+        if not cache.is_contiguous():
+            raise ValueError(f"the cache must be contiguous, and its strides are {cache.stride()}")
+        return PagedLayer(self.library, layer, cache)
+
+
+def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return it in ``dtype`` with heads whose numbers lie side by side."""
+    if tensor.dtype is not dtype:
+        tensor = tensor.to(dtype)
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -1,0 +1,39 @@
+"""The attention components keep their contract, on every instruction set that there is here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from paged_core.testing import AttentionConformance
+
+
+class TestTorch(AttentionConformance):
+    component = "torch"
+    dtypes = ("float32", "bfloat16", "float16")
+
+
+class OnCpu(AttentionConformance):
+    keeps_bits = True
+    max_examples = 80
+
+
+class TestCpu(OnCpu):
+    component = "cpu"
+
+
+class TestCpuInTiles(OnCpu):
+    component = "cpu"
+    deterministic = True
+
+
+class TestCpuAvx512(OnCpu):
+    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_bf16"}
+
+
+class TestCpuAvx2(OnCpu):
+    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx2"}
+
+
+class TestCpuPortable(OnCpu):
+    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "portable"}
