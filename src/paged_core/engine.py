@@ -20,7 +20,8 @@ from paged_core.interfaces.queue_order import SupportsService
 from paged_core.interfaces.scheduler import Schedule, Scheduler
 from paged_core.kv_cache import KVCache
 from paged_core.observer_set import ObserverSet
-from paged_core.request import FinishReason, Request
+from paged_core.pins import Pin, Pins, PinState
+from paged_core.request import FinishReason, Request, SamplingParams
 from paged_core.sequence import SeqId, SequenceGroup, SequenceState, Status, StopCheck
 from paged_core.step import NewSequence, StepInput, StepResult
 
@@ -57,6 +58,8 @@ class Engine:
         self.num_steps = 0
         self.made_progress = False
         """Whether the last step decided anything at all."""
+        self.pins = Pins(kv_cache, capacity.max_model_len)
+        """Prefixes that are kept in the cache."""
         self._service = service
         self._observers = ObserverSet(observers)
         self._groups: dict[str, SequenceGroup] = {}
@@ -105,8 +108,61 @@ class Engine:
             self._remove(group)
         return group
 
+    def pin(
+        self,
+        tokens: Sequence[int],
+        *,
+        ttl: float | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> Pin:
+        """Keep the whole blocks of a prefix in the cache until :meth:`release`.
+
+        A request of the pin's id computes it in the steps to come, as any prompt.
+
+        Args:
+            ttl: seconds from now after which a step releases it.
+
+        Raises:
+            RequestError: it cannot be cached or computed, or would leave too little room; nothing
+                has changed.
+        """
+        now = self.clock()
+        pin = self.pins.open(len(tokens), ttl, now)
+        request = Request(
+            id=pin.id,
+            prompt=tuple(tokens[: pin.num_blocks * self.kv_cache.block_size]),
+            sampling=SamplingParams(max_tokens=1),
+            arrival=now,
+            cache_salt=cache_salt,
+            adapter=adapter,
+        )
+        try:
+            for group in self.groups:
+                refusal = self.scheduler.refuse(group)
+                if refusal:
+                    raise RequestError(f"request {group.id!r} could no longer run: {refusal}")
+            pin.group = self.add(request)
+        except RequestError as error:
+            self.pins.end(pin, str(error))
+            raise
+        pin.group.pin = pin
+        return pin
+
+    def release(self, pin: Pin) -> None:
+        """Let a pinned prefix go; its blocks stay cached until others need them."""
+        self._end(pin, "released")
+
+    def _end(self, pin: Pin, reason: str) -> None:
+        computing = pin.state is PinState.COMPUTING
+        self.pins.end(pin, reason)
+        if computing:
+            self.abort(pin.id)
+
     def close(self) -> None:
         """Give up what is unfinished and close the executor and the observers."""
+        for pin in self.pins:
+            self.release(pin)
         for request_id in list(self._groups):
             self.abort(request_id)
         self.executor.close()
@@ -176,6 +232,9 @@ class Engine:
         """
         started = perf_counter()
         now = self.clock()
+        if self.pins:
+            for pin in self.pins.expired(now):
+                self._end(pin, "its time was up")
         plan = self.scheduler.schedule(now)
         self.made_progress = bool(
             plan.sequences or plan.preempted or plan.swapped_out or plan.swapped_in or plan.ignored
@@ -389,6 +448,8 @@ class Engine:
         self, sequence: SequenceState, reason: FinishReason, error: str | None = None
     ) -> None:
         sequence.finish_reason, sequence.error = reason, error
+        if sequence.group.pin is not None:
+            self.pins.settle(sequence.group.pin, sequence)
         self.kv_cache.release(sequence)
         sequence.group.live.remove(sequence)
         del self._sequences[sequence.id]

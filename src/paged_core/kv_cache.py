@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from paged_core.block_key import BlockKey, extend_keys
 from paged_core.cache_changes import CacheChanges, Merge
@@ -43,7 +44,9 @@ class KVCache:
         watermark: float = 0.0,
     ) -> None:
         self.block_size = block_size
-        self.num_blocks = num_blocks
+        self.num_pinned = 0
+        """Blocks that belong to pinned prefixes, now or as soon as they are computed."""
+        self._num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.watermark_blocks = int(watermark * num_blocks)
         """Blocks that admission leaves free."""
@@ -56,6 +59,11 @@ class KVCache:
         self._promised: set[BlockKey] = set()
 
     # ------------------------------------------------------------------ what there is
+
+    @property
+    def num_blocks(self) -> int:
+        """Device blocks that sequences can have between them: those of pins are not theirs."""
+        return self._num_blocks - self.num_pinned
 
     @property
     def num_free(self) -> int:
@@ -107,28 +115,33 @@ class KVCache:
 
     # ------------------------------------------------------------------ growing
 
-    def lookup(self, sequence: SequenceState, num_tokens: int) -> PrefixHit:
+    def lookup(
+        self, sequence: SequenceState, num_tokens: int, *, settled: bool = False
+    ) -> PrefixHit:
         """Find cached blocks for the first ``num_tokens`` tokens, whole blocks, to the first miss.
 
-        Nothing is referenced: hand the result, or part of it, to :meth:`admit` before the next
-        change. Who shares blocks that are not settled counts on the chunk that fills them: after
-        that, no group that this step computes may be preempted.
+        With ``settled``, only such as an earlier step has filled. Nothing is referenced: hand the
+        result, or part of it, to :meth:`admit` before the next change. Who shares blocks that are
+        not settled counts on the chunk that fills them: after that, no group that this step
+        computes may be preempted.
         """
         prefixes = self._prefixes
         count = num_tokens // self.block_size
-        if prefixes is None or count == 0:
+        if prefixes is None or count == 0 or not self._finds_prefixes(sequence.group):
             return _NO_HIT
-        if sequence.group.request.sampling.prompt_logprobs is not None:
-            return _NO_HIT  # what is not computed has no logits
         keys = self._keys(sequence, count)
         blocks = prefixes.look_up(keys if len(keys) == count else keys[:count])
         if not blocks:
             return _NO_HIT
-        unsettled, settled = self._unsettled, len(blocks)
+        if len(sequence.group.live) > 1:
+            blocks = self._prefer_siblings(sequence, blocks)
+        unsettled, num_settled = self._unsettled, len(blocks)
         if unsettled:
-            settled = next((i for i, b in enumerate(blocks) if b in unsettled), len(blocks))
+            num_settled = next((i for i, b in enumerate(blocks) if b in unsettled), len(blocks))
+        if settled:
+            blocks = blocks[:num_settled]
         ref_count = self._allocator.ref_count
-        return PrefixHit(blocks, settled, sum(not ref_count(block) for block in blocks))
+        return PrefixHit(blocks, num_settled, sum(not ref_count(block) for block in blocks))
 
     def admit(
         self,
@@ -219,6 +232,24 @@ class KVCache:
             needed += min(count, (count if swapped else self._allocator.ref_count(tail)) - 1)
         return needed
 
+    def blocks_to_restore(self, group: SequenceGroup) -> int:
+        """Blocks that a group takes if its sequences are computed anew, each before the next.
+
+        Where prefixes are cached, a sequence shares what those before it have in common with it.
+        """
+        size, live = self.block_size, group.live
+        lengths = [len(sequence.tokens) for sequence in live]
+        needed = sum(self.blocks_for(length) for length in lengths)
+        if len(live) == 1 or not self._finds_prefixes(group):
+            return needed
+        known: set[BlockKey] = set()
+        for sequence, length in zip(live, lengths, strict=True):
+            keys = self._keys(sequence, length // size)
+            shared = takewhile(known.__contains__, keys[: (length - 1) // size])
+            needed -= sum(1 for _ in shared)
+            known.update(keys[: length // size])
+        return needed
+
     def fork(self, parent: SequenceState, child: SequenceState) -> None:
         """Let ``child``, which holds nothing, share all blocks of ``parent``.
 
@@ -272,6 +303,16 @@ class KVCache:
         """:meth:`release` every live sequence of ``group``."""
         for sequence in group.live:
             self.release(sequence)
+
+    def hold(self, sequence: SequenceState, count: int) -> list[BlockId]:
+        """Reference the first ``count`` blocks of a sequence, for longer than it lives."""
+        blocks = sequence.table.blocks[:count]
+        self._allocator.share(blocks)
+        return blocks
+
+    def let_go(self, blocks: Sequence[BlockId]) -> None:
+        """Give back what :meth:`hold` returned."""
+        self._free(blocks)
 
     # ------------------------------------------------------------------ swapping
 
@@ -335,7 +376,8 @@ class KVCache:
             table.blocks = [moved[block] for block in table.host_blocks]
             table.host_blocks = []
             sequence.capacity = 0  # a shared last block is only found out about by reserve()
-            self._changes.added[sequence.id] = sequence
+            if table.blocks:
+                self._changes.added[sequence.id] = sequence
         self._drop_host_blocks(found)
         for source, target in fresh.items():
             self._changes.swap_in[target] = source
@@ -387,6 +429,10 @@ class KVCache:
 
     # ------------------------------------------------------------------ inside
 
+    def _finds_prefixes(self, group: SequenceGroup) -> bool:
+        """Whether cached blocks may be used: what is not computed has no logits to report."""
+        return self._prefixes is not None and group.request.sampling.prompt_logprobs is None
+
     def _keys(self, sequence: SequenceState, count: int) -> list[BlockKey]:
         keys = sequence.table.keys
         if len(keys) < count:
@@ -396,6 +442,17 @@ class KVCache:
                 extra = (request.cache_salt, request.adapter)
             extend_keys(keys, sequence.tokens, self.block_size, extra, count)
         return keys
+
+    def _prefer_siblings(self, sequence: SequenceState, found: Sequence[BlockId]) -> list[BlockId]:
+        """Replace found blocks by equal ones that the group holds, which take none of the free."""
+        found, keys = list(found), sequence.table.keys
+        for sibling in sequence.group.live:
+            table = sibling.table
+            for index in range(min(table.num_published, len(found))):
+                if table.keys[index] != keys[index]:
+                    break
+                found[index] = table.blocks[index]
+        return found
 
     def _publish(self, sequence: SequenceState, count: int, *, settled: bool = False) -> None:
         """Make the first ``count`` blocks findable, as far as they are not yet."""

@@ -16,6 +16,7 @@ from paged_core.interfaces.executor import SupportsText
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.loading import load_settings
 from paged_core.outputs import RequestOutput
+from paged_core.pins import Pin, PinState
 from paged_core.registry import Registry
 from paged_core.request import Request, SamplingParams
 from paged_core.settings import EngineSettings, settings_class
@@ -145,6 +146,37 @@ class LLM:
             if generation.length != length:
                 length = generation.length
                 yield generation.output()
+
+    def pin_prefix(
+        self, prompt: Prompt, *, ttl: float | None = None, cache_salt: str | None = None
+    ) -> Pin:
+        """Compute a prefix now and keep its whole blocks in the cache until :meth:`release`.
+
+        Prompts that begin with the same tokens find it there, as they find any cached prefix.
+
+        Args:
+            ttl: seconds after which it is released.
+            cache_salt: only requests of the same salt find it.
+
+        Raises:
+            RequestError: it is shorter than a block, the block allocator caches nothing, or too
+                little room would be left for requests.
+            EngineError: computing it failed.
+        """
+        text, token_ids = self._encode(prompt)
+        pin = self.engine.pin(token_ids, ttl=ttl, cache_salt=cache_salt)
+        generation = Generation(text, None)
+        assert pin.group is not None
+        generation.group = pin.group
+        for _ in self.run([generation]):
+            pass
+        if pin.state is not PinState.HELD:
+            raise EngineError(f"the prefix is not pinned: {pin.end_reason}")
+        return pin
+
+    def release(self, pin: Pin) -> None:
+        """Let a pinned prefix go; its blocks stay cached until others need them."""
+        self.engine.release(pin)
 
     # ------------------------------------------------------------------ step by step
 

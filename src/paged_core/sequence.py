@@ -11,6 +11,7 @@ from paged_core.request import FinishReason, Request
 
 if TYPE_CHECKING:
     from paged_core.beam_search import BeamSearch
+    from paged_core.pins import Pin
 
 SeqId = NewType("SeqId", int)
 BlockId = NewType("BlockId", int)
@@ -120,6 +121,7 @@ class SequenceGroup:
         "num_cached",
         "num_preemptions",
         "number",
+        "pin",
         "prompt_logprobs",
         "request",
         "search",
@@ -158,6 +160,8 @@ class SequenceGroup:
         self.stop_check: StopCheck | None = None
         self.search: BeamSearch | None = None
         """Chooses among its sequences, if it searches with beams."""
+        self.pin: Pin | None = None
+        """What its blocks are computed for, if not for an answer."""
 
     @property
     def arrival(self) -> float:

@@ -98,3 +98,65 @@ def test_finds_what_transformers_finds(family: Path, model: Any, options: dict[s
             for prompt, output in zip(PROMPTS, outputs, strict=True):
                 assert_same(output, search(model, prompt, stop, sampling))
         assert llm.engine.kv_cache.num_free == 400
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_finds_the_same_however_it_is_scheduled(family: Path, model: Any, way: str) -> None:
+    with LLM(str(family), **{"num_blocks": 400, "max_model_len": 64, **WAYS[way]}) as llm:
+        for stop, early in (((), False), ((2, 5, 17, 40), "never"), (EVERY_THIRD, False)):
+            sampling = SamplingParams(
+                n=3,
+                beam_width=4,
+                early_stopping=early,
+                max_tokens=NUM_TOKENS,
+                ignore_eos=True,
+                stop_token_ids=stop,
+            )
+            generations = llm.submit(PROMPTS, sampling)
+            for _ in llm.run(generations):
+                pass
+            for prompt, generation in zip(PROMPTS, generations, strict=True):
+                assert_same(generation.output(), search(model, prompt, stop, sampling))
+            if not stop and llm.engine.kv_cache.num_blocks < 400:
+                assert any(generation.group.num_preemptions for generation in generations) or (
+                    llm.engine.kv_cache.num_host_blocks
+                ), "the pool was meant to be too small"
+        kv_cache = llm.engine.kv_cache
+        assert kv_cache.num_free == kv_cache.num_blocks
+        assert kv_cache.num_free_host == kv_cache.num_host_blocks
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"min_tokens": 5}, {"min_new_tokens": 5}),
+        ({"repetition_penalty": 1.4}, {"repetition_penalty": 1.4}),
+        ({"logit_bias": {9: 1.5, 80: -2.0}}, {"sequence_bias": {(9,): 1.5, (80,): -2.0}}),
+    ],
+    ids=["min_tokens", "repetition_penalty", "logit_bias"],
+)
+def test_changes_log_probabilities_where_transformers_does(
+    family: Path, model: Any, ours: dict[str, Any], theirs: dict[str, Any]
+) -> None:
+    stop = EVERY_THIRD
+    sampling = SamplingParams(
+        n=3, beam_width=3, max_tokens=NUM_TOKENS, ignore_eos=True, stop_token_ids=stop, **ours
+    )
+    with LLM(str(family), num_blocks=400, max_model_len=64) as llm:
+        for prompt, output in zip(PROMPTS, llm.generate(PROMPTS, sampling), strict=True):
+            assert_same(output, search(model, prompt, stop, sampling, **theirs))
+
+
+def test_best_of_returns_the_likeliest_of_what_it_drew(family: Path) -> None:
+    drawn = {"temperature": 1.0, "seed": 3, "max_tokens": NUM_TOKENS, "logprobs": 0}
+    with LLM(str(family), num_blocks=400, max_model_len=64) as llm:
+        (everything,) = llm.generate([PROMPTS[0]], SamplingParams(n=5, **drawn))
+        (best,) = llm.generate([PROMPTS[0]], SamplingParams(n=2, best_of=5, **drawn))
+    means = {
+        tuple(each.token_ids): (each.cumulative_logprob or 0.0) / len(each.token_ids)
+        for each in everything.outputs
+    }
+    ranked = sorted(means, key=lambda tokens: -means[tokens])
+    assert [tuple(each.token_ids) for each in best.outputs] == ranked[:2]
+    assert [each.index for each in best.outputs] == [0, 1]
+    assert [each.score for each in best.outputs] == pytest.approx([means[t] for t in ranked[:2]])

@@ -148,11 +148,11 @@ class TokenBudgetScheduler(Scheduler):
         behind = [sequence for sequence in group.live if sequence.num_pending > 1]
         if behind:  # it is being computed again, each sequence for itself
             for sequence in behind:
-                count = plan.chunk(sequence.num_pending)
-                if count and not self._reserve(plan, sequence, count):
+                before = plan.budget
+                if not self._catch_up(plan, sequence):
                     return False
-                if count:
-                    plan.take(sequence, count)
+                if before - plan.budget < sequence.num_pending:
+                    break  # the next one may share what this one has yet to compute
             return True
         if len(group.live) > plan.budget:
             return False
@@ -163,6 +163,40 @@ class TokenBudgetScheduler(Scheduler):
             self._kv.reserve(sequence, 1)
             plan.take(sequence, 1)
         return True
+
+    def _catch_up(self, plan: _Plan, sequence: SequenceState) -> bool:
+        """Compute more of one sequence of a group; false: the group gave way."""
+        kv = self._kv
+        while True:
+            try:
+                if sequence.table.blocks:
+                    count = plan.chunk(sequence.num_pending)
+                    if count:
+                        kv.reserve(sequence, count)
+                        plan.take(sequence, count)
+                else:  # who computes for the others in this step may yet give way
+                    self._start_again(plan, sequence, settled=True)
+            except OutOfBlocks:
+                if self._preempt_for(plan, sequence.group):
+                    return False
+            else:
+                return True
+
+    def _start_again(self, plan: _Plan, sequence: SequenceState, *, settled: bool) -> int:
+        """Give a sequence of a forked group its first blocks; how many tokens were cached.
+
+        Raises:
+            OutOfBlocks: too few are free; nothing has changed.
+        """
+        length = len(sequence.tokens)
+        hit = self._kv.lookup(sequence, length - 1, settled=settled)
+        cached = len(hit.blocks) * self._kv.block_size
+        count = plan.chunk(length - cached)
+        if not count:
+            return 0
+        self._kv.admit(sequence, count, hit, cached)
+        plan.take(sequence, count)
+        return cached
 
     def _reserve(self, plan: _Plan, sequence: SequenceState, count: int) -> bool:
         """Reserve blocks, preempting while they are too few; false: the sequence gave way."""
@@ -306,30 +340,31 @@ class TokenBudgetScheduler(Scheduler):
         return cached
 
     def _restore_group(self, plan: _Plan, group: SequenceGroup) -> int | None:
-        """Start a forked group again, each sequence as its own prompt; as :meth:`_start`."""
+        """Start a forked group again, each sequence as its own prompt; as :meth:`_start`.
+
+        One after the other, so that each shares what it has in common with those before it.
+        """
         kv = self._kv
         watermark = kv.watermark_blocks if self._running else 0
-        if self._blocks_to_restore(group) + watermark > kv.num_free:
+        if kv.blocks_to_restore(group) + watermark > kv.num_free:
             return None
         total = 0
         for sequence in group.live:
-            hit = kv.lookup(sequence, len(sequence.tokens) - 1)
-            cached = len(hit.blocks) * kv.block_size
-            count = plan.chunk(len(sequence.tokens) - cached)
-            kv.admit(sequence, count, hit, cached)
-            if count:
-                plan.take(sequence, count)
+            before = plan.budget
+            try:
+                cached = self._start_again(plan, sequence, settled=False)
+            except OutOfBlocks:
+                break  # it catches up when there is room
             total += cached
+            if before - plan.budget < len(sequence.tokens) - cached:
+                break
         return total
-
-    def _blocks_to_restore(self, group: SequenceGroup) -> int:
-        return sum(self._kv.blocks_for(len(sequence.tokens)) for sequence in group.live)
 
     def _never_fits(self, group: SequenceGroup) -> bool:
         """Whether a group that was preempted has grown past what it can be started again with."""
         if not group.num_preemptions:
             return False
-        if self._blocks_to_restore(group) > self._kv.num_blocks:
+        if self._kv.blocks_to_restore(group) > self._kv.num_blocks:
             return True
         options, length = self._options, len(group.live[0].tokens)
         return (

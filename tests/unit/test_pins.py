@@ -1,0 +1,256 @@
+"""Pinned prefixes: what they hold, for how long, and what they may never do."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from paged_core.engine import Engine
+from paged_core.errors import EngineError, RequestError
+from paged_core.llm import LLM
+from paged_core.pins import Pin, PinState
+from paged_core.registry import Registry
+from paged_core.request import FinishReason, SamplingParams
+from paged_core.testing.engine_settings import engine_settings
+from paged_core.testing.failing_executor import FailingExecutor
+from paged_core.testing.memory_engine import build_memory_engine, serve
+from paged_core.testing.text_alone import check_nothing_leaked, check_said
+from paged_core.testing.workload import Workload, simple_request, workloads
+from unit.engines import finish, request, run
+
+REGISTRY = Registry.discover()
+PREFIX = tuple(range(100, 118))
+"""4 whole blocks of 4, and a rest."""
+
+
+def pinned(engine: Engine, tokens: tuple[int, ...] = PREFIX, **options: Any) -> Pin:
+    pin = engine.pin(tokens, **options)
+    while pin.state is PinState.COMPUTING:
+        engine.step()
+    return pin
+
+
+class TestHolding:
+    def test_holds_the_whole_blocks_until_released(self) -> None:
+        engine = build_memory_engine()
+        pin = pinned(engine)
+        assert pin.state is PinState.HELD
+        assert pin.num_blocks == len(pin.blocks) == 4
+        assert engine.kv_cache.num_free == engine.kv_cache.num_blocks == 60
+        engine.release(pin)
+        assert (pin.state, pin.end_reason) == (PinState.ENDED, "released")
+        assert engine.kv_cache.num_free == engine.kv_cache.num_blocks == 64
+        engine.release(pin)
+        assert engine.kv_cache.num_free == 64, "releasing it again changes nothing"
+
+    def test_requests_find_it_whatever_passed_through_the_cache_since(self) -> None:
+        engine = build_memory_engine(num_blocks=26)
+        pinned(engine)
+        for number in range(20):
+            run(engine, simple_request(f"other{number}", 40, 4))
+        (group,) = run(engine, request("A", (*PREFIX, 1, 2), max_tokens=4))
+        assert group.num_cached == 16
+        check_said(engine, group)
+
+    def test_without_it_they_would_not(self) -> None:
+        engine = build_memory_engine(num_blocks=26)
+        engine.release(pinned(engine))
+        for number in range(20):
+            run(engine, simple_request(f"other{number}", 40, 4))
+        (group,) = run(engine, request("A", (*PREFIX, 1, 2), max_tokens=4))
+        assert group.num_cached == 0
+
+    def test_is_found_by_its_salt_only(self) -> None:
+        engine = build_memory_engine()
+        pinned(engine, cache_salt="mine")
+        (other,) = run(engine, request("A", (*PREFIX, 1)))
+        assert other.num_cached == 0
+
+    def test_shares_what_is_cached_already(self) -> None:
+        engine = build_memory_engine()
+        run(engine, request("A", PREFIX))
+        pin = pinned(engine)
+        assert pin.group is not None
+        assert pin.group.num_cached == 12, "all but the last block, which a prompt must compute"
+
+    def test_the_same_prefix_twice(self) -> None:
+        engine = build_memory_engine()
+        first, second = pinned(engine), pinned(engine)
+        engine.release(first)
+        (group,) = run(engine, request("A", (*PREFIX, 1)))
+        assert group.num_cached == 16
+        engine.release(second)
+        check_nothing_leaked(engine)
+
+
+class TestEnding:
+    def test_a_step_releases_it_when_its_time_is_up(self) -> None:
+        engine = build_memory_engine()
+        start = engine.clock()
+        pin = pinned(engine, ttl=5.0)
+        while engine.clock() < start + 5:
+            assert pin.state is PinState.HELD
+            engine.step()
+        engine.step()
+        assert (pin.state, pin.end_reason) == (PinState.ENDED, "its time was up")
+        check_nothing_leaked(engine)
+
+    def test_time_may_be_up_before_it_is_computed(self) -> None:
+        engine = build_memory_engine(
+            scheduler={"name": "token_budget", "max_num_batched_tokens": 2}
+        )
+        pin = engine.pin(PREFIX, ttl=3.0)
+        finish(engine)
+        engine.step()
+        assert pin.state is PinState.ENDED
+        check_nothing_leaked(engine)
+
+    @pytest.mark.parametrize("steps", range(8))
+    def test_released_at_any_time(self, steps: int) -> None:
+        engine = build_memory_engine(
+            scheduler={"name": "token_budget", "max_num_batched_tokens": 3}
+        )
+        pin = engine.pin(PREFIX)
+        for _ in range(steps):
+            engine.step()
+        engine.release(pin)
+        assert not engine.has_unfinished
+        check_nothing_leaked(engine)
+
+    def test_ends_with_the_request_that_computes_it(self) -> None:
+        engine = build_memory_engine()
+        FailingExecutor.install(engine, before=[0])
+        pin = engine.pin(PREFIX)
+        finish(engine)
+        assert pin.state is PinState.ENDED
+        assert "StepFailure" in (pin.end_reason or "")
+        check_nothing_leaked(engine)
+
+    def test_closing_the_engine_releases_it(self) -> None:
+        engine = build_memory_engine()
+        held, computing = pinned(engine), engine.pin((1, 2, 3, 4))
+        engine.close()
+        assert held.state is computing.state is PinState.ENDED
+        check_nothing_leaked(engine)
+
+
+class TestRefusals:
+    def test_nothing_to_hold_it(self) -> None:
+        engine = build_memory_engine(block_allocator="uncached")
+        with pytest.raises(RequestError, match="choose block_allocator=hash_cached"):
+            engine.pin(PREFIX)
+
+    def test_shorter_than_a_block(self) -> None:
+        with pytest.raises(RequestError, match="does not fill a block of 4"):
+            build_memory_engine().pin((1, 2, 3))
+
+    def test_a_time_that_is_no_time(self) -> None:
+        with pytest.raises(RequestError, match="ttl must be positive"):
+            build_memory_engine().pin(PREFIX, ttl=0)
+
+    def test_too_little_would_be_left(self) -> None:
+        """64 tokens take 16 blocks, one more token another, and V0 decodes beside a free one."""
+        engine = build_memory_engine(num_blocks=21)
+        with pytest.raises(RequestError, match=r"takes 4 blocks, and 3 can still be pinned"):
+            engine.pin(PREFIX)
+        pinned(engine, PREFIX[:12])
+        with pytest.raises(RequestError, match=r"takes 1 blocks, and 0 can still be pinned"):
+            engine.pin(PREFIX[:4])
+        assert engine.kv_cache.num_blocks == 18
+
+    def test_a_request_that_was_promised_more_than_would_be_left(self) -> None:
+        engine = build_memory_engine(num_blocks=40, preemption="never")
+        engine.add(request("A", (1,), n=3, max_tokens=48))
+        with pytest.raises(RequestError, match="request 'A' could no longer run"):
+            engine.pin(PREFIX)
+        assert engine.kv_cache.num_blocks == 40
+        finish(engine)
+        check_nothing_leaked(engine)
+
+    def test_requests_that_need_what_is_pinned_are_refused_with_what_is_left(self) -> None:
+        engine = build_memory_engine(num_blocks=24, preemption="never")
+        pinned(engine)
+        with pytest.raises(RequestError, match="20 can be given"):
+            engine.add(request("A", (1,), n=2, max_tokens=48))
+
+
+class TestNoDeadlock:
+    @pytest.mark.parametrize("preemption", ["recompute", "swap", "never"])
+    @pytest.mark.parametrize("scheduler", sorted(REGISTRY.of("scheduler")))
+    def test_whoever_is_alone_runs_to_the_end(self, scheduler: str, preemption: str) -> None:
+        engine = build_memory_engine(
+            scheduler=scheduler, preemption=preemption, num_blocks=22, watermark=0.0
+        )
+        pinned(engine)
+        for prompt in ((*PREFIX, 1), tuple(range(40))):
+            (group,) = run(engine, request("A", prompt, max_tokens=100))
+            assert group.sequences[0].finish_reason is FinishReason.LENGTH
+            assert group.sequences[0].error is None
+
+    @given(
+        engine_settings(REGISTRY, max_blocks=40),
+        workloads(),
+        st.lists(
+            st.tuples(
+                st.integers(0, 8),
+                st.lists(st.integers(0, 1), min_size=1, max_size=16),
+                st.sampled_from([None, 1.0, 5.0]),
+            ),
+            max_size=4,
+        ),
+    )
+    @hypothesis_settings(
+        max_examples=150,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    def test_pins_change_no_text_and_leak_no_block(
+        self, values: dict[str, Any], workload: Workload, asked: list[Any]
+    ) -> None:
+        engine = build_memory_engine(REGISTRY, **(values | {"max_model_len": 32}))
+        pins: list[Pin] = []
+        plain_step = engine.step
+
+        def step() -> Any:
+            for when, tokens, ttl in asked:
+                if when == engine.num_steps:
+                    try:
+                        pins.append(engine.pin(tokens, ttl=ttl))
+                    except RequestError:
+                        continue
+            return plain_step()
+
+        engine.step = step  # type: ignore[method-assign]
+        for group in serve(engine, workload).values():
+            check_said(engine, group)
+        for pin in pins:
+            assert pin.state is not PinState.COMPUTING
+        held = {block for pin in pins for block in pin.blocks}
+        assert engine.kv_cache.num_free >= engine.kv_cache.num_blocks
+        for pin in pins:
+            engine.release(pin)
+        check_nothing_leaked(engine)
+        assert not held or engine.kv_cache.num_free >= len(held)
+
+
+class TestLLM:
+    MEMORY: ClassVar[dict[str, Any]] = {"executor": "memory", "block_size": 4, "max_model_len": 64}
+
+    def test_pins_before_it_returns(self) -> None:
+        with LLM(num_blocks=64, **self.MEMORY) as llm:
+            pin = llm.pin_prefix(list(PREFIX), ttl=60.0)
+            assert pin.state is PinState.HELD
+            (output,) = llm.generate([[*PREFIX, 1]], SamplingParams(max_tokens=2))
+            assert output.num_cached_tokens == 16
+            llm.release(pin)
+            assert llm.engine.kv_cache.num_free == 64
+
+    def test_says_why_it_could_not(self) -> None:
+        with LLM(num_blocks=64, **self.MEMORY) as llm:
+            FailingExecutor.install(llm.engine, before=[0])
+            with pytest.raises(EngineError, match="StepFailure"):
+                llm.pin_prefix(list(PREFIX))

@@ -1,0 +1,57 @@
+"""Groups of several sequences that are computed again after a preemption."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paged_core.engine import Engine
+from paged_core.request import FinishReason
+from paged_core.testing.memory_engine import build_memory_engine
+from paged_core.testing.text_alone import check_nothing_leaked, check_said
+from paged_core.testing.workload import simple_request
+from unit.engines import finish
+
+SCHEDULERS = ["token_budget", "prefill_or_decode"]
+
+
+def preempted_group(**settings: Any) -> tuple[Engine, Any]:
+    """Three sequences on a prompt of 8 blocks, pushed out by an older request that grows.
+
+    Together they take 8 + 3 * 2 blocks; each for itself they would take 3 * 10.
+    """
+    engine = build_memory_engine(num_blocks=20, block_size=4, **settings)
+    older = engine.add(simple_request("older", 22, 30))
+    group = engine.add(simple_request("group", 32, 8, n=3))
+    finish(engine)
+    assert group.num_preemptions, "the pool was meant to be too small for both"
+    check_said(engine, older)
+    check_said(engine, group)
+    check_nothing_leaked(engine)
+    return engine, group
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("evictor", ["lru", "fifo", "mru", "random"])
+def test_share_again_what_they_have_in_common(scheduler: str, evictor: str) -> None:
+    _, group = preempted_group(scheduler=scheduler, evictor=evictor)
+    for sequence in group.sequences:
+        assert (sequence.finish_reason, sequence.error) == (FinishReason.LENGTH, None)
+        assert len(sequence.output) == 8
+
+
+def test_share_it_however_small_the_chunks_are() -> None:
+    budget = {"name": "token_budget", "max_num_batched_tokens": 5}
+    _, group = preempted_group(scheduler=budget)
+    assert [len(sequence.output) for sequence in group.sequences] == [8, 8, 8]
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_without_a_prefix_cache_they_may_end_early_and_say_why(scheduler: str) -> None:
+    """Each sequence is a prompt of its own then: what all of them take is more than there is."""
+    _, group = preempted_group(scheduler=scheduler, block_allocator="uncached")
+    for sequence in group.sequences:
+        assert sequence.finish_reason is FinishReason.LENGTH
+        assert sequence.error
+        assert len(sequence.output) < 8
