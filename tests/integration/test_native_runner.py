@@ -22,11 +22,13 @@ from integration.step_driver import (
     settings,
 )
 from paged_backends.checkpoint import Checkpoint
+from paged_backends.cpu.instruction_set import NoSuchInstructions
 from paged_backends.native.families import decoder_config
 from paged_backends.native.runner import NativeRunner
+from paged_backends.runners.settings import NativeSettings
 from paged_core import LLM, SamplingParams
-from paged_core.errors import CheckpointError, UnsupportedModel
-from paged_core.interfaces.runner import Runner
+from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
+from paged_core.interfaces.runner import Runner, RunnerParts
 
 NUM_TOKENS = 8
 
@@ -50,6 +52,13 @@ def test_greedy_tokens_equal_those_of_generate(
     driver = StepDriver(executor, block_size, seed=block_size)
     for _ in range(2):
         assert run_at_random(driver, tiny_models.PROMPTS, NUM_TOKENS) == expected
+
+
+@pytest.mark.parametrize("kernels", ["off", "portable"])
+def test_and_so_they_do_with_other_kernels_or_none(
+    model: Path, expected: list[list[int]], kernels: str
+) -> None:
+    assert answers(model, runner={"name": "native", "kernels": kernels}) == expected
 
 
 def test_it_is_described_as_the_library_describes_it(model: Path) -> None:
@@ -77,7 +86,7 @@ def llama(tmp_path: Path) -> Path:
 
 
 def answers(folder: Path, **changes: Any) -> list[list[int]]:
-    with LLM(str(folder), runner="native", **changes) as llm:
+    with LLM(str(folder), **{"runner": "native", "num_blocks": 40, **changes}) as llm:
         outputs = llm.generate(
             tiny_models.PROMPTS, SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
         )
@@ -147,16 +156,22 @@ def test_the_format_asked_for_is_obeyed(llama: Path, dtype: str) -> None:
     assert {layer.dtype for layer in runner.layers} == {dtype}
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "opt", "gpt2"])
-def test_in_16_bits_logits_are_close_to_those_in_32(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "opt", "gpt2"])
+def test_in_16_bits_logits_are_close_to_those_in_32(
+    name: str, kernels: Any, tmp_path: Path
+) -> None:
     tiny_models.save(name, tmp_path)
     logits = []
     for dtype in ("float32", "bfloat16"):
-        runner = load_runner(settings(tmp_path, dtype=dtype), "native")
+        chosen = settings(tmp_path, dtype=dtype)
+        runner = NativeRunner(NativeSettings(kernels=kernels), RunnerParts(settings=chosen))
+        runner.load()
         tokens = torch.tensor(tiny_models.PROMPTS[0])
         hidden = runner.forward(tokens, torch.arange(len(tokens)), lambda _i, _q, _k, _v: _q)
         logits.append(runner.logits(hidden))
         assert logits[-1].dtype == torch.float32
+        assert torch.equal(runner.best_tokens(hidden)[0], logits[-1].argmax(-1))
     error = (logits[0] - logits[1]).norm() / logits[0].norm()
     assert error < 0.05
 
@@ -264,3 +279,22 @@ def test_it_starts_without_the_library(llama: Path) -> None:
         "sys.exit('transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_a_compiler_plain_pytorch_serves(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = answers(llama)
+    monkeypatch.setattr("paged_backends.native.runner.obstacle", lambda: "no compiler")
+    assert answers(llama) == expected
+
+
+def test_kernels_that_the_processor_lacks_are_refused(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: Any) -> Any:
+        raise NoSuchInstructions("this processor has no avx2")
+
+    monkeypatch.setattr("paged_backends.native.runner.Kernels.load", load)
+    with pytest.raises(SettingsError, match=r"runner\.kernels: .*no avx2"):
+        LLM(str(llama), runner={"name": "native", "kernels": "avx2"})

@@ -3,10 +3,10 @@
 What is multiplied with the same rows is fused: query, key and value; gate and up.
 """
 
-# ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
+# ruff: noqa: N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,10 +14,8 @@ from torch import Tensor
 from paged_backends.native.config import DecoderConfig
 from paged_backends.native.decoder import Attention, Decoder, Embedding, FeedForward, Layer
 from paged_backends.native.names import WeightNames
-from paged_backends.native.parts import ACTIVATIONS, LayerNorm, Linear, Map, RmsNorm, gated
+from paged_backends.native.parts import Heads, Map, Parts, Product, rounded
 from paged_backends.native.weights import Weights
-
-MakeLinear = Callable[[Tensor, Tensor | None], Map]
 
 
 class Assembly:
@@ -32,16 +30,16 @@ class Assembly:
         names: WeightNames,
         weights: Weights,
         *,
+        parts: Parts,
         dtype: torch.dtype,
         device: torch.device,
-        make_linear: MakeLinear = Linear,
     ) -> None:
         self._config = config
         self._names = names
         self._weights = weights
         self._dtype = dtype
         self._device = device
-        self._make_linear = make_linear
+        self._parts = parts
 
     def decoder(self) -> Decoder:
         """Return the whole decoder."""
@@ -57,7 +55,7 @@ class Assembly:
             config,
             embedding=Embedding(
                 table_VE=table,
-                scale=float(torch.tensor(config.embedding_scale, dtype=self._dtype)),
+                scale=rounded(config.embedding_scale, self._dtype),
                 positions_PE=positions,
                 first_position=config.learned_positions or 0,
                 project=self._linear([names.project_in], [hidden], width) if narrow else None,
@@ -65,7 +63,8 @@ class Assembly:
             layers=[self._layer(index) for index in range(len(config.layers))],
             final_norm=self._norm(names.final_norm, hidden) if config.norm_at_end else None,
             project=self._linear([names.project_out], [width], hidden) if narrow else None,
-            head=self._make_linear(self._head(table), None),
+            head=self._parts.product(self._head(table)),
+            best=self._parts.best,
             device=self._device,
         )
 
@@ -85,7 +84,7 @@ class Assembly:
         def norm(name: str) -> Map:
             return self._norm(prefix + name, hidden)
 
-        return Layer(
+        layer = Layer(
             attention_norm=norm(names.attention_norm),
             attention=self._attention(index, prefix),
             attention_output_norm=norm(names.attention_output_norm)
@@ -96,6 +95,9 @@ class Assembly:
             mlp_output_norm=norm(names.mlp_output_norm) if config.norm_outputs else None,
             norm_first=config.norm_first,
         )
+        if self._parts.copies_weights:
+            self._weights.release()
+        return layer
 
     def _attention(self, index: int, prefix: str) -> Attention:
         config, names = self._config, self._names
@@ -103,6 +105,7 @@ class Assembly:
         key = config.num_kv_heads * config.head_dim
         fused = len(names.query_key_value) == 1
         return Attention(
+            index=index,
             config=config.layers[index],
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
@@ -114,7 +117,7 @@ class Assembly:
                 bias=config.query_bias,
                 transposed=names.transposed,
             ),
-            norm_queries_and_keys=self._head_norm(prefix),
+            heads=self._heads(prefix),
             output=self._linear(
                 [prefix + names.attention_output],
                 [config.hidden_size],
@@ -124,31 +127,20 @@ class Assembly:
             ),
         )
 
-    def _head_norm(self, prefix: str) -> Map | None:
-        """Return the norm of all query and key heads at once."""
+    def _heads(self, prefix: str) -> Heads:
+        """Return what is done to query and key heads."""
         config, names = self._config, self._names
-        if not config.norm_queries_and_keys:
-            return None
-        rows = []
-        for name, count in (
-            (names.query_norm, config.num_heads),
-            (names.key_norm, config.num_kv_heads),
-        ):
-            weight_D = self._norm_weight(prefix + name, config.head_dim)
-            rows.append(weight_D.expand(count, -1))
-        weight_ND = torch.cat(rows)
-        unit = RmsNorm(torch.ones(config.head_dim, device=self._device), config.norm_eps)
-
-        def apply(heads_TND: Tensor) -> Tensor:
-            return (unit(heads_TND.float()) * weight_ND).to(heads_TND.dtype)
-
-        return apply
+        query = key = None
+        if config.norm_queries_and_keys:
+            query = self._tensor(f"{prefix}{names.query_norm}.weight", (config.head_dim,))
+            key = self._tensor(f"{prefix}{names.key_norm}.weight", (config.head_dim,))
+        return self._parts.heads(query, key, config.norm_eps, config.norm_weight_offset)
 
     def _feed_forward(self, prefix: str) -> FeedForward:
         config, names = self._config, self._names
         hidden, inner = config.hidden_size, config.intermediate_size
         wide = [names.gate, names.up] if config.gated else [names.up]
-        activation = ACTIVATIONS[config.activation]
+        make_activation = self._parts.gated if config.gated else self._parts.activation
         return FeedForward(
             up=self._linear(
                 [prefix + name for name in wide],
@@ -157,7 +149,7 @@ class Assembly:
                 bias=config.mlp_bias,
                 transposed=names.transposed,
             ),
-            activation=gated(activation) if config.gated else activation,
+            activation=make_activation(config.activation),
             down=self._linear(
                 [prefix + names.down],
                 [hidden],
@@ -175,7 +167,7 @@ class Assembly:
         *,
         bias: bool = False,
         transposed: bool = False,
-    ) -> Map:
+    ) -> Product:
         """Return one product in place of several that take the same rows."""
         parts = []
         for module, count in zip(modules, outputs, strict=True):
@@ -188,20 +180,17 @@ class Assembly:
             if bias
         ]
         weight_OI = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
-        return self._make_linear(weight_OI, torch.cat(biases) if biases else None)
+        return self._parts.product(weight_OI, torch.cat(biases) if biases else None)
 
     def _norm(self, module: str, size: int) -> Map:
-        config = self._config
-        if config.norm == "rms":
-            return RmsNorm(self._norm_weight(module, size), config.norm_eps)
+        config, parts = self._config, self._parts
         if not config.norm_has_weights:
-            return LayerNorm(size, None, None, config.norm_eps)
+            return parts.layer_norm(size, None, None, config.norm_eps)
+        weight = self._tensor(f"{module}.weight", (size,))
+        if config.norm == "rms":
+            return parts.rms_norm(weight, config.norm_eps, config.norm_weight_offset)
         bias = self._tensor(f"{module}.bias", (size,))
-        return LayerNorm(size, self._norm_weight(module, size), bias, config.norm_eps)
-
-    def _norm_weight(self, module: str, size: int) -> Tensor:
-        weight = self._weights.take(f"{module}.weight", (size,)).to(self._device, torch.float32)
-        return weight + self._config.norm_weight_offset
+        return parts.layer_norm(size, weight, bias, config.norm_eps)
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         stored = self._weights.take(name, shape)

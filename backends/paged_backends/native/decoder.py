@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paged_backends.native.config import AttentionConfig, DecoderConfig, Rope
-from paged_backends.native.parts import Map, soft_cap
+from paged_backends.native.parts import Heads, Map, Product, soft_cap
 from paged_backends.native.rope import Turns, frequencies
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -31,7 +31,7 @@ class Embedding:
     positions_PE: Tensor | None
     """A row per position, where positions are learned."""
     first_position: int
-    project: Map | None
+    project: Product | None
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
         hidden_TE = functional.embedding(tokens_T, self.table_VE)
@@ -49,40 +49,41 @@ class Embedding:
 class Attention:
     """Projections around the attention of one layer."""
 
+    index: int
     config: AttentionConfig
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    query_key_value: Map
-    norm_queries_and_keys: Map | None
-    """Of heads [T, N, D]."""
-    output: Map
+    query_key_value: Product
+    heads: Heads
+    output: Product
 
     def __call__(
-        self, index: int, hidden_TE: Tensor, turns: dict[Rope, Turns], attend: Attend
+        self,
+        rows_TE: Tensor,
+        turns: dict[Rope | None, Turns | None],
+        attend: Attend,
+        residual_TE: Tensor | None,
     ) -> Tensor:
-        heads, kv_heads = self.num_heads, self.num_kv_heads
-        fused = self.query_key_value(hidden_TE).view(len(hidden_TE), -1, self.head_dim)
-        turned_TND, value_TKD = fused[:, : heads + kv_heads], fused[:, heads + kv_heads :]
-        if self.norm_queries_and_keys is not None:
-            turned_TND = self.norm_queries_and_keys(turned_TND)
-        if self.config.rope is not None:
-            turns[self.config.rope].turn(turned_TND)
-        attended = attend(index, turned_TND[:, :heads], turned_TND[:, heads:], value_TKD)
-        return self.output(attended.flatten(1))
+        split = self.num_heads + self.num_kv_heads
+        fused = self.query_key_value(rows_TE).view(len(rows_TE), -1, self.head_dim)
+        query_TND, key_TKD = fused[:, : self.num_heads], fused[:, self.num_heads : split]
+        self.heads(query_TND, key_TKD, turns[self.config.rope])
+        attended_TND = attend(self.index, query_TND, key_TKD, fused[:, split:])
+        return self.output(attended_TND.flatten(1), residual_TE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForward:
     """Two products with an activation between them."""
 
-    up: Map
+    up: Product
     """Of gates and values side by side, where they are gated."""
     activation: Map
-    down: Map
+    down: Product
 
-    def __call__(self, hidden_TE: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(hidden_TE)))
+    def __call__(self, rows_TE: Tensor, residual_TE: Tensor | None) -> Tensor:
+        return self.down(self.activation(self.up(rows_TE)), residual_TE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,21 +99,24 @@ class Layer:
     norm_first: bool
 
     def __call__(
-        self, index: int, hidden_TE: Tensor, turns: dict[Rope, Turns], attend: Attend
+        self, hidden_TE: Tensor, turns: dict[Rope | None, Turns | None], attend: Attend
     ) -> Tensor:
+        """Return what the next layer takes; ``hidden_TE`` is changed."""
         if not self.norm_first:
-            hidden_TE = self.attention_norm(
-                hidden_TE + self.attention(index, hidden_TE, turns, attend)
-            )
-            return self.mlp_norm(hidden_TE + self.mlp(hidden_TE))
-        added_TE = self.attention(index, self.attention_norm(hidden_TE), turns, attend)
-        if self.attention_output_norm is not None:
-            added_TE = self.attention_output_norm(added_TE)
-        hidden_TE = hidden_TE + added_TE
-        added_TE = self.mlp(self.mlp_norm(hidden_TE))
-        if self.mlp_output_norm is not None:
-            added_TE = self.mlp_output_norm(added_TE)
-        return hidden_TE + added_TE
+            hidden_TE = self.attention(hidden_TE, turns, attend, hidden_TE)
+            hidden_TE = self.attention_norm(hidden_TE)
+            return self.mlp_norm(self.mlp(hidden_TE, hidden_TE))
+        normed_TE = self.attention_norm(hidden_TE)
+        if self.attention_output_norm is None:
+            self.attention(normed_TE, turns, attend, hidden_TE)
+        else:
+            added_TE = self.attention(normed_TE, turns, attend, None)
+            hidden_TE += self.attention_output_norm(added_TE)
+        normed_TE = self.mlp_norm(hidden_TE)
+        if self.mlp_output_norm is None:
+            return self.mlp(normed_TE, hidden_TE)
+        hidden_TE += self.mlp_output_norm(self.mlp(normed_TE, None))
+        return hidden_TE
 
 
 class Decoder:
@@ -125,8 +129,9 @@ class Decoder:
         embedding: Embedding,
         layers: list[Layer],
         final_norm: Map | None,
-        project: Map | None,
-        head: Map,
+        project: Product | None,
+        head: Product,
+        best: Map,
         device: torch.device,
     ) -> None:
         self.config = config
@@ -135,24 +140,36 @@ class Decoder:
         self._final_norm = final_norm
         self._project = project
         self._head = head
+        self._best = best
         ropes = {layer.rope for layer in config.layers if layer.rope is not None}
         self._frequencies = {rope: frequencies(rope, config.head_dim).to(device) for rope in ropes}
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Return [T, E], what the last layer returns."""
-        turns = {rope: Turns(angles, positions_T) for rope, angles in self._frequencies.items()}
+        turns: dict[Rope | None, Turns | None] = {None: None}
+        for rope, angles in self._frequencies.items():
+            turns[rope] = Turns(angles, positions_T)
         hidden_TE = self._embedding(tokens_T, positions_T)
-        for index, layer in enumerate(self._layers):
-            hidden_TE = layer(index, hidden_TE, turns, attend)
+        for layer in self._layers:
+            hidden_TE = layer(hidden_TE, turns, attend)
         return hidden_TE
 
     def logits(self, hidden_RE: Tensor) -> Tensor:
         """Return [R, V] float32 of rows that :meth:`forward` returned."""
+        logits_RV = self._scores(hidden_RE).float()
+        if self.config.logits_soft_cap is not None:
+            logits_RV = soft_cap(logits_RV, self.config.logits_soft_cap)
+        return logits_RV
+
+    def best(self, hidden_RE: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the best token [R] of each row, and its logit [R] but for a soft cap."""
+        scores_RV = self._scores(hidden_RE)  # a cap bends them, and keeps their order
+        best_R = self._best(scores_RV)
+        return best_R, scores_RV.gather(1, best_R[:, None])[:, 0]
+
+    def _scores(self, hidden_RE: Tensor) -> Tensor:
         if self._final_norm is not None:
             hidden_RE = self._final_norm(hidden_RE)
         if self._project is not None:
             hidden_RE = self._project(hidden_RE)
-        logits_RV = self._head(hidden_RE).float()
-        if self.config.logits_soft_cap is not None:
-            logits_RV = soft_cap(logits_RV, self.config.logits_soft_cap)
-        return logits_RV
+        return self._head(hidden_RE)

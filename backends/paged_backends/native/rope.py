@@ -37,6 +37,8 @@ class Turns:
     """Cosine and sine of every pair's angle at the positions of one batch, [T, H] float32."""
 
     def __init__(self, frequencies_H: Tensor, positions_T: Tensor) -> None:
+        self.rows_T = torch.arange(len(positions_T), device=positions_T.device)
+        """[T] int64: the row of each token, which is its own."""
         angles_TH = positions_T.float()[:, None] * frequencies_H
         self.cos_TH = angles_TH.cos()
         self.sin_TH = angles_TH.sin()

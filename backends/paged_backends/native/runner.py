@@ -10,13 +10,19 @@ import torch
 from torch import Tensor
 
 from paged_backends.checkpoint import Checkpoint
+from paged_backends.cpu.compiler import CannotCompile
+from paged_backends.cpu.instruction_set import NoSuchInstructions
+from paged_backends.cpu.kernels import Kernels
+from paged_backends.cpu.obstacle import obstacle
 from paged_backends.device import choose_device
 from paged_backends.dtype import choose_dtype
 from paged_backends.native.assembly import Assembly
 from paged_backends.native.config import DecoderConfig
 from paged_backends.native.decoder import Decoder
 from paged_backends.native.families import decoder_config
+from paged_backends.native.kernel_parts import KernelParts, fits
 from paged_backends.native.names import weight_names
+from paged_backends.native.parts import Parts, TorchParts
 from paged_backends.native.weights import RandomWeights, Weights, open_weights
 from paged_backends.runners.settings import NativeSettings
 from paged_core.errors import SettingsError
@@ -58,6 +64,7 @@ class NativeRunner(Runner):
                 config,
                 weight_names(checkpoint.model_type),
                 weights,
+                parts=self._parts(dtype, device),
                 dtype=dtype,
                 device=device,
             ).decoder()
@@ -89,6 +96,22 @@ class NativeRunner(Runner):
             dtype=_DTYPES[dtype],
             device=str(device),
         )
+
+    def _parts(self, dtype: torch.dtype, device: torch.device) -> Parts:
+        """Return our own kernels where they can be had, else plain PyTorch."""
+        chosen = self._options.kernels
+        if chosen == "off" or not fits(dtype, device):
+            return TorchParts()
+        reason = obstacle()
+        if reason is None:
+            try:
+                return KernelParts(Kernels.load(chosen))
+            except NoSuchInstructions as error:
+                raise SettingsError(f"runner.kernels: {error}") from error
+            except CannotCompile as error:
+                reason = str(error)
+        log.warning("kernels_missing", reason=reason, instead="plain PyTorch, more slowly")
+        return TorchParts()
 
     def _open(self, checkpoint: Checkpoint, device: torch.device) -> tuple[Weights, torch.dtype]:
         """Return the weights, and the format to compute in."""
@@ -145,3 +168,7 @@ class NativeRunner(Runner):
     def logits(self, hidden: Tensor, /) -> Tensor:
         """Return logits [R, vocab_size] float32."""
         return self._decoder.logits(hidden)
+
+    def best_tokens(self, hidden: Tensor, /) -> tuple[Tensor, Tensor]:
+        """Return the best token [R] int64 of each row, and its logit [R]."""
+        return self._decoder.best(hidden)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paged_backends.checkpoint import Checkpoint
+from paged_backends.native.safetensors_file import SafetensorsFile
 from paged_core.errors import CheckpointError
 
 Shape = tuple[int, ...]
@@ -34,6 +35,9 @@ class Weights(Protocol):
             CheckpointError: there is none of that name, or it has another shape.
         """
 
+    def release(self) -> None:
+        """Give back the memory of what was taken and is no longer used; views stay valid."""
+
 
 def open_weights(checkpoint: Checkpoint, *, allow_pickle: bool) -> Weights:
     """Open the weights of a checkpoint; what they hold is read when it is first used.
@@ -42,35 +46,34 @@ def open_weights(checkpoint: Checkpoint, *, allow_pickle: bool) -> Weights:
         CheckpointError: they are missing, incomplete or in a form that may not be loaded.
     """
     checkpoint.check_weights(allow_pickle=allow_pickle)
-    return StoredWeights(checkpoint)
+    if checkpoint.weight_files:
+        return StoredWeights(
+            checkpoint, [SafetensorsFile(path) for path in checkpoint.weight_files]
+        )
+    return StoredWeights(checkpoint, [_Pickle(path) for path in checkpoint.pickle_files])
+
+
+class _File(Protocol):
+    def __iter__(self) -> Iterator[str]: ...
+
+    def tensor(self, name: str) -> Tensor: ...
+
+    def release(self) -> None: ...
 
 
 class StoredWeights:
     """Weights of a checkpoint. Names are found with or without the prefix of the bare decoder."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, files: Sequence[_File]) -> None:
         self._checkpoint = checkpoint
-        self._files: dict[str, Any] = {}
-        """By name of the weight: what ``get_tensor`` is asked of."""
-        try:
-            for path in checkpoint.weight_files:
-                file: Any = safe_open(path, framework="pt", device="cpu")
-                self._files.update(dict.fromkeys(file.keys(), file))
-            if not checkpoint.weight_files:
-                for path in checkpoint.pickle_files:
-                    content = _Pickle(torch.load(path, "cpu", weights_only=True, mmap=True))
-                    self._files.update(dict.fromkeys(content.names, content))
-        except (SafetensorError, OSError, RuntimeError, pickle.UnpicklingError) as error:
-            raise CheckpointError(
-                f"the weights in {checkpoint.folder} are corrupt ({str(error)[:200]}); download "
-                "them again"
-            ) from error
+        self._files = {name: file for file in files for name in file}
+        self._all = files
 
     @property
     def dtype(self) -> torch.dtype:
         """The format of the first matrix."""
         for name, file in self._files.items():
-            tensor: Tensor = file.get_tensor(name)
+            tensor = file.tensor(name)
             if tensor.ndim > 1 and tensor.is_floating_point():
                 return tensor.dtype
         return torch.float32
@@ -86,13 +89,17 @@ class StoredWeights:
                 f"{folder} lacks the weights {name}; it was saved from another kind of model, or "
                 "incompletely"
             )
-        tensor: Tensor = self._files[found].get_tensor(found)
+        tensor = self._files[found].tensor(found)
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
                 f"in {folder}, {name} has another shape, {tuple(tensor.shape)}, than the "
                 f"{shape} that config.json says; the two files do not belong together"
             )
         return tensor
+
+    def release(self) -> None:
+        for file in self._all:
+            file.release()
 
 
 class RandomWeights:
@@ -112,19 +119,31 @@ class RandomWeights:
         noise = torch.randn(min(prod(shape), 1 << 20), generator=self._generator) * 0.02
         return noise.to(self.dtype).repeat(-(-prod(shape) // len(noise)))[: prod(shape)].view(shape)
 
+    def release(self) -> None:
+        """Nothing is kept."""
+
 
 class _Pickle:
-    """Gives a loaded pickle the face of an open safetensors file."""
+    """A loaded pickle, with the face of a safetensors file."""
 
-    def __init__(self, content: dict[str, Tensor]) -> None:
-        self._content = content
+    def __init__(self, path: Path) -> None:
+        try:
+            self._content = torch.load(path, "cpu", weights_only=True, mmap=True)
+        except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+            raise CheckpointError(
+                f"{path} is no pickle of weights that torch can read ({str(error)[:200]}); "
+                "download it again, or convert it to safetensors"
+            ) from error
 
-    @property
-    def names(self) -> Sequence[str]:
-        return list(self._content)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content)
 
-    def get_tensor(self, name: str) -> Tensor:
-        return self._content[name]
+    def tensor(self, name: str) -> Tensor:
+        tensor: Tensor = self._content[name]
+        return tensor
+
+    def release(self) -> None:
+        """Nothing can be given back before the end."""
 
 
 def _bare(name: str) -> str:
