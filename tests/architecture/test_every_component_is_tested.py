@@ -17,7 +17,6 @@ FOLDER = Path(__file__).parent.parent / "conformance"
 
 WITHOUT_A_CLASS = {
     "runner": "compared with the models of transformers in tests/integration",
-    "executor": "`memory` carries every other class; `local` is driven in tests/integration",
 }
 """Slots for which the kit has no class yet, and how their components are tested meanwhile."""
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import Phase
 from pydantic import field_validator
 
+from paged_core import testing
 from paged_core.component import Component, ComponentSettings
 from paged_core.errors import PluginError
 from paged_core.registry import Registry
@@ -19,9 +20,12 @@ from paged_core.request import SamplingParams
 from paged_core.sequence import BlockId, SequenceGroup
 from paged_core.settings import settings_class
 from paged_core.testing import (
+    POLICY_SLOTS,
+    AttentionConformance,
     BlockAllocatorConformance,
     ComponentConformance,
     EvictorConformance,
+    ExecutorConformance,
     FailingExecutor,
     IdleBlock,
     ObserverConformance,
@@ -39,7 +43,9 @@ from paged_core.testing import (
     simple_request,
     text_alone,
 )
+from unit import faulty_attention as attention
 from unit import faulty_components as faulty
+from unit import faulty_executors as executors
 
 
 class LruOrder(EvictorConformance):
@@ -128,6 +134,31 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
         PLAIN,
         [faulty.RaisingObserver, faulty.MeddlingObserver, faulty.ClosingObserver],
     ),
+    (
+        ExecutorConformance,
+        executors.FaultyMemorySettings,
+        [
+            executors.BoastingExecutor,
+            executors.UncopyingExecutor,
+            executors.LosingExecutor,
+            executors.HastyExecutor,
+            executors.EagerExecutor,
+            executors.ShufflingExecutor,
+            executors.SingleExecutor,
+            executors.SociableExecutor,
+            executors.RememberingExecutor,
+        ],
+    ),
+    (
+        AttentionConformance,
+        PLAIN,
+        [
+            attention.BoundlessAttention,
+            attention.UncappedAttention,
+            attention.ForgetfulAttention,
+            attention.LateAttention,
+        ],
+    ),
 ]
 
 CAUGHT_BY = {
@@ -207,15 +238,12 @@ def test_catches(
 
 
 def test_every_class_is_tried_with_at_least_three_faults() -> None:
-    kinds = (
-        BlockAllocatorConformance,
-        EvictorConformance,
-        QueueOrderConformance,
-        SchedulerConformance,
-        VictimConformance,
-        PreemptionConformance,
-        ObserverConformance,
-    )
+    kinds = [
+        kind
+        for name, kind in vars(testing).items()
+        if name.endswith("Conformance") and hasattr(kind, "slot")
+    ]
+    assert {kind.slot for kind in kinds} >= set(POLICY_SLOTS)
     for kind in kinds:
         tried = [
             made for tried, _, classes in FAULTS if issubclass(tried, kind) for made in classes

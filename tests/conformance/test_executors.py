@@ -1,0 +1,18 @@
+"""First-party executors pass the conformance class of their slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from paged_core.testing import ExecutorConformance
+
+
+class TestMemory(ExecutorConformance):
+    component = "memory"
+
+
+class TestLocal(ExecutorConformance):
+    component = "local"
+    settings: ClassVar[Mapping[str, Any]] = {"model": "demo", "dtype": "float32"}
+    max_examples = 12

@@ -1,0 +1,51 @@
+"""Attention that is wrong on purpose: the conformance class must catch each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from paged_backends.attention.torch_attention import TorchAttention
+from paged_core.interfaces.attention import AttentionBatch
+from paged_core.layer import LayerSpec
+
+
+class BoundlessAttention(TorchAttention):
+    """Sees past the sliding window."""
+
+    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
+        return super().bind(replace(layer, sliding_window=None), cache)
+
+
+class UncappedAttention(TorchAttention):
+    """Forgets the soft cap."""
+
+    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
+        return super().bind(replace(layer, soft_cap=None), cache)
+
+
+class ForgetfulAttention(TorchAttention):
+    """Never looks at the first token of a sequence that has several blocks."""
+
+    def plan(self, batch: AttentionBatch, /) -> Any:
+        tables = batch.block_tables.clone()
+        tables[:, 0] = tables[:, -1]
+        return super().plan(replace(batch, block_tables=tables))
+
+
+class LateAttention(TorchAttention):
+    """Reads the cache before the newest tokens are written."""
+
+    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
+        bound = super().bind(layer, cache)
+
+        class Late:
+            def forward(self, query: Any, key: Any, value: Any, plan: Any, /) -> Any:
+                kept = cache.clone()
+                bound.forward(query, key * 0, value * 0, plan)
+                result = bound.forward(query, key * 0, value * 0, plan)
+                cache.copy_(kept)
+                bound.forward(query, key, value, plan)
+                return result
+
+        return Late()

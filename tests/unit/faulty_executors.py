@@ -1,0 +1,104 @@
+"""Executors that are wrong on purpose: the conformance class must catch each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from paged_backends.executors.memory import MemoryExecutor
+from paged_backends.executors.settings import MemorySettings
+from paged_core.interfaces.executor import Capacity
+from paged_core.step import StepInput, StepResult
+
+
+class FaultyMemorySettings(MemorySettings):
+    """Those of ``memory``."""
+
+    name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
+
+
+class BoastingExecutor(MemoryExecutor):
+    """Says that there is more room than there is."""
+
+    def start(self) -> Capacity:
+        capacity = super().start()
+        return replace(capacity, num_blocks=capacity.num_blocks + 1)
+
+
+class UncopyingExecutor(MemoryExecutor):
+    """Does not copy what is shared before it is written to."""
+
+    def submit(self, step: StepInput, /) -> Any:
+        return replace(step, copy_sources=[], copy_targets=[])
+
+
+class LosingExecutor(MemoryExecutor):
+    """Loses what was moved to the host."""
+
+    def submit(self, step: StepInput, /) -> Any:
+        return replace(step, swap_in_sources=[], swap_in_targets=[])
+
+
+class HastyExecutor(MemoryExecutor):
+    """Moves blocks in before it has moved others out."""
+
+    def _move_blocks(self, step: StepInput) -> None:
+        nothing: dict[str, Any] = {"swap_in_sources": [], "swap_in_targets": []}
+        super()._move_blocks(
+            StepInput(
+                number=step.number,
+                swap_in_sources=step.swap_in_sources,
+                swap_in_targets=step.swap_in_targets,
+            )
+        )
+        super()._move_blocks(replace(step, **nothing))
+
+
+class EagerExecutor(MemoryExecutor):
+    """Draws before the prompt is computed."""
+
+    def collect(self, handle: Any, /) -> StepResult:
+        result = super().collect(handle)
+        for seq_id in handle.sequence_ids:
+            if seq_id not in result.sequence_ids:
+                result.sequence_ids.append(seq_id)
+                result.token_ids.append(0)
+        return result
+
+
+class ShufflingExecutor(MemoryExecutor):
+    """Gives each the token of another."""
+
+    def collect(self, handle: Any, /) -> StepResult:
+        result = super().collect(handle)
+        result.token_ids.reverse()
+        return result
+
+
+class SingleExecutor(MemoryExecutor):
+    """Draws one token where several sequences are to come."""
+
+    def collect(self, handle: Any, /) -> StepResult:
+        result = super().collect(handle)
+        kept = dict(zip(result.sequence_ids, result.token_ids, strict=True))
+        return replace(result, sequence_ids=list(kept), token_ids=list(kept.values()))
+
+
+class SociableExecutor(MemoryExecutor):
+    """What it says depends on who else is there."""
+
+    def collect(self, handle: Any, /) -> StepResult:
+        result = super().collect(handle)
+        company = len(handle.sequence_ids) - 1
+        tokens = [(token + company) % 1000 for token in result.token_ids]
+        for seq_id, token in zip(result.sequence_ids, tokens, strict=True):
+            self._sequences[seq_id].tokens[-1] = token
+        return replace(result, token_ids=tokens)
+
+
+class RememberingExecutor(MemoryExecutor):
+    """Does not learn anew what it was told to forget."""
+
+    def _learn(self, step: StepInput) -> None:
+        strangers = [new for new in step.added if new.id not in self._sequences]
+        super()._learn(replace(step, added=strangers, removed=[]))
