@@ -141,6 +141,16 @@ class PagedLayer:
         self._attend(self._address)
         return out if wanted is dtype else out.to(wanted)
 
+    def call(self, plan: Plan) -> int:
+        """Return the address of the kernel's argument for the steps of ``plan``.
+
+        Query, key, value and result are left to whoever calls the kernel. It is valid while this
+        layer and the plan live.
+        """
+        if self._plan is not plan:
+            self._take(plan)
+        return self._address
+
     def _take(self, plan: Plan) -> None:
         """Point to what is the same in all layers of a step."""
         call, work = self._call, plan.work(self._layer)

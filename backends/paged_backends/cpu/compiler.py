@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NAMES = ("c++", "g++", "clang++")
-_FLAGS = ("-std=c++17", "-fPIC", "-fopenmp", "-w")
+_FLAGS = ("-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-w")
 _MATHS = ("-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 _REMEDY = "install g++ (`apt-get install g++`, `dnf install gcc-c++`) or set CXX to a C++ compiler"
 

@@ -14,7 +14,7 @@ from paged_backends.cpu.compiler import CannotCompile, Compiler
 from paged_backends.cpu.instruction_set import choose
 from paged_backends.cpu.library_cache import library
 
-UNITS = ("products.cpp", "attention.cpp")
+UNITS = ("products.cpp", "attention.cpp", "decoder.cpp")
 
 _log = structlog.get_logger(__name__)
 
@@ -32,6 +32,8 @@ _ARGUMENTS: dict[str, tuple[list[Any], Any]] = {
     "argmax": ([c_int, _P, _I, _I, _I, _P, c_int], None),
     "plan": ([_P, _P, _I, _I, _I, _I, _I, _I, c_int, _P, _P, _P], None),
     "attend": ([_P], None),
+    "decoder_numbers": ([_P], _I),
+    "decoder": ([_P], None),
 }
 
 
@@ -76,7 +78,7 @@ class AttentionCall(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Functions for one instruction set; ``docs`` of each stand in the C++ sources."""
+    """Functions for one instruction set; what each does is said in the C++ sources."""
 
     instruction_set: str
     path: Path
@@ -89,6 +91,8 @@ class Library:
     argmax: Any
     plan: Any
     attend: Any
+    decoder_numbers: Any
+    decoder: Any
 
     @classmethod
     def load(cls, instruction_set: str = "auto") -> Library:

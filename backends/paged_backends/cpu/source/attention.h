@@ -137,18 +137,51 @@ static Work plan_work(const int32_t* starts, const int32_t* lengths, int64_t seq
   return work;
 }
 
-// Keys and values of the whole batch go to their slots.
+// Key and value of one token go to their slot.
 template <typename T>
-static void write_cache(const Team& team, const Attention<T>& a) {
-  int64_t begin, end;
-  team.share(a.tokens, begin, end);
+INLINE void write_token(const Attention<T>& a, int64_t t) {
   size_t bytes = size_t(a.dim) * sizeof(T);
-  for (int64_t t = begin; t < end; t++) {
-    int64_t block = a.slots[t] / a.block_size, offset = a.slots[t] % a.block_size;
-    for (int64_t h = 0; h < a.kv_heads; h++) {
-      T* place = a.key_head_at(block, h) + offset * a.dim;
-      memcpy(place, a.key + t * a.key_token + h * a.key_head, bytes);
-      memcpy(place + a.value_offset(), a.value + t * a.value_token + h * a.value_head, bytes);
-    }
+  int64_t block = a.slots[t] / a.block_size, offset = a.slots[t] % a.block_size;
+  for (int64_t h = 0; h < a.kv_heads; h++) {
+    T* place = a.key_head_at(block, h) + offset * a.dim;
+    memcpy((void*)place, a.key + t * a.key_token + h * a.key_head, bytes);
+    memcpy((void*)(place + a.value_offset()), a.value + t * a.value_token + h * a.value_head,
+           bytes);
   }
 }
+
+// What Python fills in; see `library.py`.
+struct AttentionCall {
+  const void *query, *key, *value;
+  void *out, *cache;
+  int64_t query_token, query_head, key_token, key_head, value_token, value_head, out_token;
+  const int32_t *starts, *lengths, *tables;
+  const int64_t* slots;
+  int64_t table_width, tokens, heads, kv_heads, dim, block_size, window;
+  const float* slopes;
+  const Item* items;
+  const Join* joins;
+  float* partials;
+  int64_t num_items, num_joins;
+  float scale, soft_cap;
+  int32_t type, threads;
+};
+
+template <typename T>
+INLINE Attention<T> view(const AttentionCall& c) {
+  return {(const T*)c.query, (const T*)c.key, (const T*)c.value, (T*)c.out, c.query_token,
+          c.query_head,      c.key_token,     c.key_head,        c.value_token, c.value_head,
+          c.out_token,       (T*)c.cache,     c.starts,          c.lengths, c.tables,
+          c.slots,           c.table_width,   c.tokens,          c.heads,   c.kv_heads,
+          c.dim,             c.block_size,    c.window,          c.scale,   c.soft_cap,
+          c.slopes};
+}
+
+// Bytes of memory that each thread needs for `attend`.
+template <typename T>
+size_t attention_bytes(const AttentionCall& call);
+
+// Attends, once the whole batch is in the cache: between writing it and this lies a reset of the
+// team's tickets, then a wait. A wait must follow before the result is read.
+template <typename T>
+void attend(const Team& team, const Attention<T>& a, const AttentionCall& call, char* memory);

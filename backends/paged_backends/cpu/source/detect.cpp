@@ -15,7 +15,7 @@ static uint64_t saved_registers() {
 
 static bool has(uint32_t word, int bit) { return word >> bit & 1; }
 
-extern "C" int paged_core_instruction_sets() {
+extern "C" __attribute__((visibility("default"))) int paged_core_instruction_sets() {
   uint32_t a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
   bool fma = has(c, 12), saves = has(c, 27), avx = has(c, 28);
@@ -32,5 +32,5 @@ extern "C" int paged_core_instruction_sets() {
   return found;
 }
 #else
-extern "C" int paged_core_instruction_sets() { return 0; }
+extern "C" __attribute__((visibility("default"))) int paged_core_instruction_sets() { return 0; }
 #endif

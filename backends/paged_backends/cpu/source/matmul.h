@@ -12,6 +12,7 @@
 
 #include <algorithm>
 
+#include "pointwise.h"
 #include "team.h"
 
 constexpr int PANEL = 32;                         // columns of the result
@@ -267,7 +268,7 @@ struct Product {
 
 // out = x times the weight, transposed, + bias + residual.
 template <typename T>
-static void multiply(const Team& team, const Product<T>& p, float* result) {
+void multiply(const Team& team, const Product<T>& p, float* result) {
   int64_t begin, end;
   team.share((p.width + PANEL - 1) / PANEL, begin, end);
   for (int64_t first = 0; first < p.rows; first += BLOCK_ROWS) {
@@ -282,5 +283,51 @@ static void multiply(const Team& team, const Product<T>& p, float* result) {
                                         p.residual ? p.residual + place : nullptr, p.width - c);
                       }
                     });
+  }
+}
+
+template <typename T>
+struct GatedProduct {
+  const T* x;  // [rows, columns]
+  int64_t x_stride;
+  const T* packed;    // of gates, then of what they let through: 2 * width rows of weights
+  const float* bias;  // [2 * width] or null
+  T* out;             // [rows, width]
+  int64_t out_stride;
+  int64_t rows, width, columns;  // the width is a multiple of PANEL
+  int kind;
+};
+
+// out = activation(x times the gates) * (x times the rest). `gates` is room for as much as `result`.
+template <typename T>
+void multiply_gated(const Team& team, const GatedProduct<T>& p, float* result, float* gates) {
+  int64_t half = p.width / PANEL, begin, end;
+  team.share(half, begin, end);
+  for (int64_t first = 0; first < p.rows; first += BLOCK_ROWS) {
+    int64_t rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
+    int64_t at_once = rows <= MAX_ROWS ? panels_at_once(int(rows)) : 1, size = rows * PANEL;
+    const T* x = p.x + first * p.x_stride;
+    for (int64_t panel = begin; panel < end; panel += at_once) {
+      int64_t last = std::min(end, panel + at_once);
+      multiply_panels(x, p.x_stride, rows, p.packed, p.columns, panel, last, result,
+                      [&](int64_t done, const float* values) {
+                        memcpy(gates + (done - panel) * size, values, size_t(size) * 4);
+                      });
+      multiply_panels(x, p.x_stride, rows, p.packed, p.columns, half + panel, half + last, result,
+                      [&](int64_t done, const float* values) {
+                        int64_t c = (done - half) * PANEL;
+                        const float* own = gates + (done - half - panel) * size;
+                        for (int64_t r = 0; r < rows; r++)
+                          for (int i = 0; i < PANEL; i += WIDTH) {
+                            vf gate = load(own + r * PANEL + i), value = load(values + r * PANEL + i);
+                            if (p.bias) {
+                              gate = gate + load(p.bias + c + i);
+                              value = value + load(p.bias + p.width + c + i);
+                            }
+                            store(p.out + (first + r) * p.out_stride + c + i,
+                                  activate(p.kind, gate) * value);
+                          }
+                      });
+    }
   }
 }

@@ -4,6 +4,8 @@
 // one thread, in one order.
 #pragma once
 
+#include <algorithm>
+
 #include "team.h"
 
 // -------------------------------------------------------------------- norms

@@ -16,9 +16,15 @@ static void multiply_batch(const Product<T>& product, int threads) {
   });
 }
 
+template void multiply(const Team&, const Product<float>&, float*);
+template void multiply(const Team&, const Product<bf16>&, float*);
+template void multiply_gated(const Team&, const GatedProduct<float>&, float*, float*);
+template void multiply_gated(const Team&, const GatedProduct<bf16>&, float*, float*);
+
 // Small work is not worth waking others for.
 static int threads_for(int64_t numbers, int threads) { return numbers < 8192 ? 1 : threads; }
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 int64_t paged_core_panel_columns() { return PANEL; }
@@ -109,3 +115,4 @@ void paged_core_argmax(int type, const void* logits, int64_t stride, int64_t row
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,211 @@
+"""All layers of a decoder in one call of the kernels: no Python between them.
+
+A step of a small model is some hundreds of operations of a few microseconds each; calling them one
+by one from Python costs as much as some of them.
+
+Shapes: T tokens, E hidden size, P positions, H half of a head's dimensions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from paged_backends.cpu.kernels import Kernels, PackedWeight, aligned
+
+_KINDS = {"silu": 0, "gelu_tanh": 1}
+_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_PANEL = 32
+_ADDRESS = 8
+"""Bytes that an address takes."""
+
+
+class CpuLayer(Protocol):
+    """Attention of one layer, as component ``cpu`` binds it."""
+
+    def call(self, plan: Any, /) -> int:
+        """Return the address of the kernel's argument."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FusedLayer:
+    """Weights of one layer; norms are [E] or [head_dim], in the dtype of the products."""
+
+    attention_norm: Tensor
+    query_key_value: PackedWeight
+    query_norm: Tensor | None = None
+    """[head_dim]: of every query head, before it is rotated."""
+    key_norm: Tensor | None = None
+    rope: int | None = 0
+    """Which tables of cosines and sines; ``None``: no rotation."""
+    output: PackedWeight
+    attention_output_norm: Tensor | None = None
+    """Of what attention returns, before it is added."""
+    mlp_norm: Tensor
+    gate_up: PackedWeight
+    """Gates first, [2 N, E] packed."""
+    down: PackedWeight
+    mlp_output_norm: Tensor | None = None
+
+
+class _Matrix(ctypes.Structure):
+    _fields_: ClassVar[Any] = [
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("width", c_int64),
+        ("columns", c_int64),
+    ]
+
+
+class _Layer(ctypes.Structure):
+    """The order of the fields is that of ``decoder.cpp``."""
+
+    _fields_: ClassVar[Any] = [
+        ("attention_norm", c_void_p),
+        ("attention_output_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("mlp_output_norm", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("query_key_value", _Matrix),
+        ("output", _Matrix),
+        ("gate_up", _Matrix),
+        ("down", _Matrix),
+        ("rope", c_int64),
+        ("attention", c_void_p),
+    ]
+
+
+class _Call(ctypes.Structure):
+    _fields_: ClassVar[Any] = [
+        *((name, c_void_p) for name in ("layers", "hidden", "positions")),
+        *((name, c_void_p) for name in ("cosines", "sines", "memory")),
+        *((name, c_int64) for name in ("num_layers", "hidden_stride", "rows")),
+        *((name, c_int64) for name in ("width", "half", "kind")),
+        ("epsilon", c_float),
+        ("offset", c_float),
+        ("type", c_int32),
+        ("threads", c_int32),
+    ]
+
+
+class FusedDecoder:
+    """Layers with RMS norms and a gated feed-forward: Llama, Mistral, Qwen and Gemma.
+
+    It serves one caller at a time: intermediate results lie in memory that it keeps.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        layers: Sequence[FusedLayer],
+        *,
+        activation: Literal["silu", "gelu_tanh"],
+        eps: float,
+        norm_offset: float = 0.0,
+    ) -> None:
+        """
+        Args:
+            activation: of the gates.
+            eps: of all norms.
+            norm_offset: added to the weights of all norms; 1 for Gemma's.
+
+        Raises:
+            ValueError: the layers have different shapes or types, or the feed-forward's width is no
+                multiple of 32; call the kernels one by one instead.
+        """
+        first = layers[0]
+        for layer in layers:
+            if layer.down.columns % _PANEL:
+                raise ValueError(
+                    f"the feed-forward is {layer.down.columns} wide, which is no multiple of "
+                    f"{_PANEL}"
+                )
+            if _shape(layer) != _shape(first):
+                raise ValueError("all layers must have the same shapes and types")
+        self._kernels = kernels
+        self._layers = list(layers)  # held here, because the kernels get bare addresses
+        self._dtype = first.output.dtype
+        self._structs = (_Layer * len(layers))(*(_struct(layer) for layer in layers))
+        self._memory = torch.empty(0, dtype=self._dtype)
+        self._call = _Call(
+            layers=ctypes.addressof(self._structs),
+            num_layers=len(layers),
+            width=first.output.width,
+            kind=_KINDS[activation],
+            epsilon=eps,
+            offset=norm_offset,
+            type=_TYPES[self._dtype],
+        )
+
+    def forward(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        cos: Sequence[Tensor],
+        sin: Sequence[Tensor],
+        attention: Sequence[CpuLayer],
+        plan: Any,
+    ) -> None:
+        """Run all layers over ``hidden`` [T, E], in place; keys and values go to the cache.
+
+        Args:
+            positions: [T] int64: rows of ``cos`` and ``sin``.
+            cos: for every rope that layers name, [P, H] float32, contiguous.
+            sin: as ``cos``.
+            attention: of every layer, bound by component ``cpu`` with the same instruction set.
+            plan: the step's, of that component.
+        """
+        call = self._call
+        call.hidden, call.hidden_stride = hidden.data_ptr(), hidden.stride(0)
+        call.positions = positions.data_ptr()
+        if len(hidden) != call.rows:
+            call.rows = len(hidden)
+            needed = self._kernels.library.decoder_numbers(ctypes.addressof(call))
+            if needed > len(self._memory):
+                self._memory = aligned(needed, self._dtype)
+            call.memory = self._memory.data_ptr()
+        count = len(cos)
+        tables = (c_void_p * (2 * count))(*(table.data_ptr() for table in (*cos, *sin)))
+        call.cosines = ctypes.addressof(tables)
+        call.sines = ctypes.addressof(tables) + count * _ADDRESS
+        call.half = cos[0].shape[1] if count else 0
+        call.threads = self._kernels.num_threads
+        for struct, layer in zip(self._structs, attention, strict=True):
+            struct.attention = layer.call(plan)
+        self._kernels.library.decoder(ctypes.addressof(call))
+
+
+def _shape(layer: FusedLayer) -> object:
+    """What all layers must have in common."""
+    weights = (layer.query_key_value, layer.output, layer.gate_up, layer.down)
+    return [(weight.dtype, weight.width, weight.columns) for weight in weights]
+
+
+def _struct(layer: FusedLayer) -> _Layer:
+    def matrix(weight: PackedWeight) -> _Matrix:
+        bias = None if weight.bias is None else weight.bias.data_ptr()
+        return _Matrix(weight.data.data_ptr(), bias, weight.width, weight.columns)
+
+    def vector(weight: Tensor | None) -> int | None:
+        return None if weight is None else weight.data_ptr()
+
+    return _Layer(
+        attention_norm=vector(layer.attention_norm),
+        attention_output_norm=vector(layer.attention_output_norm),
+        mlp_norm=vector(layer.mlp_norm),
+        mlp_output_norm=vector(layer.mlp_output_norm),
+        query_norm=vector(layer.query_norm),
+        key_norm=vector(layer.key_norm),
+        query_key_value=matrix(layer.query_key_value),
+        output=matrix(layer.output),
+        gate_up=matrix(layer.gate_up),
+        down=matrix(layer.down),
+        rope=-1 if layer.rope is None else layer.rope,
+    )

@@ -1,0 +1,191 @@
+// All layers of a decoder in one call: one team of threads, who wait for one another between steps.
+//
+// It covers layers with RMS norms before attention and before a gated feed-forward, and, where there
+// are any, norms of what these return (Llama, Mistral, Qwen, Gemma). Plain C; nothing is kept.
+#include "attention.h"
+#include "matmul.h"
+#include "pointwise.h"
+
+extern template void multiply(const Team&, const Product<float>&, float*);
+extern template void multiply(const Team&, const Product<bf16>&, float*);
+extern template void multiply_gated(const Team&, const GatedProduct<float>&, float*, float*);
+extern template void multiply_gated(const Team&, const GatedProduct<bf16>&, float*, float*);
+extern template size_t attention_bytes<float>(const AttentionCall&);
+extern template size_t attention_bytes<bf16>(const AttentionCall&);
+extern template void attend(const Team&, const Attention<float>&, const AttentionCall&, char*);
+extern template void attend(const Team&, const Attention<bf16>&, const AttentionCall&, char*);
+
+// A packed weight; see `fused_decoder.py` for this and what follows.
+struct Matrix {
+  const void* packed;
+  const float* bias;  // or null
+  int64_t width, columns;
+};
+
+struct DecoderLayer {
+  const void *attention_norm, *attention_output_norm;  // an output's norm may be null
+  const void *mlp_norm, *mlp_output_norm;
+  const void *query_norm, *key_norm;  // null, or of each head
+  Matrix query_key_value, output, gate_up, down;
+  int64_t rope;                 // which tables of cosines and sines; -1: none
+  const AttentionCall* attention;
+};
+
+struct DecoderCall {
+  const DecoderLayer* layers;
+  void* hidden;  // [rows, width]: what goes into the first layer, and becomes what the last returns
+  const int64_t* positions;      // [rows]
+  const float* const* cosines;   // of each rope, [positions, half]
+  const float* const* sines;
+  void* memory;                  // of `paged_core_decoder_numbers` numbers, aligned to 64 bytes
+  int64_t num_layers, hidden_stride, rows, width, half, kind;
+  float epsilon, offset;
+  int32_t type, threads;
+};
+
+// Where intermediate results lie.
+template <typename T>
+struct Buffers {
+  T *normed, *fused, *attended, *gated;
+  int64_t normed_stride, fused_stride, attended_stride, gated_stride, numbers;
+
+  Buffers(T* memory, int64_t rows, int64_t width, int64_t fused_width, int64_t attended_width,
+          int64_t gated_width)
+      : normed_stride(padded<T>(width)),
+        fused_stride(padded<T>(fused_width)),
+        attended_stride(padded<T>(attended_width)),
+        gated_stride(padded<T>(gated_width)) {
+    normed = memory;
+    fused = normed + rows * normed_stride;
+    attended = fused + rows * fused_stride;
+    gated = attended + rows * attended_stride;
+    numbers = gated + rows * gated_stride - memory;
+  }
+};
+
+template <typename T>
+static Buffers<T> buffers_of(const DecoderCall& call) {
+  const DecoderLayer& layer = call.layers[0];
+  return Buffers<T>((T*)call.memory, call.rows, call.width, layer.query_key_value.width,
+                    layer.output.columns, layer.down.columns);
+}
+
+template <typename T>
+struct Step {
+  const DecoderCall& call;
+  const Team& team;
+  Buffers<T> room;
+  float *result, *gates;
+  char* memory;
+
+  Norm<T> norm_of_hidden(const void* weight) const {
+    return {(const T*)call.hidden, nullptr, (const T*)weight, room.normed, call.hidden_stride, 0,
+            room.normed_stride,    call.rows, call.width,     call.epsilon, call.offset};
+  }
+
+  // Adds x times `matrix`, normed first where there is a norm, to the hidden states.
+  void add(const T* x, int64_t stride, const Matrix& matrix, const void* norm) const {
+    T* hidden = (T*)call.hidden;
+    Product<T> product{x,    stride,    (const T*)matrix.packed, matrix.bias, nullptr, hidden,
+                       call.hidden_stride, call.rows, matrix.width, matrix.columns};
+    if (!norm) {
+      product.residual = hidden;
+      multiply(team, product, result);
+      return;
+    }
+    product.out = room.normed;
+    product.out_stride = room.normed_stride;
+    multiply(team, product, result);
+    team.wait();
+    int64_t begin, end;
+    team.share(call.rows, begin, end);
+    for (int64_t r = begin; r < end; r++) {
+      T *row = room.normed + r * room.normed_stride, *sum = hidden + r * call.hidden_stride;
+      normalise(row, row, (const T*)norm, call.width, call.epsilon, call.offset);
+      for (int64_t i = 0; i < call.width; i += WIDTH)
+        store_upto(sum + i, load_upto(sum + i, call.width - i) + load_upto(row + i, call.width - i),
+                   call.width - i);
+    }
+  }
+
+  void layer(const DecoderLayer& l) const {
+    const AttentionCall& ac = *l.attention;
+    int64_t begin, end, rows = call.rows, queries = ac.heads * ac.dim, keys = ac.kv_heads * ac.dim;
+    rms_norm(team, norm_of_hidden(l.attention_norm));
+    team.wait();
+    multiply(team,
+             Product<T>{room.normed, room.normed_stride, (const T*)l.query_key_value.packed,
+                        l.query_key_value.bias, nullptr, room.fused, room.fused_stride, rows,
+                        l.query_key_value.width, l.query_key_value.columns},
+             result);
+    team.wait();
+
+    Attention<T> a = view<T>(ac);
+    a.query = room.fused;
+    a.key = room.fused + queries;
+    a.value = room.fused + queries + keys;
+    a.out = room.attended;
+    a.query_token = a.key_token = a.value_token = room.fused_stride;
+    a.query_head = a.key_head = a.value_head = ac.dim;
+    a.out_token = room.attended_stride;
+    Rotation<T> rotation{room.fused, room.fused + queries, (const T*)l.query_norm,
+                         (const T*)l.key_norm, l.rope < 0 ? nullptr : call.cosines[l.rope],
+                         l.rope < 0 ? nullptr : call.sines[l.rope], call.positions,
+                         room.fused_stride, room.fused_stride, rows, ac.heads, ac.kv_heads, ac.dim,
+                         l.rope < 0 ? 0 : call.half, call.epsilon, call.offset};
+    team.share(rows, begin, end);
+    for (int64_t r = begin; r < end; r++) {
+      rotate_row(rotation, r);
+      write_token(a, r);
+    }
+    team.reset_tickets();
+    team.wait();
+    attend(team, a, ac, memory);
+    team.wait();
+    add(room.attended, room.attended_stride, l.output, l.attention_output_norm);
+    team.wait();
+
+    rms_norm(team, norm_of_hidden(l.mlp_norm));
+    team.wait();
+    multiply_gated(team,
+                   GatedProduct<T>{room.normed, room.normed_stride, (const T*)l.gate_up.packed,
+                                   l.gate_up.bias, room.gated, room.gated_stride, rows,
+                                   l.gate_up.width / 2, l.gate_up.columns, int(call.kind)},
+                   result, gates);
+    team.wait();
+    add(room.gated, room.gated_stride, l.down, l.mlp_output_norm);
+    team.wait();
+  }
+};
+
+template <typename T>
+static void run(const DecoderCall& call) {
+  size_t bytes = 0;
+  for (int64_t i = 0; i < call.num_layers; i++)
+    bytes = std::max(bytes, attention_bytes<T>(*call.layers[i].attention));
+  work_together(call.threads, [&](const Team& team) {
+    Workspace memory(bytes + 2 * Workspace::bytes_for<float>(RESULTS));
+    float *result = memory.take<float>(RESULTS), *gates = memory.take<float>(RESULTS);
+    Step<T> step{call, team, buffers_of<T>(call), result, gates,
+                 memory.take<char>(int64_t(bytes))};
+    for (int64_t i = 0; i < call.num_layers; i++) step.layer(call.layers[i]);
+  });
+}
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Numbers of `call.memory`, whose rows and layers are set already.
+int64_t paged_core_decoder_numbers(const DecoderCall* call) {
+  return call->type ? buffers_of<bf16>(*call).numbers : buffers_of<float>(*call).numbers;
+}
+
+void paged_core_decoder(const DecoderCall* call) {
+  if (call->type)
+    run<bf16>(*call);
+  else
+    run<float>(*call);
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

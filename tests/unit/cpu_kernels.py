@@ -1,0 +1,20 @@
+"""Kernels for every instruction set, for tests; skipped where this machine lacks it."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged_backends.cpu.compiler import CannotCompile
+from paged_backends.cpu.instruction_set import SETS as ALL
+from paged_backends.cpu.instruction_set import NoSuchInstructions
+from paged_backends.cpu.kernels import Kernels
+
+SETS = [one.name for one in ALL]
+
+
+def load(name: str, num_threads: int = 2) -> Kernels:
+    """Load the kernels, or skip the test and say why."""
+    try:
+        return Kernels.load(name, num_threads)
+    except (CannotCompile, NoSuchInstructions) as error:
+        pytest.skip(str(error))

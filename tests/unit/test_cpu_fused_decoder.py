@@ -1,0 +1,182 @@
+"""The fused decoder does what its operations do one by one, in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from paged_backends.attention.cpu_attention import CpuAttention
+from paged_backends.attention.settings import CpuSettings
+from paged_backends.cpu.fused_decoder import FusedDecoder, FusedLayer
+from paged_backends.cpu.kernels import Kernels
+from paged_core.interfaces.attention import AttentionBatch, AttentionParts
+from paged_core.layer import LayerSpec
+from paged_core.settings import EngineSettings
+from unit.cpu_kernels import SETS, load
+
+HEADS, KV_HEADS, DIM, WIDTH, INNER, BLOCK = 6, 2, 32, 100, 96, 4
+LENGTHS = [(9, 1), (0, 5), (3, 1), (2, 4)]
+"""Cached and new tokens of each sequence."""
+
+
+class Model:
+    """Two layers with random weights, in plain PyTorch and for the kernels."""
+
+    def __init__(self, kernels: Kernels, dtype: torch.dtype, *, gemma: bool) -> None:
+        torch.manual_seed(3)
+        self.gemma, self.dtype = gemma, dtype
+        fused = (HEADS + 2 * KV_HEADS) * DIM
+        shapes = [(fused, WIDTH), (WIDTH, HEADS * DIM), (2 * INNER, WIDTH), (WIDTH, INNER)]
+        self.weights = [
+            [(torch.randn(shape) * shape[1] ** -0.5).to(dtype) for shape in shapes]
+            for _ in range(2)
+        ]
+        self.bias = torch.randn(fused).to(dtype)
+        self.norms = [[torch.rand(WIDTH).to(dtype) for _ in range(4)] for _ in range(2)]
+        self.head_norms = [torch.rand(DIM).to(dtype) for _ in range(2)]
+        angles = torch.arange(20.0)[:, None] * 0.7 ** torch.arange(DIM / 2)
+        self.cos, self.sin = angles.cos(), angles.sin()
+        self.fused = FusedDecoder(
+            kernels,
+            [
+                FusedLayer(
+                    attention_norm=norms[0],
+                    query_key_value=kernels.pack(weights[0], self.bias),
+                    query_norm=self.head_norms[0],
+                    key_norm=self.head_norms[1],
+                    output=kernels.pack(weights[1]),
+                    attention_output_norm=norms[1] if gemma else None,
+                    mlp_norm=norms[2],
+                    gate_up=kernels.pack(weights[2]),
+                    down=kernels.pack(weights[3]),
+                    mlp_output_norm=norms[3] if gemma else None,
+                )
+                for weights, norms in zip(self.weights, self.norms, strict=True)
+            ],
+            activation="gelu_tanh" if gemma else "silu",
+            eps=1e-5,
+            norm_offset=1.0 if gemma else 0.0,
+        )
+
+    def plain(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
+        """All tokens of whole sequences, one after another, in float64."""
+        hidden = hidden.double()
+        for weights, norms in zip(self.weights, self.norms, strict=True):
+            fused, output, gate_up, down = (weight.double() for weight in weights)
+            states = self._norm(hidden, norms[0]) @ fused.T + self.bias.double()
+            parts = [self._attend(part) for part in states.split(list(lengths))]
+            added = torch.cat(parts) @ output.T
+            hidden = hidden + (self._norm(added, norms[1]) if self.gemma else added)
+            gates, values = (self._norm(hidden, norms[2]) @ gate_up.T).chunk(2, -1)
+            gates = (
+                functional.gelu(gates, approximate="tanh")
+                if self.gemma
+                else gates.sigmoid() * gates
+            )
+            added = (gates * values) @ down.T
+            hidden = hidden + (self._norm(added, norms[3]) if self.gemma else added)
+        return hidden
+
+    def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
+        weight = weight.double() + (1 if self.gemma else 0)
+        return functional.rms_norm(rows, rows.shape[-1:], weight, 1e-5)
+
+    def _attend(self, states: Tensor) -> Tensor:
+        """Of one whole sequence."""
+        heads = states.view(len(states), -1, DIM)
+        query, key, value = heads.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+        query = self._turn(self._norm(query, self.head_norms[0]))
+        key = self._turn(self._norm(key, self.head_norms[1]))
+        key, value = (part.repeat_interleave(HEADS // KV_HEADS, 1) for part in (key, value))
+        scores = torch.einsum("qhd,khd->hqk", query, key) * DIM**-0.5
+        hidden = torch.ones(len(states), len(states)).triu(1).bool()
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
+
+    def _turn(self, heads: Tensor) -> Tensor:
+        first, second = heads.chunk(2, -1)
+        cos, sin = (table[: len(heads), None].double() for table in (self.cos, self.sin))
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def batch_of(lengths: Sequence[tuple[int, int]]) -> AttentionBatch:
+    """A batch of these cached and new tokens; sequence s owns the blocks 5 s .. 5 s + 4."""
+    starts, slots = [0], list[int]()
+    for index, (cached, new) in enumerate(lengths):
+        starts.append(starts[-1] + new)
+        slots += [index * 5 * BLOCK + position for position in range(cached, cached + new)]
+    return AttentionBatch(
+        query_start=torch.tensor(starts, dtype=torch.int32),
+        seq_lens=torch.tensor([sum(both) for both in lengths], dtype=torch.int32),
+        block_tables=torch.arange(5 * len(lengths), dtype=torch.int32).view(-1, 5),
+        slot_mapping=torch.tensor(slots),
+        max_query_len=max(new for _, new in lengths),
+        max_seq_len=max(sum(both) for both in lengths),
+    )
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("gemma", [False, True], ids=["llama", "gemma"])
+def test_equals_the_operations_one_by_one(name: str, dtype: torch.dtype, gemma: bool) -> None:
+    kernels = load(name)
+    model = Model(kernels, dtype, gemma=gemma)
+    backend = CpuAttention(
+        CpuSettings.model_validate({"instruction_set": name}),
+        AttentionParts(settings=EngineSettings()),
+    )
+    spec = LayerSpec(
+        num_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=DIM,
+        scale=DIM**-0.5,
+        dtype=str(dtype).removeprefix("torch."),
+        device="cpu",
+        block_size=BLOCK,
+    )
+    assert backend.check(spec) is None
+    caches = [
+        torch.full(backend.cache_shape(spec, 20), float("nan"), dtype=dtype) for _ in range(2)
+    ]
+    attention = [backend.bind(spec, cache) for cache in caches]
+    inputs = [torch.randn(sum(both), WIDTH).to(dtype) for both in LENGTHS]
+
+    def run(chunks: list[tuple[int, int]]) -> Tensor:
+        hidden = torch.cat(
+            [
+                rows[cached : cached + new]
+                for rows, (cached, new) in zip(inputs, chunks, strict=True)
+            ]
+        )
+        positions = torch.cat([torch.arange(cached, cached + new) for cached, new in chunks])
+        model.fused.forward(
+            hidden, positions, [model.cos], [model.sin], attention, backend.plan(batch_of(chunks))
+        )
+        return hidden
+
+    # what is cached first, a token of the others along with it
+    run([(0, max(1, cached)) for cached, _ in LENGTHS])
+    outputs = run(LENGTHS).split([new for _, new in LENGTHS])
+    expected = model.plain(torch.cat(inputs), [len(rows) for rows in inputs])
+    bound = 1e-4 if dtype is torch.float32 else 0.15
+    for out, whole in zip(outputs, expected.split([len(rows) for rows in inputs]), strict=True):
+        torch.testing.assert_close(out.double(), whole[-len(out) :], atol=bound, rtol=bound)
+
+
+def test_refuses_what_it_does_not_cover() -> None:
+    kernels = load("portable")
+    weight = kernels.pack(torch.zeros(40, 20))
+    layer = FusedLayer(
+        attention_norm=torch.ones(20),
+        query_key_value=weight,
+        output=weight,
+        mlp_norm=torch.ones(20),
+        gate_up=weight,
+        down=weight,
+    )
+    with pytest.raises(ValueError, match="no multiple of 32"):
+        FusedDecoder(kernels, [layer], activation="silu", eps=1e-6)
