@@ -25,12 +25,12 @@ from paged_backends.executors.cache_size import decide_cache_size
 from paged_backends.executors.paged_cache import PagedCache
 from paged_backends.executors.sequence_rows import KnownSequence, SequenceRows
 from paged_backends.executors.settings import LocalSettings
-from paged_backends.sampling import Row, Sampler
+from paged_backends.sampling import Draws, Row, Sampler
 from paged_backends.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.errors import EngineError
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
-from paged_core.interfaces.runner import Runner, SupportsModelSize
+from paged_core.interfaces.runner import Runner, SupportsBestTokens, SupportsModelSize
 from paged_core.model_size import ModelSize
 from paged_core.sequence import SeqId
 from paged_core.step import StepInput, StepResult
@@ -273,7 +273,7 @@ class LocalExecutor(Executor):
         logprobs = None
         refused: dict[SeqId, str] = {}
         if draws:
-            drawn = loaded.sampler.draw(loaded.runner.logits(hidden), draws)
+            drawn = self._draw(loaded, hidden, draws)
             token_ids, logprobs = drawn.token_ids, drawn.logprobs
             refused = {drawing[row].id: reason for row, reason in drawn.failed.items()}
         rows.num_computed_C[batch.rows_S] += batch.counts_S
@@ -294,6 +294,15 @@ class LocalExecutor(Executor):
             candidates=candidates,
             failed=failed | refused,
         )
+
+    def _draw(self, loaded: _Loaded, hidden: Tensor, draws: list[Row]) -> Draws:
+        """Draw a token for each row of ``hidden``."""
+        runner = loaded.runner
+        if isinstance(runner, SupportsBestTokens) and all(row.plain for row in draws):
+            best_R, score_R = runner.best_tokens(hidden)
+            if bool(score_R.isfinite().all()):
+                return Draws(best_R.tolist(), None, {})
+        return loaded.sampler.draw(runner.logits(hidden), draws)
 
     def _rank(
         self, loaded: _Loaded, batch: Batch, places: list[int], hidden: Tensor

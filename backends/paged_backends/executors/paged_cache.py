@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,4 +63,10 @@ class PagedCache:
 
 def _tensor(layer: LayerSpec, backend: AttentionBackend, num_blocks: int, device: str) -> Tensor:
     shape = backend.cache_shape(layer, num_blocks)
-    return torch.zeros(shape, dtype=getattr(torch, layer.dtype), device=device)
+    dtype = getattr(torch, layer.dtype)
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy asks the system for zeros, which take memory only once they are written to
+    return (
+        torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    )

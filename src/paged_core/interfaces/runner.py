@@ -74,3 +74,12 @@ class SupportsModelSize(Protocol):
 
     def model_size(self) -> ModelSize | None:
         """Return it once loaded; ``None``: it is not known."""
+
+
+@runtime_checkable
+class SupportsBestTokens(Protocol):
+    """A runner that finds the best token of a row without handing out all of its logits."""
+
+    def best_tokens(self, hidden: Tensor, /) -> tuple[Tensor, Tensor]:
+        """Return the best token [R] int64 of the rows [R, hidden], the first of equals, and its
+        score [R]: no number where the row holds one that is none."""
