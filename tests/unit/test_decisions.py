@@ -17,6 +17,7 @@ from paged_core.testing.workload import Workload
 from paged_plugins.decisions.diff import first_difference
 from paged_plugins.decisions.replay import replay
 from paged_plugins.decisions.scenario import Scenario, read_case
+from paged_plugins.decisions.side_by_side import side_by_side, totals
 from paged_plugins.decisions.trace import KEYS, differing_keys, read_traces
 
 REGISTRY = Registry.discover()
@@ -264,3 +265,54 @@ class TestTraces:
         found = first_difference([], ours)
         assert found is not None
         assert (found.step, found.before) == (0, None)
+
+
+class TestSideBySide:
+    def test_a_star_marks_what_differs(self) -> None:
+        ours = line(3, scheduled={"A": 1, "B": 2}, running=["A", "B"], waiting=["C"])
+        theirs = line(3, scheduled={"A": 1}, running=["A"], waiting=["C"], preempted=["B"])
+        shown = list(side_by_side(("one", "other"), (ours, theirs)))
+        marked = {row.split()[1]: row.split()[2:] for row in shown if row.startswith("  *")}
+        assert marked == {
+            "scheduled": ["A:1", "B:2", "A:1"],
+            "preempted": ["-", "B"],
+            "running": ["A", "B", "A"],
+        }
+        assert shown[0].split() == ["one", "other"]
+        assert any(row.split() == ["waiting", "C", "C"] for row in shown)
+
+    def test_the_order_of_what_is_scheduled_counts(self) -> None:
+        ours, theirs = (line(scheduled=dict.fromkeys(names, 1)) for names in ("AB", "BA"))
+        assert any(
+            row.split() == ["*", "scheduled", "A:1", "B:1", "B:1", "A:1"]
+            for row in side_by_side(("one", "other"), (ours, theirs))
+        )
+
+    def test_of_long_queues_what_the_other_lacks_is_shown(self) -> None:
+        crowd = [f"r{number}" for number in range(40)]
+        ours, theirs = line(running=crowd), line(running=[*crowd[:20], *crowd[21:], "new"])
+        (row,) = (r for r in side_by_side(("a", "b"), (ours, theirs)) if "running" in r)
+        assert row.split("running")[1].split() == [
+            *("r20", "and", "39", "that", "both", "have"),
+            *("new", "and", "39", "that", "both", "have"),
+        ]
+
+    def test_of_long_queues_the_first_place_that_differs_is_shown(self) -> None:
+        crowd = [f"r{number}" for number in range(40)]
+        turned = [*crowd[:30], *reversed(crowd[30:])]
+        (row,) = (
+            r
+            for r in side_by_side(("a", "b"), (line(running=crowd), line(running=turned)))
+            if "running" in r
+        )
+        assert "from place 30: r30 r31" in row
+        assert "from place 30: r39 r38" in row
+
+    def test_totals_count_what_happened(self) -> None:
+        trace = [line(0, scheduled={"A": 5}, cached={"A": 4}), line(1, preempted=["A", "B"])]
+        shown = [row.split() for row in totals(("one", "other"), (trace, trace[:1]))]
+        assert ["steps", "2", "1"] in shown
+        assert ["tokens", "5", "5"] in shown
+        assert ["cached", "4", "4"] in shown
+        assert ["preempted", "2", "0"] in shown
+        assert not any("swapped_out" in row for row in shown)

@@ -15,7 +15,10 @@ from paged_core.errors import SettingsError
 from paged_plugins.decisions.diff import Difference, first_difference
 from paged_plugins.decisions.replay import replay
 from paged_plugins.decisions.scenario import Case, read_case
+from paged_plugins.decisions.side_by_side import one_step, side_by_side, totals
 from paged_plugins.decisions.trace import KEYS, read_traces
+
+Trace = list[dict[str, Any]]
 
 
 def replay_command(
@@ -69,7 +72,7 @@ def diff_command(
         difference = first_difference(one, other)
         if difference is not None:
             found = True
-            _show(difference, name, (str(first), str(second)), as_json)
+            _show(difference, name, (str(first), str(second)), (one, other), as_json)
     if not found:
         if as_json:
             echo(json.dumps({"equal": True}))
@@ -86,7 +89,8 @@ def _check(cases: Sequence[Case], given: Given, as_json: bool) -> int:
     for case in cases:
         assert case.trace is not None
         name = case.scenario.name
-        difference = first_difference(list(replay(case.scenario, given.registry)), case.trace)
+        trace = list(replay(case.scenario, given.registry))
+        difference = first_difference(trace, case.trace)
         if as_json:
             step = None if difference is None else difference.step
             keys = [] if difference is None else list(difference.keys)
@@ -95,14 +99,21 @@ def _check(cases: Sequence[Case], given: Given, as_json: bool) -> int:
         elif difference is None:
             echo(f"equal    {name}")
         else:
-            _show(difference, name, ("replayed", "recorded"), as_json)
+            sides = ("replayed", "recorded")
+            _show(difference, name, sides, (trace, case.trace), as_json)
         num_different += difference is not None
     if not as_json:
         echo(f"{len(cases) - num_different} of {len(cases)} traces equal")
     return int(num_different > 0)
 
 
-def _show(difference: Difference, name: str, sides: tuple[str, str], as_json: bool) -> None:
+def _show(
+    difference: Difference,
+    name: str,
+    sides: tuple[str, str],
+    traces: tuple[Trace, Trace],
+    as_json: bool,
+) -> None:
     if as_json:
         row: dict[str, Any] = {
             "equal": False,
@@ -117,17 +128,21 @@ def _show(difference: Difference, name: str, sides: tuple[str, str], as_json: bo
     where = f" of {name}" if name else ""
     echo(f"DIFFERENT at step {difference.step}{where}")
     if difference.before is not None:
-        echo(f"  the step before, the same in both:\n    {_in_words(difference.before)}")
-        for queue in ("running", "waiting", "swapped"):
-            echo(f"    {queue:8} {_names(difference.before.get(queue, ()))}")
-    width = max(map(len, sides))
-    for key in difference.keys:
-        echo(f"  {key}")
+        echo(f"\n  step {difference.before['step']}, the same in both")
+        for text in one_step(difference.before):
+            echo(text)
+    echo(f"\n  step {difference.step}")
+    if difference.first is None or difference.second is None:
         for side, line in zip(sides, (difference.first, difference.second), strict=True):
-            assert line is not None
-            echo(f"    {side:{width}}  {json.dumps(line.get(key))}")
-    for side, line in zip(sides, (difference.first, difference.second), strict=True):
-        echo(f"  {side:{width}}  {'has ended' if line is None else _in_words(line)}")
+            echo(f"    {side} {'has ended' if line is None else 'goes on'}")
+            for text in one_step(line) if line else ():
+                echo(text)
+    else:
+        for text in side_by_side(sides, (difference.first, difference.second)):
+            echo(text)
+    echo("\n  in all")
+    for text in totals(sides, traces):
+        echo(text)
 
 
 def _in_words(line: dict[str, Any]) -> str:

@@ -1,0 +1,85 @@
+"""A step of two traces, side by side, and what both come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from paged_plugins.decisions.trace import KEYS
+
+Line = Mapping[str, Any]
+
+_ALWAYS = ("scheduled", "running", "waiting", "free_blocks")
+_COUNTED = ("cached", "preempted", "swapped_out", "ignored", "finished")
+_SHOWN = 12
+"""Names that are shown of a long list."""
+
+
+def one_step(line: Line) -> Iterator[str]:
+    """What a step decided and the state it left, a fact on each row."""
+    for key in KEYS[1:]:
+        if key in _ALWAYS or line.get(key):
+            yield f"    {key:12} {_text(line.get(key))}"
+
+
+def side_by_side(sides: tuple[str, str], lines: tuple[Line, Line]) -> Iterator[str]:
+    """The same facts in two columns; a star marks those that differ."""
+    keys = [key for key in dict.fromkeys((*KEYS, *lines[0], *lines[1])) if key != "step"]
+    rows = []
+    for key in keys:
+        ours, theirs = lines[0].get(key), lines[1].get(key)
+        if key in _ALWAYS or ours or theirs:
+            differs = _items(ours) != _items(theirs)
+            cells = (_beside(ours, theirs), _beside(theirs, ours))
+            rows.append(("*" if differs else " ", key, *cells))
+    return _columns(sides, rows)
+
+
+def totals(sides: tuple[str, str], traces: tuple[Sequence[Line], Sequence[Line]]) -> Iterator[str]:
+    """What both traces come to in the end."""
+    rows = [(" ", "steps", *(str(len(trace)) for trace in traces))]
+    for what, key in (("tokens", "scheduled"), *((key, key) for key in _COUNTED)):
+        ours, theirs = (sum(_size(line.get(key)) for line in trace) for trace in traces)
+        if ours or theirs:
+            rows.append((" ", what, str(ours), str(theirs)))
+    return _columns(sides, rows)
+
+
+def _size(value: Any) -> int:
+    """The sum of a dictionary's counts, or the length of a list."""
+    return sum(value.values()) if isinstance(value, Mapping) else len(value or ())
+
+
+def _columns(sides: tuple[str, str], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    width = max(len(sides[0]), *(len(row[2]) for row in rows))
+    yield f"    {'':12} {sides[0]:{width}}  {sides[1]}"
+    for mark, key, ours, theirs in rows:
+        yield f"  {mark} {key:12} {ours:{width}}  {theirs}".rstrip()
+
+
+def _items(value: Any) -> list[str]:
+    """A value as words: a dictionary's entries and a list's members in their order."""
+    if isinstance(value, Mapping):
+        return [f"{name}:{count}" for name, count in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [str(item) for item in value]
+    return [] if value is None else [str(value)]
+
+
+def _text(value: Any) -> str:
+    items = _items(value)
+    more = f" (+{len(items) - _SHOWN})" if len(items) > _SHOWN else ""
+    return (" ".join(items[:_SHOWN]) + more) or "-"
+
+
+def _beside(value: Any, other: Any) -> str:
+    """A value as text; of a long one what the other does not have, or has in another place."""
+    items, others = _items(value), _items(other)
+    if len(items) <= _SHOWN or items == others:
+        return _text(value)
+    known = set(others)
+    own = [item for item in items if item not in known]
+    if own or len(items) < len(others):
+        return f"{_text(own)} and {len(items) - len(own)} that both have"
+    start = next((i for i, item in enumerate(others) if items[i] != item), len(others))
+    return f"from place {start}: {_text(items[start:])}"
