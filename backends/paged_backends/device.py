@@ -30,4 +30,17 @@ def choose_device(name: str) -> torch.device:
                 "devices; set device to auto or cpu, or install a build of torch for CUDA"
             )
         return torch.device("cuda", index)
+    if device.type != "cpu" and not _answers(device):
+        raise SettingsError(
+            f"device: {name} is not there, or not known to torch {torch.__version__}; set device "
+            "to auto or cpu"
+        )
     return device
+
+
+def _answers(device: torch.device) -> bool:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, NotImplementedError, AssertionError):
+        return False
+    return True

@@ -1,7 +1,6 @@
 """``python -m paged_core``: the same as ``paged-core``."""
 
-import sys
+from paged_core.cli import entry
 
-from paged_core.cli import main
-
-sys.exit(main())
+if __name__ == "__main__":
+    entry()

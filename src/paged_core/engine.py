@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from time import monotonic, perf_counter
 
-import structlog
-
 from paged_core.beam_search import BeamSearch
 from paged_core.beams import Beams
 from paged_core.best_of import keep_best
@@ -19,13 +17,14 @@ from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.interfaces.queue_order import SupportsService
 from paged_core.interfaces.scheduler import Schedule, Scheduler
 from paged_core.kv_cache import KVCache
+from paged_core.log import get_logger
 from paged_core.observer_set import ObserverSet
 from paged_core.pins import Pin, Pins, PinState
 from paged_core.request import FinishReason, Request, SamplingParams
 from paged_core.sequence import SeqId, SequenceGroup, SequenceState, Status, StopCheck
 from paged_core.step import NewSequence, StepInput, StepResult
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 class Engine:

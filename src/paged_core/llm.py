@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
+from threading import Lock
 from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Self
@@ -81,6 +82,8 @@ class LLM:
             executor.tokenizer() if isinstance(executor, SupportsText) else None
         )
         self._numbers = count()
+        self._turn = _Turn()
+        self._closed = False
 
     # ------------------------------------------------------------------ generating
 
@@ -164,7 +167,9 @@ class LLM:
             EngineError: computing it failed.
         """
         text, token_ids = self._encode(prompt)
-        pin = self.engine.pin(token_ids, ttl=ttl, cache_salt=cache_salt)
+        self._refuse_if_closed()
+        with self._turn:
+            pin = self.engine.pin(token_ids, ttl=ttl, cache_salt=cache_salt)
         generation = Generation(text, None)
         assert pin.group is not None
         generation.group = pin.group
@@ -176,7 +181,8 @@ class LLM:
 
     def release(self, pin: Pin) -> None:
         """Let a pinned prefix go; its blocks stay cached until others need them."""
-        self.engine.release(pin)
+        with self._turn:
+            self.engine.release(pin)
 
     # ------------------------------------------------------------------ step by step
 
@@ -221,6 +227,7 @@ class LLM:
         Raises:
             RequestError: it can never be served.
         """
+        self._refuse_if_closed()
         sampling = sampling or SamplingParams()
         text, token_ids = self._encode(prompt)
         if sampling.stop:
@@ -234,7 +241,8 @@ class LLM:
             **fields,
         )
         stop_check = generation.find_stop if sampling.stop else None
-        generation.group = self.engine.add(request, stop_check)
+        with self._turn:
+            generation.group = self.engine.add(request, stop_check)
         return generation
 
     def run(
@@ -248,18 +256,30 @@ class LLM:
             every_step: also yield ``None`` after every step.
 
         Raises:
-            EngineError: the scheduler plans nothing although requests wait.
+            EngineError: the scheduler plans nothing although requests wait, another thread is at
+                work on this LLM, or it is closed.
         """
         by_group = {generation.group.id: generation for generation in generations}
         try:
             idle_since: float | None = None
+            num_steps = -1
             while by_group:
-                finished = self.engine.step()
+                if num_steps != self.engine.num_steps or idle_since is not None:
+                    # others who run have stepped meanwhile, or given something up
+                    for generation in [one for one in by_group.values() if one.finished]:
+                        del by_group[generation.group.id]
+                        yield generation
+                    if not by_group:
+                        return
+                self._refuse_if_closed()
+                with self._turn:
+                    finished = self.engine.step()
+                    num_steps = self.engine.num_steps
                 idle_since = None if self.engine.made_progress else self._wait(idle_since)
                 for group in finished:
-                    generation = by_group.pop(group.id, None)
-                    if generation is not None:
-                        yield generation
+                    found = by_group.pop(group.id, None)
+                    if found is not None:
+                        yield found
                 if every_step:
                     yield None
         finally:
@@ -268,10 +288,12 @@ class LLM:
     def abort(self, generations: Iterable[Generation]) -> None:
         """Give requests up; those that have ended are left as they are."""
         for generation in list(generations):
-            self.engine.abort(generation.group.id)
+            with self._turn.awaited():
+                self.engine.abort(generation.group.id)
 
     def close(self) -> None:
-        """Give up what is unfinished, and the memory."""
+        """Give up what is unfinished, and the memory; nothing can be generated any more."""
+        self._closed = True
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -286,6 +308,10 @@ class LLM:
         self.close()
 
     # ------------------------------------------------------------------ inside
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise EngineError("this LLM is closed; make another one")
 
     def _wait(self, idle_since: float | None) -> float:
         now = monotonic()
@@ -327,9 +353,38 @@ class LLM:
         return self.tokenizer
 
 
+class _Turn:
+    """Held while the engine is at work: it serves one thread at a time."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+
+    def __enter__(self) -> None:
+        """Take the turn.
+
+        Raises:
+            EngineError: another thread has it.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise EngineError(
+                "another thread is at work on this LLM; let one thread use it at a time"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def awaited(self) -> Lock:
+        """Return what takes the turn when it is free."""
+        return self._lock
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
+        raise RequestError(
+            f"prompts are texts or lists of token ids, one or several, and not {prompts!r}"
+        )
     listed: list[Any] = list(prompts)
     if listed and all(_is_token_id(item) for item in listed):
         return [listed]
@@ -339,6 +394,8 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _per_prompt(name: str, values: Any, num_prompts: int) -> list[Any]:
     if isinstance(values, (SamplingParams, int)):
         return [values] * num_prompts
+    if not isinstance(values, Iterable):
+        raise RequestError(f"{name} cannot be {values!r}; give one for each prompt, or one")
     listed = list(values)
     if len(listed) != num_prompts:
         raise RequestError(
@@ -348,7 +405,7 @@ def _per_prompt(name: str, values: Any, num_prompts: int) -> list[Any]:
 
 
 def _token_ids(prompt: object) -> tuple[int, ...]:
-    if not isinstance(prompt, Iterable):
+    if not isinstance(prompt, Iterable) or isinstance(prompt, (bytes, bytearray)):
         raise RequestError(f"a prompt is text or a list of token ids, not {prompt!r}")
     listed: list[Any] = list(prompt)
     for item in listed:

@@ -25,7 +25,11 @@ def memory_size(value: object) -> object:
         return value
     if not 0 < number < float("inf"):
         raise ValueError("memory must be more than nothing")
-    return float(number) if number <= 1 else int(number)
+    if number <= 1:
+        return float(number)
+    if number != int(number):
+        raise ValueError("a fraction of the memory is at most 1; above that, give whole bytes")
+    return int(number)
 
 
 def _number(text: str) -> float:
@@ -34,7 +38,7 @@ def _number(text: str) -> float:
         raise ValueError("give bytes, such as 2GiB or 500MB, or a fraction, such as 0.5")
     number, unit, binary = float(found[1]), found[2], found[3]
     if unit:
-        return float(number * (1024 if binary else 1000) ** _POWERS[unit.upper()])
+        return float(int(number * (1024 if binary else 1000) ** _POWERS[unit.upper()]))
     return number / 100 if "%" in text else number
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import structlog
-
 from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
+from paged_core.log import get_logger
 from paged_core.sequence import SequenceGroup
 from paged_core.step import StepInput
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 class ObserverSet:

@@ -65,13 +65,21 @@ class RequestOutput:
 
 
 def to_json(output: RequestOutput) -> dict[str, Any]:
-    """Return the object that ``generate --json`` prints for a request: plain data for JSON."""
-    return {
+    """Return the object that ``generate --json`` prints for a request: plain data for JSON.
+
+    ``prompt_logprobs`` is there only where they were asked for.
+    """
+    row: dict[str, Any] = {
         "prompt": output.prompt,
         "prompt_token_ids": output.prompt_token_ids,
         "num_cached_tokens": output.num_cached_tokens,
         "outputs": [_completion_to_json(completion) for completion in output.outputs],
     }
+    if output.prompt_logprobs is not None:
+        row["prompt_logprobs"] = [
+            entry and _logprobs_to_json(entry) for entry in output.prompt_logprobs
+        ]
+    return row
 
 
 def _completion_to_json(completion: CompletionOutput) -> dict[str, Any]:

@@ -139,9 +139,17 @@ class Registry:
         if name not in found:
             noun = self.slots[slot].noun
             raise self.error(f"no {noun} is called {name!r}{did_you_mean(name, found)}")
-        if message := self.conflicts.get(f"{slot} {name!r}"):
-            raise PluginError(message)
+        self.refuse_conflict(f"{slot} {name!r}")
         return found[name]
+
+    def provider(self, slot: str, name: str, /) -> Plugin:
+        """Return the plugin that brings a component.
+
+        Raises:
+            PluginError: no plugin, or more than one, provides it.
+        """
+        component = self.get(slot, name)
+        return next(plugin for plugin in self._active if component in plugin.components)
 
     def candidates(self, slot: str, /) -> list[Component]:
         """Return the components of a slot as ``auto`` tries them: by rank, highest first."""
@@ -167,25 +175,38 @@ class Registry:
         }
 
     def refuse_conflicts(self) -> None:
-        """Do nothing if every name has one provider.
+        """Do nothing if every slot and every component has one provider.
+
+        Profiles and commands are not needed before somebody names them; see
+        :meth:`refuse_conflict`.
 
         Raises:
             PluginError: a name has two; the message names both and the ways out.
         """
-        for message in self.conflicts.values():
+        for what in self.conflicts:
+            if not what.startswith(("profile ", "command ")):
+                self.refuse_conflict(what)
+
+    def refuse_conflict(self, what: str) -> None:
+        """Do nothing if ``what``, a key of :attr:`conflicts`, has one provider.
+
+        Raises:
+            PluginError: it has two; the message names both and the ways out.
+        """
+        if message := self.conflicts.get(what):
             raise PluginError(message)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line per broken plugin, for messages about something that is not there."""
+        """A line per plugin left out, for messages about something that is not there."""
         return tuple(
-            f"note: {plugin} is broken: {plugin.reason}"
+            f"note: {plugin} is {plugin.status}{f': {plugin.reason}' if plugin.reason else ''}"
             for plugin in self.plugins
-            if plugin.status == "broken"
+            if plugin.status != "active"
         )
 
     def error(self, message: str) -> PluginError:
-        """Return an error about something that is not there, mentioning broken plugins."""
+        """Return an error about something that is not there, mentioning plugins left out."""
         return PluginError("\n".join((message, *self.notes)))
 
     @cached_property

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from paged_core.errors import RequestError
@@ -29,6 +30,17 @@ class FinishReason(StrEnum):
 LogitsProcessor = Callable[[Sequence[int], Any], Any]
 """Takes the tokens generated so far and a row of logits (a float32 tensor [vocab_size] that it may
 change in place) and returns the row to use. If it raises, the request fails and no other does."""
+
+
+_COUNTS = ("n", "top_k", "min_tokens")
+_OPTIONAL_COUNTS = (
+    *("best_of", "beam_width", "max_tokens", "seed"),
+    *("logprobs", "prompt_logprobs"),
+)
+_NUMBERS = (
+    *("temperature", "top_p", "min_p", "length_penalty"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +83,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to the logits of these token ids."""
     seed: int | None = None
-    """Makes this request's draws repeatable whatever else is in the batch."""
+    """Makes this request's draws repeatable whatever else is in the batch; ``None`` (or -1): no
+    seed of its own."""
     stop: Sequence[str] = ()
     """Strings that end a sequence; a single string is accepted."""
     stop_token_ids: Sequence[int] = ()
@@ -94,6 +107,8 @@ class SamplingParams:
     """Called in turn on this request's row of logits before anything else; see the type."""
 
     def __post_init__(self) -> None:
+        for problem in self._wrong_types():
+            raise RequestError(problem)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
@@ -101,6 +116,8 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
+        if self.seed == -1:
+            object.__setattr__(self, "seed", None)
         for problem in self._problems():
             raise RequestError(problem)
 
@@ -119,18 +136,29 @@ class SamplingParams:
         """Best tokens to report beside each drawn one; ``None``: no log-probability is needed."""
         return 0 if self.logprobs is None and self.best_of is not None else self.logprobs
 
+    def _wrong_types(self) -> Iterator[str]:
+        for name in _COUNTS + _OPTIONAL_COUNTS:
+            value = getattr(self, name)
+            if not _is_a(Integral, value) and not (value is None and name in _OPTIONAL_COUNTS):
+                yield f"{name} must be a whole number, not {value!r}"
+        for name in _NUMBERS:
+            if not _is_a(Real, value := getattr(self, name)):
+                yield f"{name} must be a number, not {value!r}"
+        if not isinstance(self.stop, Iterable) or not all(isinstance(s, str) for s in self.stop):
+            yield f"stop must be a string or a list of strings, not {self.stop!r}"
+        ids = self.stop_token_ids
+        if not isinstance(ids, Iterable) or not all(_is_a(Integral, token) for token in ids):
+            yield f"stop_token_ids must be a list of token ids, not {ids!r}"
+        bias = self.logit_bias
+        if not isinstance(bias, Mapping) or not all(
+            _is_a(Integral, token) and _is_a(Real, value) for token, value in bias.items()
+        ):
+            yield f"logit_bias must map token ids to numbers, not {bias!r}"
+
     def _problems(self) -> list[str]:
-        numbers = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "repetition_penalty": self.repetition_penalty,
-        }
         checks = [
             (not isfinite(value), f"{name} must be a finite number, not {value}")
-            for name, value in numbers.items()
+            for name, value in ((name, getattr(self, name)) for name in _NUMBERS)
         ]
         checks += [
             (self.n < 1, f"n must be at least 1, not {self.n}"),
@@ -153,6 +181,10 @@ class SamplingParams:
             (
                 self.max_tokens is not None and self.max_tokens < 1,
                 f"max_tokens must be at least 1, not {self.max_tokens}",
+            ),
+            (
+                self.seed is not None and self.seed < 0,
+                f"seed must not be negative, not {self.seed}",
             ),
             (self.min_tokens < 0, f"min_tokens must not be negative, not {self.min_tokens}"),
             (
@@ -228,6 +260,11 @@ class SamplingParams:
                 "stop_token_ids",
             ),
         ]
+
+
+def _is_a(kind: type, value: object) -> bool:
+    """Whether a number is of a kind, as NumPy's are; a truth value is no number."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from operator import or_
@@ -9,6 +10,7 @@ from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, Self, Union
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -31,6 +33,15 @@ from paged_core.settings_errors import explain
 from paged_core.suggest import did_you_mean
 
 Part = SerializeAsAny[ComponentSettings]
+
+_DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
+
+
+def _check_device(name: str) -> str:
+    """Refuse what is no device's name; whether it is there is for the executor to find out."""
+    if not _DEVICE.fullmatch(name):
+        raise ValueError(f"no device is called {name!r}; give auto, cpu, cuda, cuda:1 or mps")
+    return name
 
 
 class EngineSettings(BaseModel):
@@ -59,7 +70,9 @@ class EngineSettings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="of weights and cache; auto: what checkpoint and device agree on"
     )
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
+    device: Annotated[str, AfterValidator(_check_device)] = Field(
+        "auto", description="auto, cpu, cuda, cuda:1, mps"
+    )
     threads: PositiveInt | None = Field(None, description="null: physical cores")
     max_model_len: PositiveInt | None = Field(
         None, description="longest sequence; null: the model's own, lowered to what the pool holds"
@@ -77,7 +90,7 @@ class EngineSettings(BaseModel):
     watermark: float = Field(
         0.0, ge=0, lt=1, description="share of the blocks that is kept free on admission"
     )
-    seed: NonNegativeInt = Field(0, description="of requests that bring none")
+    seed: NonNegativeInt = Field(0, lt=2**63, description="of requests that bring none")
     deterministic: bool = Field(False, description="the same numbers again, if that costs speed")
     enforce_eager: bool = Field(False, description="capture no CUDA graphs")
     trust_remote_code: bool = Field(False, description="run code that comes with a checkpoint")
@@ -167,10 +180,13 @@ def settings_class(registry: Registry) -> type[EngineSettings]:
 
 def _make_class(registry: Registry) -> type[EngineSettings]:
     registry.refuse_conflicts()
+    for key, field in EngineSettings.model_fields.items():
+        if field.is_required() and key not in registry.slots:
+            raise registry.error(f"no plugin declares the slot {key!r}, which an engine needs")
     fields: dict[str, Any] = {}
     for key, slot in registry.slots.items():
-        field = EngineSettings.model_fields.get(key)
-        if field and not field.is_required():
+        known = EngineSettings.model_fields.get(key)
+        if known and not known.is_required():
             raise PluginError(f"a plugin declares the slot {key!r}, which is a setting already")
         kind = _slot_type(slot, choices(registry, slot))
         default = Field(slot.default, validate_default=True, description=slot.summary)
@@ -226,6 +242,7 @@ def _with_profile(layers: Sequence[Layer], registry: Registry) -> list[Layer]:
         known = did_you_mean(name, registry.profiles)
         message = f"profile: no profile is called {str(name)!r}{known}{where}"
         raise SettingsError("\n".join((message, *registry.notes)))
+    registry.refuse_conflict(f"profile {str(name)!r}")
     profile = from_yaml(registry.profiles[name].read(), Source("profile", str(name)))
     for entry in profile:
         if entry.path[0] == "profile":
@@ -249,6 +266,11 @@ def _values(
             component = choices(registry, slot).get(name) if isinstance(name, str) else None
             field = component.model_fields.get(rest[0]) if component else None
             kind = field.annotation if field else None
+        kinds = set(members(kind))
+        if isinstance(entry.value, bool) and bool not in kinds and kinds & {int, float}:
+            where = f" ({entry.source})" if str(entry.source) else ""
+            word = str(entry.value).lower()
+            raise SettingsError(f"{entry.key}: give a number, not {word}{where}")
         option = "__".join(rest) if rest else key
         table[option] = _read(entry, kind) if isinstance(entry.value, Text) else entry.value
     return values

@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any, TypeVar
 
-import structlog
-
 from paged_core.component import ComponentSettings
 from paged_core.engine import Engine
-from paged_core.errors import SettingsError, UnsupportedModel
+from paged_core.errors import PagedCoreError, PluginError, SettingsError, UnsupportedModel
 from paged_core.interfaces.allocator import AllocatorParts, SupportsReservation
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
 from paged_core.interfaces.evictor import EvictorParts
@@ -24,10 +22,11 @@ from paged_core.interfaces.scheduler import Scheduler, SchedulerParts
 from paged_core.interfaces.victim import VictimParts
 from paged_core.kv_cache import KVCache
 from paged_core.layer import LayerSpec
+from paged_core.log import get_logger
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 Part = TypeVar("Part")
 
@@ -105,8 +104,22 @@ class _Wiring:
         return self.build(slot, getattr(self._settings, slot), parts)
 
     def build(self, slot: str, options: ComponentSettings, parts: Any) -> Any:
-        """Build the component that ``options`` name."""
-        return self._registry.get(slot, options.name).load()(options, parts)
+        """Build the component that ``options`` name.
+
+        Raises:
+            PluginError: its own code raised something that is no error of ours.
+        """
+        factory = self._registry.get(slot, options.name).load()
+        try:
+            return factory(options, parts)
+        except (PagedCoreError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            owner = self._registry.provider(slot, options.name)
+            raise PluginError(
+                f"{slot} {options.name!r}, of {owner}, could not be made: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     def make_kv_cache(self, capacity: Capacity, preemption: Preemption) -> KVCache:
         settings = self._settings

@@ -125,7 +125,8 @@ def test_one_refused_prompt_does_not_keep_the_others_from_running(
     [
         ([], 2, "give a prompt"),
         ([""], 1, "empty"),
-        (["a", "--top-p", "3"], 1, "top_p"),
+        (["a", "--top-p", "3"], 2, "top_p"),
+        (["a", "--device", "mps"], 2, "mps is not there"),
         (["a", "--model", "no/such/folder/here"], 1, "no/such/folder/here"),
         (["a", "--scheduler", "token_buget"], 2, "did you mean 'token_budget'"),
         (["a", "--no-such-option", "3"], 2, "no-such-option"),
@@ -180,3 +181,24 @@ def test_ctrl_c_prints_what_is_finished(tmp_path: Path, times: int) -> None:
     if times == 1:
         assert "unfinished" in err
         assert all(json.loads(line)["outputs"][0]["finish_reason"] for line in out.splitlines())
+
+
+def test_ctrl_c_while_the_model_loads_leaves_no_traceback() -> None:
+    command = [sys.executable, "-m", "paged_core", "generate", "2 + 2 =", "--log-level", "info"]
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+    assert started.stderr is not None
+    started.stderr.readline()  # the model is there, and the engine is being made
+    started.send_signal(signal.SIGINT)
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=60)
+    assert (started.returncode, out) == (130, "")
+    assert "Traceback" not in err
+
+
+def test_without_a_standard_output_nothing_is_generated() -> None:
+    command = f"{sys.executable} -m paged_core generate '2 + 2 =' >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: standard output is closed, so there is nowhere to print\n"

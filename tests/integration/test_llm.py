@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from integration import tiny_models
 from paged_core import LLM, SamplingParams
-from paged_core.errors import RequestError, SettingsError
+from paged_core.errors import EngineError, RequestError, SettingsError
+from paged_core.log import get_logger
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def test_cached_tokens_are_counted(llm: LLM) -> None:
 
 
 def test_several_sequences_share_a_prompt(llm: LLM) -> None:
-    sampling = SamplingParams(n=3, temperature=1.0, seed=7, max_tokens=12, ignore_eos=True)
+    sampling = SamplingParams(n=3, temperature=2.0, seed=7, max_tokens=12, ignore_eos=True)
     (output,) = llm.generate("Once upon a time", sampling)
     assert [completion.index for completion in output.outputs] == [0, 1, 2]
     assert len({tuple(completion.token_ids) for completion in output.outputs}) > 1
@@ -145,6 +147,55 @@ def test_who_stops_listening_gives_up(llm: LLM) -> None:
     stream = llm.stream("Once upon a time", SamplingParams(max_tokens=500, ignore_eos=True))
     next(stream)
     stream.close()  # type: ignore[attr-defined]
+    assert_idle(llm)
+
+
+def test_a_stream_ends_though_another_call_did_its_steps(llm: LLM) -> None:
+    sampling = SamplingParams(max_tokens=6, ignore_eos=True)
+    stream = llm.stream("2 + 2 =", sampling)
+    next(stream)
+    longer = SamplingParams(max_tokens=12, ignore_eos=True)
+    llm.generate("3 + 4 =", longer)
+    (rest,) = stream
+    assert rest.finished
+    assert len(rest.outputs[0].token_ids) == 6
+
+
+def test_a_stream_ends_though_its_request_was_given_up(llm: LLM) -> None:
+    (generation,) = llm.submit("Once upon a time", SamplingParams(max_tokens=99, ignore_eos=True))
+    running = llm.run([generation], every_step=True)
+    next(running)
+    llm.abort([generation])
+    assert list(running)[-1] is generation
+
+
+def test_a_closed_llm_says_so() -> None:
+    made = LLM(executor="memory", num_blocks=8, max_model_len=32)
+    made.close()
+    made.close()
+    with pytest.raises(EngineError, match="closed"):
+        made.generate([1, 2, 3])
+
+
+def test_a_second_thread_is_told_to_wait_for_the_first() -> None:
+    with LLM(executor="memory", num_blocks=8, max_model_len=32) as made, made._turn:
+        with pytest.raises(EngineError, match="another thread"):
+            made.generate([1, 2, 3])
+        assert not made.engine.has_unfinished
+
+
+def test_logs_stay_out_of_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not structlog.is_configured()
+    get_logger().info("hello", who="you")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "hello" in captured.err
+
+
+@pytest.mark.parametrize("prompts", [None, 3, b"hi", [b"hi"], [None]])
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(RequestError, match="token ids"):
+        llm.generate(prompts)
     assert_idle(llm)
 
 
@@ -227,6 +278,9 @@ def test_parameters_for_each_prompt_must_fit(llm: LLM) -> None:
         {"n": 0}, {"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0}, {"top_p": 1.5},
         {"top_k": -2}, {"min_p": 2}, {"max_tokens": 0}, {"min_tokens": 5, "max_tokens": 4},
         {"repetition_penalty": 0}, {"presence_penalty": 3}, {"logprobs": -1}, {"stop": [""]},
+        {"temperature": "1"}, {"max_tokens": 2.5}, {"n": True}, {"n": None}, {"seed": -2},
+        {"stop": 3}, {"stop": [1]}, {"stop_token_ids": ["x"]}, {"stop_token_ids": 3},
+        {"logit_bias": {"a": 1}}, {"logit_bias": [1]},
     ],
 )  # fmt: skip
 def test_contradictory_sampling_parameters(values: dict[str, Any]) -> None:

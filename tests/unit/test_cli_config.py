@@ -142,6 +142,9 @@ class TestConfig:
         assert settings["enforce_eager"] is True
         assert settings["deterministic"] is True
         assert settings["scheduler"]["chunked_prefill"] is False
+        settings, _ = config(capsys, "--enforce-eager", "on", "--scheduler.chunked-prefill", "No")
+        assert settings["enforce_eager"] is True
+        assert settings["scheduler"]["chunked_prefill"] is False
         with pytest.raises(AssertionError):  # no flag eats what follows it
             config(capsys, "--enforce-eager", "hello")
 

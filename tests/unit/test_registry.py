@@ -156,6 +156,31 @@ def test_two_providers_of_a_name_are_listed_and_refused(install: Install) -> Non
     assert not Registry.discover(block=["two"]).conflicts
 
 
+PROFILE = """
+@hookimpl
+def paged_core_profiles():
+    yield Profile("fast", "scheduler: fcfs")
+"""
+
+
+def test_a_profile_of_two_plugins_stands_in_nobodys_way_until_it_is_chosen(
+    install: Install,
+) -> None:
+    install("one", PROFILE)
+    install("two", PROFILE)
+    settings = settings_class(Registry.discover())
+    assert settings().profile is None
+    with pytest.raises(PluginError, match="profile 'fast' comes from both"):
+        settings(profile="fast")
+
+
+def test_without_the_slots_of_an_engine_nothing_can_be_set() -> None:
+    with pytest.raises(PluginError, match="no plugin declares the slot 'block_allocator'") as error:
+        settings_class(Registry.discover(block=["core"]))
+    assert "plugin 'core'" in str(error.value)
+    assert "is blocked" in str(error.value)
+
+
 def test_two_plugins_of_one_name(install: Install) -> None:
     install("same", COMPONENT, "dist-a")
     install("same", COMPONENT, "dist-b")

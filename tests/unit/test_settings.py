@@ -217,6 +217,20 @@ class TestKeywords:
                 "kv_cache_memory: give bytes, such as 2GiB or 500MB, or a fraction, such as 0.5",
             ),
             ({"kv_cache_memory": 0}, "kv_cache_memory: memory must be more than nothing"),
+            (
+                {"kv_cache_memory": 1.5},
+                "kv_cache_memory: a fraction of the memory is at most 1; above that, give whole "
+                "bytes",
+            ),
+            (
+                {"device": "potato"},
+                "device: no device is called 'potato'; give auto, cpu, cuda, cuda:1 or mps",
+            ),
+            ({"block_size": True}, "block_size: give a number, not true"),
+            (
+                {"scheduler": {"max_num_seqs": True}},
+                "scheduler.max_num_seqs: give a number, not true",
+            ),
             ({"model": {"name": "x"}}, "model: input should be a valid string, not {'name': 'x'}"),
         ],
     )

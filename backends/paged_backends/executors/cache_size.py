@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-import structlog
 import torch
 
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBackend
 from paged_core.layer import LayerSpec
+from paged_core.log import get_logger
 
 if TYPE_CHECKING:
     from paged_core.settings import EngineSettings
@@ -29,7 +29,7 @@ _HOST_SHARE = 0.5
 _UNKNOWN_LENGTH = 2048
 _DEFAULT_NUM_SEQS = 256
 
-log = structlog.get_logger(__name__)
+log = get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

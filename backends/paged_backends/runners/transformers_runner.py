@@ -14,7 +14,6 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import structlog
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -29,6 +28,7 @@ from paged_backends.runners.trial_run import try_out
 from paged_core.errors import SettingsError, UnsupportedModel
 from paged_core.interfaces.runner import Runner, RunnerParts
 from paged_core.layer import LayerSpec
+from paged_core.log import get_logger
 from paged_core.model_size import ModelSize
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _PROBE_ERRORS = (
     NotImplementedError,
 )
 
-log = structlog.get_logger(__name__)
+log = get_logger()
 
 
 class TransformersRunner(Runner):

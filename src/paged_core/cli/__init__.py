@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from paged_core.errors import PagedCoreError, PluginError, SettingsError
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def entry() -> NoReturn:
+    """Be the process ``paged-core``. The first Ctrl-C interrupts, a second one stops at once."""
+    signal.signal(signal.SIGINT, _interrupt)
+    if sys.stdout is None:
+        sys.exit(_fail("standard output is closed, so there is nowhere to print", FAILED))
+    status = main()
+    signal.signal(signal.SIGINT, _stop_at_once)  # no traceback while Python takes itself down
+    sys.exit(status)
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -48,7 +60,16 @@ def _run(args: list[str], environ: Mapping[str, str]) -> int:
     return status if isinstance(status, int) else OK
 
 
+def _interrupt(_number: int, _frame: object) -> None:
+    signal.signal(signal.SIGINT, _stop_at_once)
+    raise KeyboardInterrupt
+
+
+def _stop_at_once(_number: int, _frame: object) -> None:
+    os._exit(INTERRUPTED)
+
+
 def _fail(message: str, status: int) -> int:
-    if message:
+    if message and sys.stderr is not None:
         sys.stderr.write(f"error: {message}\n")
     return status

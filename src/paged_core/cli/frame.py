@@ -14,7 +14,6 @@ from typer.main import get_command
 
 from paged_core._version import __version__
 from paged_core.component import Command
-from paged_core.errors import PluginError
 from paged_core.layers import blocked_plugins
 from paged_core.registry import Registry
 from paged_core.suggest import did_you_mean
@@ -22,7 +21,6 @@ from paged_core.suggest import did_you_mean
 BUILT_IN = (
     # A further command of the core needs a line here and a function in a module of its own; one of
     # a plugin comes through the hook `paged_core_commands`.
-    Command("generate", "paged_core.cli.generate:command", "Complete prompts, offline."),
     Command("generate", "paged_core.cli.generate:command", "Complete prompts, offline."),
     Command("plugins", "paged_core.cli.plugins:command", "What is installed, and its options."),
     Command("config", "paged_core.cli.config:command", "The settings, and where each comes from."),
@@ -74,8 +72,7 @@ class Session:
         if name not in self.commands:
             known = did_you_mean(name, self.commands)
             raise self.registry.error(f"no command is called {name!r}{known}")
-        if message := self.registry.conflicts.get(f"command {name!r}"):
-            raise PluginError(message)
+        self.registry.refuse_conflict(f"command {name!r}")
         command = self.commands[name]
         found = command.load()
         if isinstance(found, typer.Typer):
@@ -175,13 +172,17 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_BOOLEANS = frozenset({"true", "false", "yes", "no", "on", "off"})
+"""Words after a flag that are its value, and not the next argument."""
+
+
 def _spelled_out(args: Sequence[str], flags: Collection[str]) -> Iterator[str]:
     for place, word in enumerate(args):
         if word == "--":
             yield from args[place:]
             return
         following = args[place + 1].lower() if place + 1 < len(args) else ""
-        alone = dashed(word) in flags and following not in {"true", "false"}
+        alone = dashed(word) in flags and following not in _BOOLEANS
         yield f"{word}=true" if alone else word
 
 

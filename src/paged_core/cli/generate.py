@@ -76,9 +76,7 @@ def command(
         )
     if not prompts:
         raise SettingsError("give a prompt, or a file of prompts with --prompts-file")
-    from paged_core.request import SamplingParams
-
-    sampling = SamplingParams(
+    sampling = _sampling(
         n=n,
         best_of=best_of,
         beam_width=beam_width,
@@ -107,6 +105,20 @@ def command(
         if stream:
             report = _Stream(prompts)
         return _generate(llm, prompts, sampling, report)
+
+
+def _sampling(**values: Any) -> SamplingParams:
+    """Return what the options ask for.
+
+    Raises:
+        SettingsError: they are out of range, or contradict each other.
+    """
+    from paged_core.request import SamplingParams
+
+    try:
+        return SamplingParams(**values)
+    except RequestError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _generate(
