@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paged_backends.attention.step_attention import StepAttention
 from paged_backends.executors.cache_size import decide_cache_size
 from paged_backends.executors.paged_cache import PagedCache
 from paged_backends.executors.sequence_rows import KnownSequence, SequenceRows
@@ -236,11 +237,7 @@ class LocalExecutor(Executor):
 
     def _forward(self, loaded: _Loaded, batch: Batch) -> Tensor:
         """Return hidden states [T, hidden]."""
-        layers, plan = loaded.layers, loaded.backend.plan(batch.attention)
-
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return layers[layer].forward(query, key, value, plan)
-
+        attend = StepAttention(loaded.layers, loaded.backend.plan(batch.attention))
         return loaded.runner.forward(batch.tokens_T, batch.positions_T, attend)
 
     def _sample(self, loaded: _Loaded, batch: Batch, hidden: Tensor) -> StepResult:

@@ -12,6 +12,9 @@ from torch import Tensor
 from paged_core.interfaces.attention import AttentionBackend
 from paged_core.layer import LayerSpec
 
+_LINE = 64
+"""Bytes of a processor's cache line, at which a layer's cache begins."""
+
 
 class PagedCache:
     """One tensor per layer, in the shape that the attention backend asks for; blocks move whole."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -119,6 +120,16 @@ class Layer:
         return hidden_TE
 
 
+class AllLayers(Protocol):
+    """Runs all layers as one, where it can."""
+
+    def serves(self, attend: Attend) -> bool:
+        """Whether it can with this attention."""
+
+    def run(self, hidden_TE: Tensor, turns: dict[Rope | None, Turns | None], attend: Any) -> None:
+        """Do so, in place."""
+
+
 class Decoder:
     """A whole model. It keeps nothing between calls."""
 
@@ -136,11 +147,13 @@ class Decoder:
     ) -> None:
         self.config = config
         self._embedding = embedding
-        self._layers = layers
+        self.layers = layers
         self._final_norm = final_norm
         self._project = project
         self._head = head
         self._best = best
+        self.fused: AllLayers | None = None
+        """Takes the place of the layers where it can."""
         ropes = {layer.rope for layer in config.layers if layer.rope is not None}
         self._frequencies = {rope: frequencies(rope, config.head_dim).to(device) for rope in ropes}
 
@@ -150,7 +163,10 @@ class Decoder:
         for rope, angles in self._frequencies.items():
             turns[rope] = Turns(angles, positions_T)
         hidden_TE = self._embedding(tokens_T, positions_T)
-        for layer in self._layers:
+        if self.fused is not None and self.fused.serves(attend):
+            self.fused.run(hidden_TE, turns, attend)
+            return hidden_TE
+        for layer in self.layers:
             hidden_TE = layer(hidden_TE, turns, attend)
         return hidden_TE
 

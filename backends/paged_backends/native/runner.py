@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import structlog
 import torch
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from paged_backends.native.assembly import Assembly
 from paged_backends.native.config import DecoderConfig
 from paged_backends.native.decoder import Decoder
 from paged_backends.native.families import decoder_config
+from paged_backends.native.fused_layers import fuse
 from paged_backends.native.kernel_parts import KernelParts, fits
 from paged_backends.native.names import weight_names
 from paged_backends.native.parts import Parts, TorchParts
@@ -28,6 +28,7 @@ from paged_backends.runners.settings import NativeSettings
 from paged_core.errors import SettingsError
 from paged_core.interfaces.runner import Runner, RunnerParts
 from paged_core.layer import LayerSpec
+from paged_core.log import get_logger
 from paged_core.model_size import ModelSize
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
-log = structlog.get_logger(__name__)
+log = get_logger()
 
 
 class NativeRunner(Runner):
@@ -59,12 +60,13 @@ class NativeRunner(Runner):
         config = decoder_config(checkpoint, trust_remote_code=settings.trust_remote_code)
         device = choose_device(settings.device)
         weights, dtype = self._open(checkpoint, device)
+        parts = self._parts(dtype, device)
         try:
             self._decoder = Assembly(
                 config,
                 weight_names(checkpoint.model_type),
                 weights,
-                parts=self._parts(dtype, device),
+                parts=parts,
                 dtype=dtype,
                 device=device,
             ).decoder()
@@ -73,6 +75,8 @@ class NativeRunner(Runner):
                 f"{settings.model} does not fit on {device}: {str(error).partition(chr(10))[0]}; "
                 "use a smaller model, a smaller dtype, or device: cpu"
             ) from error
+        if isinstance(parts, KernelParts):
+            self._decoder.fused = fuse(config, self._decoder.layers, parts.kernels)
         self._config = config
         self._layers = [
             LayerSpec(
