@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from paged_plugins.bench.compare_command import compare_command
 from paged_plugins.bench.latency_command import latency_command
 from paged_plugins.bench.scheduler_command import scheduler_command
 from paged_plugins.bench.throughput_command import throughput_command
@@ -11,6 +12,7 @@ from paged_plugins.bench.throughput_command import throughput_command
 app = typer.Typer(rich_markup_mode=None)
 app.command("throughput")(throughput_command)
 app.command("latency")(latency_command)
+app.command("compare")(compare_command)
 app.command("scheduler")(scheduler_command)
 
 
