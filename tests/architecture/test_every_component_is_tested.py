@@ -9,16 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from paged_core import testing
 from paged_core.component import Component
 from paged_core.registry import Registry
-from paged_core.testing import POLICY_SLOTS, ComponentConformance
+from paged_core.testing import ComponentConformance
 
 FOLDER = Path(__file__).parent.parent / "conformance"
-
-WITHOUT_A_CLASS = {
-    "runner": "compared with the models of transformers in tests/integration",
-}
-"""Slots for which the kit has no class yet, and how their components are tested meanwhile."""
 
 
 def first_party() -> list[Component]:
@@ -59,17 +55,14 @@ def tested() -> set[tuple[str, str]]:
     "component", first_party(), ids=lambda component: f"{component.slot}.{component.name}"
 )
 def test_has_a_conformance_test(component: Component, tested: set[tuple[str, str]]) -> None:
-    if component.slot in WITHOUT_A_CLASS:
-        assert component.slot not in POLICY_SLOTS
-        pytest.skip(WITHOUT_A_CLASS[component.slot])
     assert (component.slot, component.name) in tested, (
         f"tests/conformance has no class for {component.slot} {component.name!r}"
     )
 
 
-def test_no_slot_with_a_class_is_excused(tested: set[tuple[str, str]]) -> None:
-    assert not {slot for slot, _ in tested} & set(WITHOUT_A_CLASS)
-    assert set(WITHOUT_A_CLASS) <= set(Registry.discover().slots)
+def test_every_slot_has_a_class_in_the_kit() -> None:
+    kinds = [kind for name, kind in vars(testing).items() if name.endswith("Conformance")]
+    assert {kind.slot for kind in kinds if hasattr(kind, "slot")} == set(Registry.discover().slots)
 
 
 def test_no_class_is_about_a_component_that_is_gone(tested: set[tuple[str, str]]) -> None:

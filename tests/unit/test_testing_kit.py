@@ -31,6 +31,7 @@ from paged_core.testing import (
     ObserverConformance,
     PreemptionConformance,
     QueueOrderConformance,
+    RunnerConformance,
     SchedulerConformance,
     VictimConformance,
     Workload,
@@ -46,6 +47,7 @@ from paged_core.testing import (
 from unit import faulty_attention as attention
 from unit import faulty_components as faulty
 from unit import faulty_executors as executors
+from unit import faulty_runners as runners
 
 
 class LruOrder(EvictorConformance):
@@ -159,6 +161,17 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
             attention.LateAttention,
         ],
     ),
+    (
+        RunnerConformance,
+        runners.FaultyNativeSettings,
+        [
+            runners.PlacelessRunner,
+            runners.LeakyRunner,
+            runners.UpsideDownRunner,
+            runners.CoarseRunner,
+            runners.LastRowRunner,
+        ],
+    ),
 ]
 
 CAUGHT_BY = {
@@ -233,7 +246,7 @@ def test_catches(
     assert found is not None, f"nobody noticed: {made.__doc__}"
     name, error = found
     assert "round_trip" not in name
-    assert not isinstance(error, (PluginError, ImportError)), error
+    assert not isinstance(error, (PluginError, ImportError, AttributeError)), error
     assert re.search(CAUGHT_BY.get(made.__name__, ""), str(error)), error
 
 

@@ -24,6 +24,7 @@ from paged_core.testing.preemption_conformance import PreemptionConformance
 from paged_core.testing.queue_order_conformance import QueueOrderConformance
 from paged_core.testing.registry import registry_with
 from paged_core.testing.round_trip import settings_round_trip
+from paged_core.testing.runner_conformance import RunnerConformance
 from paged_core.testing.scheduler_conformance import SchedulerConformance
 from paged_core.testing.text_alone import check_nothing_leaked, check_served, text_alone
 from paged_core.testing.victim_conformance import VictimConformance
@@ -42,6 +43,7 @@ __all__ = [
     "ObserverConformance",
     "PreemptionConformance",
     "QueueOrderConformance",
+    "RunnerConformance",
     "SchedulerConformance",
     "ServesEveryWorkload",
     "StepFailure",

@@ -1,0 +1,135 @@
+"""What a runner must do, over attention that has no blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import strategies as st
+
+from paged_core.interfaces.runner import Runner, RunnerParts
+from paged_core.layer import LayerSpec
+from paged_core.settings import settings_class
+from paged_core.testing.component_conformance import ComponentConformance
+from paged_core.testing.dense_attention import DenseAttention
+
+PROMPTS = ((1, 5, 9, 2, 6, 3, 8), (4, 4, 7), (2, 9, 1, 1, 3))
+
+
+class RunnerConformance(ComponentConformance):
+    """Subclass it for a runner, and say which model to try it with::
+
+        class TestMyRunner(RunnerConformance):
+            component = "my_runner"
+            settings = {"model": "demo", "dtype": "float32"}
+
+    The model needs a vocabulary of ten tokens or more. That what it computes is what the model
+    means is for other tests; here it must compute the same however it is asked.
+    """
+
+    slot: ClassVar[str] = "runner"
+    settings: ClassVar[Mapping[str, Any]] = {"model": "demo", "dtype": "float32"}
+    """Of the engine: the model and the like."""
+    tolerance: ClassVar[float] = 1e-4
+    """How far logits may be apart, by what they are computed beside."""
+    max_examples = 15
+
+    def make(self) -> Runner:
+        """A fresh runner, loaded; the test is skipped where it cannot serve."""
+        reason = self.record.obstacle()
+        if reason:
+            pytest.skip(reason)
+        settings = settings_class(self.registry)(**{**self.settings, "runner": self._table})
+        made = self.build(RunnerParts(settings=settings))
+        assert isinstance(made, Runner)
+        made.load()
+        return made
+
+    def test_describes_the_model_once_it_is_loaded(self) -> None:
+        runner = self.make()
+        assert runner.layers
+        for layer in runner.layers:
+            assert isinstance(layer, LayerSpec)
+            assert layer.num_heads % layer.num_kv_heads == 0
+            assert layer.block_size == settings_class(self.registry)().block_size
+        assert runner.vocab_size >= 10
+        assert runner.max_model_len is None or runner.max_model_len > 0
+        assert all(0 <= token < runner.vocab_size for token in runner.eos_token_ids)
+
+    def test_attends_once_in_every_layer_in_order(self) -> None:
+        runner = self.make()
+        attention = DenseAttention(runner.layers, 1)
+        self.step(runner, attention, [(0, PROMPTS[0], 0)])
+        assert attention.called == list(range(len(runner.layers)))
+
+    def test_logits_are_a_row_of_the_vocabulary_for_each_hidden_state(self) -> None:
+        torch: Any = import_module("torch")
+        runner = self.make()
+        rows = self.step(runner, DenseAttention(runner.layers, 1), [(0, PROMPTS[0], 0)])
+        assert tuple(rows.shape) == (len(PROMPTS[0]), runner.vocab_size)
+        assert rows.dtype == torch.float32
+        assert bool(torch.isfinite(rows).all())
+
+    def test_computes_the_same_in_chunks_and_in_company(self) -> None:
+        torch: Any = import_module("torch")
+        runner = self.make()
+        alone = [
+            self.step(runner, DenseAttention(runner.layers, 1), [(0, prompt, 0)])
+            for prompt in PROMPTS
+        ]
+
+        def computes_the_same(cuts: list[int], order: Sequence[int]) -> None:
+            attention = DenseAttention(runner.layers, len(PROMPTS))
+            done = [0] * len(PROMPTS)
+            for cut in [*cuts, 99]:
+                batch = []
+                for sequence in order:
+                    start, prompt = done[sequence], PROMPTS[sequence]
+                    if start < len(prompt):
+                        batch.append((sequence, prompt[start : start + cut], start))
+                if not batch:
+                    break
+                rows = self.step(runner, attention, batch)
+                for sequence, chunk, start in batch:
+                    wanted = alone[sequence][start : start + len(chunk)]
+                    got, rows = rows[: len(chunk)], rows[len(chunk) :]
+                    apart = float(torch.max(torch.abs(got - wanted)))
+                    assert apart <= self.tolerance, (
+                        f"logits of tokens {start} to {start + len(chunk)} of sequence {sequence} "
+                        f"are {apart} apart from those that it has alone"
+                    )
+                    done[sequence] += len(chunk)
+
+        cuts = st.lists(st.integers(1, 4), max_size=4)
+        self.check(computes_the_same, cuts, st.permutations(range(len(PROMPTS))))
+
+    def test_two_runners_compute_the_same(self) -> None:
+        torch: Any = import_module("torch")
+        one, other = (
+            self.step(runner, DenseAttention(runner.layers, 1), [(0, PROMPTS[0], 0)])
+            for runner in (self.make(), self.make())
+        )
+        assert torch.equal(one, other)
+
+    def step(
+        self,
+        runner: Runner,
+        attention: DenseAttention,
+        batch: Sequence[tuple[int, Sequence[int], int]],
+    ) -> Any:
+        """Logits [T, vocab] of a batch: for each sequence its tokens, and the first's position."""
+        torch: Any = import_module("torch")
+        device = runner.layers[0].device
+        attention.begin([(sequence, len(tokens)) for sequence, tokens, _ in batch])
+        tokens = [token for _, chunk, _ in batch for token in chunk]
+        positions = [start + i for _, chunk, start in batch for i in range(len(chunk))]
+        with torch.inference_mode():
+            hidden = runner.forward(
+                torch.tensor(tokens, device=device),
+                torch.tensor(positions, device=device),
+                attention,
+            )
+            assert len(hidden) == len(tokens), "a hidden state for each token is wanted"
+            return runner.logits(hidden).cpu()

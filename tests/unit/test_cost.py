@@ -1,0 +1,218 @@
+"""What things cost, in instructions: how it grows, whatever the machine is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import count, pairwise
+from random import Random
+from typing import Any
+
+import pytest
+
+from paged_core.block_key import BlockKey
+from paged_core.cli.options import Given
+from paged_core.interfaces.allocator import (
+    AllocatorParts,
+    BlockAllocator,
+    SupportsPrefixCache,
+    SupportsReservation,
+)
+from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.registry import Registry
+from paged_core.sequence import BlockId
+from paged_plugins.bench.null_executor import NULL_EXECUTOR
+from paged_plugins.bench.steady_state import SteadyState
+from unit.work import Watched, work
+
+REGISTRY = Registry.discover()
+SMALL, LARGE = 1 << 8, 1 << 11
+LOGARITHMIC = 11 / 8 * 1.25
+"""How much more the large case may cost: as the logarithms of the sizes, and some."""
+
+
+def build(slot: str, name: str, parts: object) -> Any:
+    component = REGISTRY.get(slot, name)
+    return component.load()(component.settings(), parts)
+
+
+# ---------------------------------------------------------------------- evictors
+
+
+def make_evictor(name: str, num_blocks: int) -> Evictor:
+    made = build("evictor", name, EvictorParts(num_blocks=num_blocks, block_size=16, seed=0))
+    assert isinstance(made, Evictor)
+    return made
+
+
+def evictor_cost(make: Callable[[int], Evictor], num_blocks: int, number: type[int]) -> float:
+    """What an operation costs on so many idle blocks, whose numbers are of this type.
+
+    Watched numbers tell how often they are compared and hashed, others how many instructions run.
+    """
+    evictor, random = make(num_blocks), Random(0)
+    idle = [BlockId(number(block)) for block in range(num_blocks)]
+    clock = count(1)
+
+    def add(block: BlockId) -> None:
+        now = next(clock)
+        facts = (random.randrange(1, 4000), random.randrange(4), now // 4, now)
+        evictor.add(block, BlockInfo(*map(number, facts)))
+
+    def leave_come_back_and_go() -> None:
+        for _ in range(num_blocks):
+            block = random.choice(idle)
+            evictor.remove(block)
+            add(block)
+            add(evictor.evict())
+
+    for block in idle:
+        add(block)
+    if number is Watched:
+        Watched.touched = 0
+        leave_come_back_and_go()
+        return Watched.touched / num_blocks
+    return work(leave_come_back_and_go) / num_blocks
+
+
+@pytest.mark.parametrize("number", [int, Watched], ids=["instructions", "comparisons"])
+@pytest.mark.parametrize("name", sorted(REGISTRY.of("evictor")))
+def test_no_operation_of_an_evictor_costs_more_than_a_logarithm(
+    name: str, number: type[int]
+) -> None:
+    small, large = (
+        evictor_cost(partial(make_evictor, name), size, number) for size in (SMALL, LARGE)
+    )
+    assert large <= LOGARITHMIC * small + 1
+
+
+class LinearEvictor(Evictor):
+    """Searches a list, inside a built-in and outside."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.held: list[BlockId] = []
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        self.held.append(block)
+
+    def remove(self, block: BlockId, /) -> None:
+        self.held.remove(block)
+
+    def evict(self) -> BlockId:
+        return self.held.pop(max(place for place, _ in enumerate(self.held)))
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+
+@pytest.mark.parametrize("number", [int, Watched], ids=["instructions", "comparisons"])
+def test_a_search_is_found_out(number: type[int]) -> None:
+    small, large = (evictor_cost(LinearEvictor, size, number) for size in (SMALL // 4, 2 * SMALL))
+    assert large > 4 * small
+
+
+# ---------------------------------------------------------------------- allocators
+
+
+def allocator_cost(name: str, num_blocks: int) -> float:
+    """Instructions of taking, sharing, publishing, finding and giving back a block."""
+    parts = AllocatorParts(
+        num_blocks=num_blocks,
+        block_size=1,
+        max_model_len=num_blocks,
+        evictor=make_evictor("lru", num_blocks),
+    )
+    allocator: BlockAllocator = build("block_allocator", name, parts)
+    held = allocator.allocate(num_blocks)
+    Random(0).shuffle(held)
+    keys = [BlockKey(None, (number,)) for number in range(2 * num_blocks)]
+    equal = BlockKey(None, (-1,))
+    fresh = iter(keys)
+
+    def take_and_give_back() -> None:
+        for block in held[: num_blocks // 2]:
+            allocator.share([block])
+            allocator.free([block])
+            allocator.free([block])
+            if isinstance(allocator, SupportsReservation):
+                (taken,) = allocator.reserve(1)
+            else:
+                (taken,) = allocator.allocate(1)
+            if isinstance(allocator, SupportsPrefixCache):
+                key = next(fresh) if taken % 2 else equal
+                allocator.look_up([key])
+                if allocator.publish(taken, key) == taken and not taken % 7:
+                    allocator.retract([taken])
+            assert allocator.num_free == 0
+
+    return work(take_and_give_back) / (num_blocks // 2)
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY.of("block_allocator")))
+def test_no_operation_of_an_allocator_costs_more_than_a_logarithm(name: str) -> None:
+    assert allocator_cost(name, LARGE) <= LOGARITHMIC * allocator_cost(name, SMALL)
+
+
+# ---------------------------------------------------------------------- steps
+
+
+@cache
+def step_cost(
+    scheduler: str, num_running: int, num_waiting: int, queue_order: str = "fcfs"
+) -> float:
+    """Instructions of a step of the engine in a steady state, the mean over a block's length."""
+    state = SteadyState(
+        num_running=num_running,
+        num_waiting=num_waiting,
+        context=16,
+        block_size=4,
+        steps=8,
+        repeats=1,
+    )
+    registry = REGISTRY.extended(NULL_EXECUTOR, plugin="test_cost")
+    given = Given(registry=registry, config=None, options=(), environ={})
+    engine = state.build(
+        given, scheduler=scheduler, queue_order=queue_order, block_allocator="hash_cached"
+    )
+    for _ in range(2):
+        engine.step()
+
+    def steps() -> None:
+        for _ in range(4):
+            engine.step()
+
+    cost = work(steps) / 4
+    engine.close()
+    return cost
+
+
+def linear(cost: Callable[[int], float], sizes: tuple[int, ...]) -> float:
+    """By how much the dearest further sequence is dearer than the cheapest."""
+    slopes = [(cost(more) - cost(few)) / (more - few) for few, more in pairwise(sizes)]
+    return max(slopes) / min(slopes)
+
+
+@pytest.mark.parametrize("scheduler", sorted(REGISTRY.of("scheduler")))
+def test_a_step_grows_linearly_with_what_is_scheduled(scheduler: str) -> None:
+    assert linear(lambda running: step_cost(scheduler, running, 0), (16, 64, 256, 512)) < 1.1
+
+
+@pytest.mark.parametrize("scheduler", sorted(REGISTRY.of("scheduler")))
+def test_a_step_does_not_depend_on_how_many_wait(scheduler: str) -> None:
+    idle, *crowded = (step_cost(scheduler, 64, waiting) for waiting in (0, 1000, 10_000))
+    for cost in crowded:
+        assert cost == pytest.approx(crowded[0], rel=0.01)
+        assert cost <= 1.15 * idle
+
+
+@pytest.mark.parametrize("queue_order", sorted(REGISTRY.of("queue_order")))
+def test_no_order_makes_a_full_step_of_the_default_scheduler_depend_on_who_waits(
+    queue_order: str,
+) -> None:
+    few, many = (step_cost("token_budget", 16, waiting, queue_order) for waiting in (100, 2000))
+    assert many == pytest.approx(few, rel=0.02)
+
+
+def test_work_counts_instructions() -> None:
+    assert work(lambda: sum(number for number in range(1000))) > 2000
+    assert work(lambda: None) < 10
