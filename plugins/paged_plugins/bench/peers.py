@@ -64,7 +64,7 @@ class PagedCore:
 
         self.version = __version__
         self._llm = LLM(**task.settings)
-        self.vocab_size = self._llm.engine.capacity.vocab_size
+        self.vocab_size: int | None = self._llm.engine.capacity.vocab_size
 
     def run(self, items: Sequence[Item], /) -> list[list[int]]:
         """All at once; the engine makes its batches."""
@@ -81,7 +81,7 @@ class _Transformers:
     """Batches in the order of arrival, padded on the left; each runs to its longest output."""
 
     batch_size: int
-    vocab_size = None
+    vocab_size: int | None = None
 
     def __init__(self, task: Task) -> None:
         import torch
@@ -142,7 +142,7 @@ class TransformersSingle(_Transformers):
 class Vllm:
     """vLLM's offline interface, with its own settings but for the length."""
 
-    vocab_size = None
+    vocab_size: int | None = None
 
     def __init__(self, task: Task) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(task.threads))
