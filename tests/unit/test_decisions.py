@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
@@ -15,8 +16,8 @@ from paged_core.request import Request, SamplingParams
 from paged_core.testing.memory_engine import build_memory_engine, serve
 from paged_core.testing.workload import Workload
 from paged_plugins.decisions.diff import first_difference
-from paged_plugins.decisions.replay import replay
-from paged_plugins.decisions.scenario import Scenario, read_case
+from paged_plugins.decisions.replay import replay, settings_of
+from paged_plugins.decisions.scenario import Scenario, ScenarioRequest, read_case
 from paged_plugins.decisions.side_by_side import side_by_side, totals
 from paged_plugins.decisions.trace import KEYS, differing_keys, read_traces
 
@@ -70,10 +71,32 @@ class TestScenario:
 
     @pytest.mark.parametrize("prompt", ["ten", "1:2:3", "5", "1:x"])
     def test_a_prompt_that_is_neither(self, prompt: str) -> None:
-        request = {"id": "A", "prompt": prompt, "output": 1}
-        scenario = Scenario.model_validate({**SMALL, "requests": [request]})
-        with pytest.raises(SettingsError, match="neither a length nor ranges"):
-            scenario.requests[0].tokens(0)
+        with pytest.raises(ValidationError, match="neither a length nor ranges"):
+            ScenarioRequest.model_validate({"id": "A", "prompt": prompt, "output": 1})
+
+    @pytest.mark.parametrize("prompt", [0, -1, "", "5:2", "1:4 7:7", 10**10, "0:99999999999"])
+    def test_a_prompt_of_no_tokens_or_of_far_too_many(self, prompt: int | str) -> None:
+        with pytest.raises(ValidationError, match=r"no tokens|more than"):
+            ScenarioRequest.model_validate({"id": "A", "prompt": prompt, "output": 1})
+
+    def test_a_request_comes_at_a_step_or_at_a_time(self) -> None:
+        with pytest.raises(ValidationError, match="exclude each other"):
+            ScenarioRequest.model_validate(
+                {"id": "A", "prompt": 3, "output": 1, "step": 2, "at": 3.5}
+            )
+
+    def test_a_recorded_trace_is_looked_at(self, tmp_path: Path) -> None:
+        for trace, message in (("hi", "list of steps"), ([{"step": 0}], "entry 0 .*scheduled")):
+            path = write(tmp_path / "c.json", json.dumps({"scenario": SMALL, "trace": trace}))
+            with pytest.raises(SettingsError, match=message):
+                read_case(path)
+
+    def test_another_executor_is_refused_before_anything_is_loaded(self) -> None:
+        scenario = Scenario.model_validate(
+            {**SMALL, "settings": {**SMALL["settings"], "executor": "local", "model": "nowhere"}}
+        )
+        with pytest.raises(SettingsError, match="leave `executor` out"):
+            settings_of(scenario, Registry.discover())
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -228,8 +251,9 @@ class TestTraces:
             ("", "holds no step"),
             ("\n\n", "holds no step"),
             ("hello", "line 1"),
-            ('{"step": 0}\n[1, 2]\n', "line 2"),
-            ('{"steps": 0}', "no key 'step'"),
+            ('{"step": 0}', "line 1, is not a step of a trace: scheduled: field required"),
+            ("[1, 2]\n[3]", "line 1, is not a step of a trace: it is not a mapping"),
+            ('{"steps": 0}', "step: field required"),
             ('"text"', "line 1"),
         ],
     )

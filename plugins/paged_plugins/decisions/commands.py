@@ -13,7 +13,7 @@ import typer
 from paged_core.cli.options import Given
 from paged_core.errors import SettingsError
 from paged_plugins.decisions.diff import Difference, first_difference
-from paged_plugins.decisions.replay import replay
+from paged_plugins.decisions.replay import replay, settings_of
 from paged_plugins.decisions.scenario import Case, read_case
 from paged_plugins.decisions.side_by_side import one_step, side_by_side, totals
 from paged_plugins.decisions.trace import KEYS, read_traces
@@ -36,6 +36,8 @@ def replay_command(
     """
     _refuse_settings(given)
     cases = [read_case(path) for path in files]
+    for case in cases:
+        settings_of(case.scenario, given.registry)
     if check:
         return _check(cases, given, as_json)
     several = len(cases) > 1

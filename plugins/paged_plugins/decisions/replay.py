@@ -10,7 +10,7 @@ from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.registry import Registry
 from paged_core.request import Request, SamplingParams
-from paged_core.settings import settings_class
+from paged_core.settings import EngineSettings, settings_class
 from paged_core.step import NewSequence
 from paged_core.wiring import build_engine
 from paged_plugins.decisions.scenario import Scenario, ScenarioRequest
@@ -29,19 +29,33 @@ def replay(scenario: Scenario, registry: Registry) -> Iterator[dict[str, Any]]:
     Raises:
         SettingsError: the scenario's settings cannot be used.
     """
-    settings = settings_class(registry)(
-        **{"executor": "memory", "max_model_len": 2048, **scenario.settings}
-    )
     run = _Run(scenario)
+    settings = settings_of(scenario, registry)
     engine = build_engine(settings, registry, clock=run.now, observers=[run])
-    if settings.executor.name != "memory":
-        engine.close()
-        raise SettingsError("a scenario runs on the executor 'memory'; leave `executor` out")
     cast("_Drawing", engine.executor).draw = run.draw
     try:
         yield from run.steps(engine)
     finally:
         engine.close()
+
+
+def settings_of(scenario: Scenario, registry: Registry) -> EngineSettings:
+    """Return the settings that a scenario is run with.
+
+    Raises:
+        SettingsError: they cannot be used; the message names the scenario.
+    """
+    try:
+        settings = settings_class(registry)(
+            **{"executor": "memory", "max_model_len": 2048, **scenario.settings}
+        )
+    except SettingsError as error:
+        raise SettingsError(f"scenario {scenario.name!r}: {error}") from None
+    if settings.executor.name != "memory":
+        raise SettingsError(
+            f"scenario {scenario.name!r}: it runs on the executor 'memory'; leave `executor` out"
+        )
+    return settings
 
 
 class _Drawing(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,20 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from paged_core.errors import SettingsError
+from paged_plugins.decisions.trace import trace_problem
+
+MAX_PROMPT = 10_000_000
+"""Tokens of a prompt at most; more is a slip of the pen."""
+
+
+def _ranges(prompt: str) -> list[range]:
+    try:
+        bounds = [tuple(map(int, part.split(":"))) for part in prompt.split()]
+        return [range(start, end) for start, end in bounds]
+    except ValueError:
+        raise ValueError(
+            f"the prompt {prompt!r} is neither a length nor ranges such as '1000:1048 2000:2007'"
+        ) from None
 
 
 class _Strict(BaseModel):
@@ -32,22 +47,22 @@ class ScenarioRequest(_Strict):
     tenant: str = ""
     deadline: float | None = Field(None, ge=0)
 
-    def tokens(self, first_own: int) -> tuple[int, ...]:
-        """Return the prompt; the ids of an integer prompt start at ``first_own``.
+    @model_validator(mode="after")
+    def _can_be_served(self) -> ScenarioRequest:
+        if self.at is not None and "step" in self.model_fields_set:
+            raise ValueError("`step` and `at` exclude each other; give one of them")
+        ranges = [range(self.prompt)] if isinstance(self.prompt, int) else _ranges(self.prompt)
+        if not ranges or not all(ranges):
+            raise ValueError(f"the prompt {self.prompt!r} has no tokens, or an empty range")
+        if sum(map(len, ranges)) > MAX_PROMPT:
+            raise ValueError(f"the prompt {self.prompt!r} has more than {MAX_PROMPT:,} tokens")
+        return self
 
-        Raises:
-            SettingsError: the ranges cannot be read.
-        """
+    def tokens(self, first_own: int) -> tuple[int, ...]:
+        """Return the prompt; the ids of an integer prompt start at ``first_own``."""
         if isinstance(self.prompt, int):
             return tuple(range(first_own, first_own + self.prompt))
-        try:
-            bounds = [tuple(map(int, part.split(":"))) for part in self.prompt.split()]
-            return tuple(token for start, end in bounds for token in range(start, end))
-        except ValueError:
-            raise SettingsError(
-                f"prompt of request {self.id!r}: {self.prompt!r} is neither a length nor ranges "
-                "such as '1000:1048 2000:2007'"
-            ) from None
+        return tuple(chain.from_iterable(_ranges(self.prompt)))
 
 
 class ScenarioAbort(_Strict):
@@ -98,11 +113,14 @@ def read_case(path: Path) -> Case:
     if "scenario" in content:
         trace = content.get("trace")
         content = content["scenario"]
+        if trace is not None and (problem := trace_problem(trace)):
+            raise SettingsError(f"{path}: {problem}")
     try:
         return Case(Scenario.model_validate(content), trace, path)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or 'scenario'}: {item['msg']}"
+            f"{'.'.join(str(part) for part in item['loc']) or 'scenario'}: "
+            f"{item['msg'].removeprefix('Value error, ')}"
             for item in error.errors()
         )
         raise SettingsError(f"{path} is not a scenario: {problems}") from None
@@ -115,8 +133,9 @@ def _read_mapping(path: Path) -> Mapping[str, Any]:
         raise SettingsError(f"cannot read {path}: {error}") from None
     try:
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
-        raise SettingsError(f"{path} cannot be parsed: {error}") from None
+    except (ValueError, yaml.YAMLError) as error:
+        said = " ".join(str(error).split())
+        raise SettingsError(f"{path} cannot be parsed: {said}") from None
     if not isinstance(content, dict):
         raise SettingsError(f"{path} must hold a mapping with the keys of a scenario")
     return content

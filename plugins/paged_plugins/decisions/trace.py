@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import StepRecord
 
@@ -46,6 +48,47 @@ def trace_line(record: StepRecord, step: int) -> dict[str, Any]:
     }
 
 
+class _Line(BaseModel):
+    """One step of a trace; a log of decisions may have more keys."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    step: int
+    scheduled: dict[str, int]
+    cached: dict[str, int]
+    preempted: list[str]
+    swapped_out: list[str]
+    swapped_in: list[str]
+    ignored: list[str]
+    finished: list[str]
+    running: list[str]
+    waiting: list[str]
+    swapped: list[str]
+    free_blocks: int
+
+
+def trace_problem(trace: object) -> str | None:
+    """Say why ``trace`` is not a list of steps, or return ``None``."""
+    if not isinstance(trace, list):
+        return "a trace is a list of steps"
+    for number, line in enumerate(trace):
+        if problem := line_problem(line):
+            return f"entry {number} of the trace is not a step: {problem}"
+    return None
+
+
+def line_problem(line: object) -> str | None:
+    """Say why ``line`` is not a step of a trace, or return ``None``."""
+    try:
+        _Line.model_validate(line)
+    except ValidationError as error:
+        item = error.errors()[0]
+        key = ".".join(str(part) for part in item["loc"])
+        said = item["msg"][:1].lower() + item["msg"][1:]
+        return f"{key}: {said}" if key else "it is not a mapping"
+    return None
+
+
 def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:
     """Read the traces of a file by scenario name.
 
@@ -64,6 +107,8 @@ def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:
     except json.JSONDecodeError:
         whole = None
     if isinstance(whole, dict) and "trace" in whole:
+        if problem := trace_problem(whole["trace"]):
+            raise SettingsError(f"{path}: {problem}")
         return {"": whole["trace"]}
     traces: dict[str, list[dict[str, Any]]] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -71,13 +116,11 @@ def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:
             continue
         try:
             step = json.loads(line)
-            name = step.pop("scenario", "")
-            if "step" not in step:
-                raise ValueError("no key 'step'")
-        except (ValueError, AttributeError, TypeError) as error:
-            raise SettingsError(
-                f"{path}, line {number}, is not a step of a trace: {error}"
-            ) from None
+        except ValueError as error:
+            raise SettingsError(f"{path}, line {number}, is not JSON: {error}") from None
+        if problem := line_problem(step):
+            raise SettingsError(f"{path}, line {number}, is not a step of a trace: {problem}")
+        name = step.pop("scenario", "")
         traces.setdefault(name, []).append(step)
     if not traces:
         raise SettingsError(f"{path} holds no step of a trace")
