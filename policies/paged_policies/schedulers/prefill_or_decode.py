@@ -127,7 +127,11 @@ class PrefillOrDecodeScheduler(Scheduler):
             lengths = [len(sequence.tokens) for sequence in group.live]
             needed = kv.blocks_to_restore(group)
             if max(lengths) > min(self._max_model_len, self._budget):
-                self._ignore(plan, f"{max(lengths)} tokens are more than one step takes")
+                self._ignore(
+                    plan,
+                    f"its {max(lengths)} tokens are more than one step takes "
+                    "(scheduler.max_num_batched_tokens)",
+                )
                 continue
             if kv.num_blocks - needed < kv.watermark_blocks:
                 self._ignore(plan, f"it needs {needed} of {kv.num_blocks} blocks")
