@@ -25,7 +25,7 @@ def paged_core_components() -> Iterator[Component]:
         "paged_backends.attention.cpu_attention:CpuAttention",
         rank=10,
         check="paged_backends.cpu.obstacle:obstacle",
-        summary="our own kernels for CPUs (AVX-512 with BF16, AVX2, portable), compiled on first use",
+        summary="our own kernels for CPUs (AVX-512, AVX2, portable), compiled on first use",
     )
     yield Component(
         "runner",

@@ -28,6 +28,10 @@ class TestCpuInTiles(OnCpu):
 
 
 class TestCpuAvx512(OnCpu):
+    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512"}
+
+
+class TestCpuAvx512Bf16(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_bf16"}
 
 

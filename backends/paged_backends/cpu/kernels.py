@@ -53,7 +53,7 @@ class Kernels:
         """Load the kernels, compiled first where they are not: that takes seconds.
 
         Args:
-            instruction_set: ``auto``, ``avx512_bf16``, ``avx2`` or ``portable``.
+            instruction_set: ``auto``, or a name of ``instruction_set.SETS``.
 
         Raises:
             CannotCompile: there is no compiler, or it fails.

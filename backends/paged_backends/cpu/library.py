@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import structlog
-
 from paged_backends.cpu.compiler import CannotCompile, Compiler
 from paged_backends.cpu.instruction_set import choose
 from paged_backends.cpu.library_cache import library
+from paged_core.log import get_logger
 
 UNITS = ("products.cpp", "attention.cpp", "decoder.cpp")
 
-_log = structlog.get_logger(__name__)
+_log = get_logger()
 
 _P, _I, _F = c_void_p, c_int64, c_float
 _ARGUMENTS: dict[str, tuple[list[Any], Any]] = {

@@ -18,14 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
-import structlog
-
 from paged_backends.cpu.compiler import CannotCompile, Compiler
 from paged_core.cache_dir import cache_dir
+from paged_core.log import get_logger
 
 SOURCES = Path(__file__).parent / "source"
 
-_log = structlog.get_logger(__name__)
+_log = get_logger()
 
 
 def library(

@@ -6,10 +6,10 @@
 #include "matmul.h"
 #include "pointwise.h"
 
-extern template void multiply(const Team&, const Product<float>&, float*);
-extern template void multiply(const Team&, const Product<bf16>&, float*);
-extern template void multiply_gated(const Team&, const GatedProduct<float>&, float*, float*);
-extern template void multiply_gated(const Team&, const GatedProduct<bf16>&, float*, float*);
+extern template void multiply(const Team&, const Product<float>&, const Room<float>&);
+extern template void multiply(const Team&, const Product<bf16>&, const Room<bf16>&);
+extern template void multiply_gated(const Team&, const GatedProduct<float>&, const Room<float>&);
+extern template void multiply_gated(const Team&, const GatedProduct<bf16>&, const Room<bf16>&);
 extern template size_t attention_bytes<float>(const AttentionCall&);
 extern template size_t attention_bytes<bf16>(const AttentionCall&);
 extern template void attend(const Team&, const Attention<float>&, const AttentionCall&, char*);
@@ -75,7 +75,7 @@ struct Step {
   const DecoderCall& call;
   const Team& team;
   Buffers<T> room;
-  float *result, *gates;
+  Room<T> products;
   char* memory;
 
   Norm<T> norm_of_hidden(const void* weight) const {
@@ -90,12 +90,12 @@ struct Step {
                        call.hidden_stride, call.rows, matrix.width, matrix.columns};
     if (!norm) {
       product.residual = hidden;
-      multiply(team, product, result);
+      multiply(team, product, products);
       return;
     }
     product.out = room.normed;
     product.out_stride = room.normed_stride;
-    multiply(team, product, result);
+    multiply(team, product, products);
     team.wait();
     int64_t begin, end;
     team.share(call.rows, begin, end);
@@ -117,7 +117,7 @@ struct Step {
              Product<T>{room.normed, room.normed_stride, (const T*)l.query_key_value.packed,
                         l.query_key_value.bias, nullptr, room.fused, room.fused_stride, rows,
                         l.query_key_value.width, l.query_key_value.columns},
-             result);
+             products);
     team.wait();
 
     Attention<T> a = view<T>(ac);
@@ -151,7 +151,7 @@ struct Step {
                    GatedProduct<T>{room.normed, room.normed_stride, (const T*)l.gate_up.packed,
                                    l.gate_up.bias, room.gated, room.gated_stride, rows,
                                    l.gate_up.width / 2, l.gate_up.columns, int(call.kind)},
-                   result, gates);
+                   products);
     team.wait();
     add(room.gated, room.gated_stride, l.down, l.mlp_output_norm);
     team.wait();
@@ -161,13 +161,17 @@ struct Step {
 template <typename T>
 static void run(const DecoderCall& call) {
   size_t bytes = 0;
-  for (int64_t i = 0; i < call.num_layers; i++)
-    bytes = std::max(bytes, attention_bytes<T>(*call.layers[i].attention));
+  int64_t columns = 0;
+  for (int64_t i = 0; i < call.num_layers; i++) {
+    const DecoderLayer& l = call.layers[i];
+    bytes = std::max(bytes, attention_bytes<T>(*l.attention));
+    for (const Matrix* m : {&l.query_key_value, &l.output, &l.gate_up, &l.down})
+      columns = std::max(columns, m->columns);
+  }
   work_together(call.threads, [&](const Team& team) {
-    Workspace memory(bytes + 2 * Workspace::bytes_for<float>(RESULTS));
-    float *result = memory.take<float>(RESULTS), *gates = memory.take<float>(RESULTS);
-    Step<T> step{call, team, buffers_of<T>(call), result, gates,
-                 memory.take<char>(int64_t(bytes))};
+    Workspace memory(bytes + Room<T>::bytes(call.rows, columns));
+    Room<T> room(memory, call.rows, columns);
+    Step<T> step{call, team, buffers_of<T>(call), room, memory.take<char>(int64_t(bytes))};
     for (int64_t i = 0; i < call.num_layers; i++) step.layer(call.layers[i]);
   });
 }

@@ -3,14 +3,15 @@
 // A packed weight of N rows and K columns is a run of panels, one for 32 rows (zeros fill the last):
 //   bfloat16: [N / 32][ceil(K / 2)][32][2], two neighbours in K together
 //   float32:  [N / 32][K][32]
-// A step is one line of a panel: a pair of neighbours in K, or one. Activations are read as they lie,
-// a row after another; a row of odd K must be followed by one readable zero (see `padded`).
+// A step is one line of a panel: a pair of neighbours in K, or one. Where pairs cannot be multiplied as
+// such, activations become floats first. A row of odd K is followed by one readable zero.
 //
 // Every result is one chain of additions in the order of K, however many rows, panels and threads
 // there are: the bits of a row do not depend on its company.
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "pointwise.h"
 #include "team.h"
@@ -31,6 +32,10 @@ template <>
 struct Steps<bf16> {
   static constexpr int NUMBERS = 2;
 };
+// What is multiplied with weights of type T.
+template <typename T>
+using Operand = typename std::conditional<PAIR_PRODUCTS, T, float>::type;
+
 template <typename T>
 INLINE int64_t steps_of(int64_t columns) {
   return (columns + Steps<T>::NUMBERS - 1) / Steps<T>::NUMBERS;
@@ -81,8 +86,9 @@ INLINE void multiply_step(const float* rows, int64_t stride, const float* line, 
   }
 }
 template <int ROWS, int COUNT>
-INLINE void multiply_step(const bf16* rows, int64_t stride, const bf16* line, vf (*sums)[COUNT]) {
-#if PAIR_DOT
+INLINE void multiply_step(const Operand<bf16>* rows, int64_t stride, const bf16* line,
+                          vf (*sums)[COUNT]) {
+#if PAIR_PRODUCTS
   __m512i weight[COUNT];
 #pragma GCC unroll 8
   for (int v = 0; v < COUNT; v++) weight[v] = load_pairs(line + v * 2 * WIDTH);
@@ -96,15 +102,17 @@ INLINE void multiply_step(const bf16* rows, int64_t stride, const bf16* line, vf
   }
 #else
   vf even[COUNT], odd[COUNT];
+#pragma GCC unroll 8
   for (int v = 0; v < COUNT; v++) {
     vi both;
     memcpy(&both, line + v * 2 * WIDTH, sizeof both);
     even[v] = (vf)(both << 16);
-    odd[v] = (vf)(both & vi(vi{} - 65536));
+    odd[v] = (vf)(both & (vi{} - 65536));
   }
 #pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++) {
-    vf x = splat(to_float(rows[r * stride])), y = splat(to_float(rows[r * stride + 1]));
+    vf x = splat(rows[r * stride]), y = splat(rows[r * stride + 1]);
+#pragma GCC unroll 8
     for (int v = 0; v < COUNT; v++) {
       sums[r][v] = sums[r][v] + x * even[v];
       sums[r][v] = sums[r][v] + y * odd[v];
@@ -116,7 +124,7 @@ INLINE void multiply_step(const bf16* rows, int64_t stride, const bf16* line, vf
 // result [ROWS][PANEL] of each of PANELS panels, which lie `panel_stride` numbers apart: a product
 // over `steps` steps, added to what is there unless FRESH. `ahead` is fetched at `pace` bytes a step.
 template <typename T, int ROWS, int PANELS>
-static void multiply_tile(const T* rows, int64_t stride, const T* panel, int64_t panel_stride,
+static void multiply_tile(const Operand<T>* rows, int64_t stride, const T* panel, int64_t panel_stride,
                           int64_t steps, float* result, int64_t result_stride, bool fresh,
                           const char* ahead, int64_t pace) {
   constexpr int N = Steps<T>::NUMBERS;
@@ -130,7 +138,7 @@ static void multiply_tile(const T* rows, int64_t stride, const T* panel, int64_t
         for (int v = 0; v < VECTORS; v++)
           sums[p][r][v] = fresh ? splat(0.0f)
                                 : load(result + p * result_stride + r * PANEL + first + v * WIDTH);
-    const T* x = rows;
+    const Operand<T>* x = rows;
     const T* line = panel + first * N;
     for (int64_t k = 0; k < steps; k++) {
       if (first == 0) {
@@ -163,7 +171,7 @@ static void multiply_tile(const T* rows, int64_t stride, const T* panel, int64_t
 }
 
 template <typename T>
-using TileProduct = void (*)(const T*, int64_t, const T*, int64_t, int64_t, float*, int64_t, bool,
+using TileProduct = void (*)(const Operand<T>*, int64_t, const T*, int64_t, int64_t, float*, int64_t, bool,
                              const char*, int64_t);
 
 // Several panels at once keep the multipliers busy where rows are few.
@@ -198,13 +206,49 @@ INLINE int tile_rows(int64_t rows) {
   return best;
 }
 
-// Floats that a thread needs for the results of one call of `multiply_panels`.
+// Floats that the results of one call of `multiply_panels` take.
 constexpr int64_t RESULTS = int64_t(BLOCK_ROWS + MAX_ROWS) * PANEL + 4 * MAX_ROWS * PANEL;
+
+// What a thread needs for products.
+template <typename T>
+struct Room {
+  float *result, *gates;
+  Operand<T>* rows;  // up to BLOCK_ROWS rows of activations, where they are not read as they lie
+  static constexpr bool CONVERTS = !std::is_same<T, Operand<T>>::value;
+
+  static size_t bytes(int64_t rows, int64_t columns) {
+    rows = CONVERTS ? std::min<int64_t>(rows, BLOCK_ROWS) : 0;
+    return 2 * Workspace::bytes_for<float>(RESULTS) +
+           Workspace::bytes_for<Operand<T>>(rows * padded<Operand<T>>(columns + 1));
+  }
+  Room(Workspace& memory, int64_t rows, int64_t columns)
+      : result(memory.take<float>(RESULTS)), gates(memory.take<float>(RESULTS)) {
+    rows = CONVERTS ? std::min<int64_t>(rows, BLOCK_ROWS) : 0;
+    this->rows = memory.take<Operand<T>>(rows * padded<Operand<T>>(columns + 1));
+  }
+
+  // Rows in the form in which they are multiplied; changes `stride` to theirs.
+  const Operand<T>* operands(const T* x, int64_t& stride, int64_t count, int64_t columns) const {
+    if constexpr (!CONVERTS) {
+      return x;
+    } else {
+      int64_t own = padded<float>(columns + 1);
+      for (int64_t r = 0; r < count; r++) {
+        float* row = rows + r * own;
+        for (int64_t i = 0; i < columns; i += WIDTH)
+          store_upto(row + i, load_upto(x + r * stride + i, columns - i), columns - i);
+        row[columns] = 0;
+      }
+      stride = own;
+      return rows;
+    }
+  }
+};
 
 // Calls `done(panel, result)` with result [rows][PANEL] for every panel of begin .. end, up to
 // BLOCK_ROWS rows.
 template <typename T, typename Done>
-INLINE void multiply_panels(const T* x, int64_t stride, int64_t rows, const T* packed,
+INLINE void multiply_panels(const Operand<T>* x, int64_t stride, int64_t rows, const T* packed,
                             int64_t columns, int64_t begin, int64_t end, float* result,
                             const Done& done) {
   constexpr int N = Steps<T>::NUMBERS;
@@ -268,13 +312,13 @@ struct Product {
 
 // out = x times the weight, transposed, + bias + residual.
 template <typename T>
-void multiply(const Team& team, const Product<T>& p, float* result) {
+void multiply(const Team& team, const Product<T>& p, const Room<T>& room) {
   int64_t begin, end;
   team.share((p.width + PANEL - 1) / PANEL, begin, end);
   for (int64_t first = 0; first < p.rows; first += BLOCK_ROWS) {
-    int64_t rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
-    multiply_panels(p.x + first * p.x_stride, p.x_stride, rows, p.packed, p.columns, begin, end,
-                    result, [&](int64_t panel, const float* values) {
+    int64_t rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first), stride = p.x_stride;
+    auto* x = room.operands(p.x + first * stride, stride, rows, p.columns);
+    multiply_panels(x, stride, rows, p.packed, p.columns, begin, end, room.result, [&](int64_t panel, const float* values) {
                       int64_t c = panel * PANEL;
                       for (int64_t r = 0; r < rows; r++) {
                         int64_t place = (first + r) * p.out_stride + c;
@@ -298,22 +342,24 @@ struct GatedProduct {
   int kind;
 };
 
-// out = activation(x times the gates) * (x times the rest). `gates` is room for as much as `result`.
+// out = activation(x times the gates) * (x times the rest).
 template <typename T>
-void multiply_gated(const Team& team, const GatedProduct<T>& p, float* result, float* gates) {
+void multiply_gated(const Team& team, const GatedProduct<T>& p, const Room<T>& room) {
   int64_t half = p.width / PANEL, begin, end;
   team.share(half, begin, end);
   for (int64_t first = 0; first < p.rows; first += BLOCK_ROWS) {
     int64_t rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
     int64_t at_once = rows <= MAX_ROWS ? panels_at_once(int(rows)) : 1, size = rows * PANEL;
-    const T* x = p.x + first * p.x_stride;
+    int64_t stride = p.x_stride;
+    auto* x = room.operands(p.x + first * stride, stride, rows, p.columns);
+    float *result = room.result, *gates = room.gates;
     for (int64_t panel = begin; panel < end; panel += at_once) {
       int64_t last = std::min(end, panel + at_once);
-      multiply_panels(x, p.x_stride, rows, p.packed, p.columns, panel, last, result,
+      multiply_panels(x, stride, rows, p.packed, p.columns, panel, last, result,
                       [&](int64_t done, const float* values) {
                         memcpy(gates + (done - panel) * size, values, size_t(size) * 4);
                       });
-      multiply_panels(x, p.x_stride, rows, p.packed, p.columns, half + panel, half + last, result,
+      multiply_panels(x, stride, rows, p.packed, p.columns, half + panel, half + last, result,
                       [&](int64_t done, const float* values) {
                         int64_t c = (done - half) * PANEL;
                         const float* own = gates + (done - half - panel) * size;

@@ -11,15 +11,15 @@
 template <typename T>
 static void multiply_batch(const Product<T>& product, int threads) {
   work_together(threads, [&](const Team& team) {
-    alignas(64) float results[RESULTS];
-    multiply(team, product, results);
+    Workspace memory(Room<T>::bytes(product.rows, product.columns));
+    multiply(team, product, Room<T>(memory, product.rows, product.columns));
   });
 }
 
-template void multiply(const Team&, const Product<float>&, float*);
-template void multiply(const Team&, const Product<bf16>&, float*);
-template void multiply_gated(const Team&, const GatedProduct<float>&, float*, float*);
-template void multiply_gated(const Team&, const GatedProduct<bf16>&, float*, float*);
+template void multiply(const Team&, const Product<float>&, const Room<float>&);
+template void multiply(const Team&, const Product<bf16>&, const Room<bf16>&);
+template void multiply_gated(const Team&, const GatedProduct<float>&, const Room<float>&);
+template void multiply_gated(const Team&, const GatedProduct<bf16>&, const Room<bf16>&);
 
 // Small work is not worth waking others for.
 static int threads_for(int64_t numbers, int threads) { return numbers < 8192 ? 1 : threads; }

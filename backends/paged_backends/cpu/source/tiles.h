@@ -13,9 +13,9 @@
 constexpr int KEYS = 128;
 constexpr int TALL = WIDTH == 16 ? 8 : 4;  // rows that are computed at once
 
-// What panels hold: pairs of bfloat16 where these can be multiplied, else floats.
+// What panels hold: pairs of bfloat16 where these are multiplied fast, else floats.
 template <typename T>
-using Packed = typename std::conditional<PAIR_DOT && sizeof(T) == 2, T, float>::type;
+using Packed = typename std::conditional<PAIR_PRODUCTS && sizeof(T) == 2, T, float>::type;
 
 INLINE int64_t panels_of(int64_t dim) { return (dim + PANEL - 1) / PANEL; }
 
@@ -59,35 +59,7 @@ INLINE int64_t rounded_rows(int64_t rows) { return (rows + TALL - 1) / TALL * TA
 
 // ---------------------------------------------------------------- packing
 
-// Number `i` of a key or value, 0 where there is none.
-template <typename T>
-INLINE float number_at(const T* row, int64_t i, int64_t dim) {
-  return row && i < dim ? to_float(row[i]) : 0.0f;
-}
-
-// rows [KEYS] (null: not seen, counts as zero) to panels of 32 keys, and of 32 dimensions.
-template <typename T>
-INLINE void pack_keys(const T* const* rows, int count, int64_t dim, float* panels) {
-  for (int first = 0; first < count; first += PANEL)
-    for (int c = 0; c < PANEL; c++) {
-      const T* row = rows[first + c];
-      float* column = panels + first * dim + c;
-      for (int64_t i = 0; i < dim; i++) column[i * PANEL] = row ? to_float(row[i]) : 0.0f;
-    }
-}
-template <typename T>
-INLINE void pack_values(const T* const* rows, int count, int64_t dim, float* panels) {
-  for (int64_t first = 0; first < dim; first += PANEL)
-    for (int k = 0; k < count; k++) {
-      float* line = panels + first * KEYS + k * PANEL;
-      for (int64_t i = 0; i < PANEL; i += WIDTH) {
-        int64_t left = dim - first - i;
-        store(line + i, rows[k] && left > 0 ? load_upto(rows[k] + first + i, left) : splat(0.0f));
-      }
-    }
-}
-
-#if PAIR_DOT
+#if defined(__AVX512F__)
 // Rows and columns of 16 x 16 numbers of 32 bits change places.
 INLINE void transpose(__m512i* rows) {
   __m512i pair[16], quad[16];
@@ -115,7 +87,48 @@ INLINE void transpose(__m512i* rows) {
     rows[12 + j] = _mm512_shuffle_i32x4(high, high2, 0xdd);
   }
 }
+#endif
 
+// rows [KEYS] (null: not seen, counts as zero) to panels of 32 keys, and of 32 dimensions.
+template <typename T>
+INLINE void pack_keys(const T* const* rows, int count, int64_t dim, float* panels) {
+#if defined(__AVX512F__)
+  for (int first = 0; first < count; first += WIDTH) {
+    float* panel = panels + first / PANEL * PANEL * dim + first % PANEL;
+    for (int64_t i = 0; i < dim; i += WIDTH) {
+      __m512i square[WIDTH];
+#pragma GCC unroll 16
+      for (int c = 0; c < WIDTH; c++) {
+        const T* row = rows[first + c];
+        square[c] = row ? (__m512i)load_upto(row + i, dim - i) : _mm512_setzero_si512();
+      }
+      transpose(square);
+      for (int64_t k = 0; k < std::min<int64_t>(WIDTH, dim - i); k++)
+        _mm512_storeu_si512(panel + (i + k) * PANEL, square[k]);
+    }
+  }
+#else
+  for (int first = 0; first < count; first += PANEL)
+    for (int c = 0; c < PANEL; c++) {
+      const T* row = rows[first + c];
+      float* column = panels + first * dim + c;
+      for (int64_t i = 0; i < dim; i++) column[i * PANEL] = row ? to_float(row[i]) : 0.0f;
+    }
+#endif
+}
+template <typename T>
+INLINE void pack_values(const T* const* rows, int count, int64_t dim, float* panels) {
+  for (int64_t first = 0; first < dim; first += PANEL)
+    for (int k = 0; k < count; k++) {
+      float* line = panels + first * KEYS + k * PANEL;
+      for (int64_t i = 0; i < PANEL; i += WIDTH) {
+        int64_t left = dim - first - i;
+        store(line + i, rows[k] && left > 0 ? load_upto(rows[k] + first + i, left) : splat(0.0f));
+      }
+    }
+}
+
+#if PAIR_PRODUCTS
 INLINE void pack_keys(const bf16* const* rows, int count, int64_t dim, bf16* panels) {
   int64_t steps = (dim + 1) / 2;
   for (int first = 0; first < count; first += 16) {
@@ -248,7 +261,8 @@ static void attend_tile(const Attention<T>& a, const Item& item, char* memory) {
     if constexpr (std::is_same<T, P>::value)
       memcpy((void*)row, head, size_t(a.dim) * sizeof(T));
     else
-      for (int64_t i = 0; i < a.dim; i++) row[i] = to_float(head[i]);
+      for (int64_t i = 0; i < a.dim; i += WIDTH)
+        store_upto(row + i, load_upto(head + i, a.dim - i), a.dim - i);
   }
   memset(m.sums, 0, size_t(all_rows * panels_of(a.dim) * PANEL) * 4);
   for (int64_t r = 0; r < all_rows; r++) m.top[r] = -INFINITY, m.total[r] = 0;

@@ -1,7 +1,9 @@
 // The instruction set: everything above this file is written once, over the names defined here.
 //
 // A file is compiled for one instruction set, by the flags of the compiler: `vf` holds WIDTH floats.
-// Where PAIR_DOT is 1, `dot_pairs` multiplies pairs of bfloat16 and adds them up in float32.
+// Where PAIR_DOT is 1, `dot_pairs` multiplies pairs of bfloat16 and adds them up in float32. Where
+// SLOW_PAIRS is defined, it takes four times as long as a multiplication of floats does: then it serves
+// where reading is what takes time, and products of many rows are made of floats.
 #pragma once
 
 #include <cmath>
@@ -15,12 +17,21 @@
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__)
 #define PAIR_DOT 1
 constexpr int WIDTH = 16;
+#elif defined(__AVX512F__) && defined(__AVX512BW__)
+#define PAIR_DOT 0
+constexpr int WIDTH = 16;
 #elif defined(__AVX2__) && defined(__FMA__)
 #define PAIR_DOT 0
 constexpr int WIDTH = 8;
 #else
 #define PAIR_DOT 0
 constexpr int WIDTH = 4;
+#endif
+
+#if PAIR_DOT && !defined(SLOW_PAIRS)
+#define PAIR_PRODUCTS 1
+#else
+#define PAIR_PRODUCTS 0
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -52,8 +63,15 @@ INLINE void from_float(bf16* place, float value) {
 
 // ---------------------------------------------------------------- vectors
 
-INLINE vf splat(float value) { return vf{} + value; }
-INLINE vf bits_of(vi value) { return (vf)value; }
+INLINE vf splat(float value) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_set1_ps(value);
+#elif defined(__AVX2__)
+  return (vf)_mm256_set1_ps(value);
+#else
+  return vf{value, value, value, value};
+#endif
+}
 // a lane of `mask` has all bits set or none
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
 
