@@ -13,16 +13,17 @@ from paged_core.cache_changes import CacheChanges
 from paged_core.errors import RequestError
 from paged_core.front_door import check_request
 from paged_core.interfaces.executor import Capacity, Executor
-from paged_core.interfaces.observer import Observer, StepRecord
+from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.queue_order import SupportsService
 from paged_core.interfaces.scheduler import Schedule, Scheduler
 from paged_core.kv_cache import KVCache
 from paged_core.log import get_logger
 from paged_core.observer_set import ObserverSet
 from paged_core.pins import Pin, Pins, PinState
+from paged_core.planned_step import step_input, step_record
 from paged_core.request import FinishReason, Request, SamplingParams
 from paged_core.sequence import SeqId, SequenceGroup, SequenceState, Status, StopCheck
-from paged_core.step import NewSequence, StepInput, StepResult
+from paged_core.step import StepResult
 
 _log = get_logger()
 
@@ -244,7 +245,16 @@ class Engine:
         if plan.sequences or self.kv_cache.has_transfers:
             finished = self._run(plan, seconds)
         if self._observers.watch_steps:
-            self._observers.on_step(self._record(plan, now, finished, seconds))
+            record = step_record(
+                self.num_steps,
+                now,
+                plan,
+                finished=finished,
+                queues=self.scheduler.queues(),
+                free_blocks=self.kv_cache.num_free,
+                seconds=seconds,
+            )
+            self._observers.on_step(record)
         for phase, spent in seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
         self.num_steps += 1
@@ -252,7 +262,7 @@ class Engine:
 
     def _run(self, plan: Schedule, seconds: dict[str, float]) -> list[SequenceGroup]:
         changes = self.kv_cache.take_changes()
-        step = self._step_input(plan, changes)
+        step = step_input(self.num_steps, plan, changes)
         if self._observers.watch_blocks:
             self._observers.on_blocks(step)
         for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
@@ -272,24 +282,6 @@ class Engine:
         seconds.update(result.seconds)
         seconds["apply"] = perf_counter() - started
         return finished
-
-    def _step_input(self, plan: Schedule, changes: CacheChanges) -> StepInput:
-        return StepInput(
-            number=self.num_steps,
-            sequence_ids=[sequence.id for sequence in plan.sequences],
-            num_tokens=plan.num_tokens,
-            added=[_introduce(sequence) for sequence in changes.added.values()],
-            removed=changes.removed,
-            edit_ids=changes.edit_ids,
-            edit_indices=changes.edit_indices,
-            edit_blocks=changes.edit_blocks,
-            copy_sources=list(changes.copies.values()),
-            copy_targets=list(changes.copies),
-            swap_out_sources=[source for source, _ in changes.swap_out],
-            swap_out_targets=[target for _, target in changes.swap_out],
-            swap_in_sources=list(changes.swap_in.values()),
-            swap_in_targets=list(changes.swap_in),
-        )
 
     def _note(self, plan: Schedule, now: float) -> None:
         """Write down what became of whole groups."""
@@ -502,54 +494,6 @@ class Engine:
             if kept is None:
                 kept = group.prompt_logprobs = [None]
             kept.extend(entries[: len(group.request.prompt) - len(kept)])
-
-    # ------------------------------------------------------------------ observing
-
-    def _record(
-        self,
-        plan: Schedule,
-        now: float,
-        finished: Sequence[SequenceGroup],
-        seconds: dict[str, float],
-    ) -> StepRecord:
-        scheduled: dict[str, int] = {}
-        for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
-            name = sequence.group.id
-            scheduled[name] = scheduled.get(name, 0) + num_tokens
-        return StepRecord(
-            number=self.num_steps,
-            now=now,
-            scheduled=scheduled,
-            cached={group.id: cached for group, cached in plan.admitted},
-            preempted=[group.id for group in plan.preempted],
-            swapped_out=[group.id for group in plan.swapped_out],
-            swapped_in=[group.id for group in plan.swapped_in],
-            ignored=[group.id for group, _ in plan.ignored],
-            finished=[group.id for group in finished],
-            queues=self.scheduler.queues(),
-            free_blocks=self.kv_cache.num_free,
-            seconds=seconds,
-        )
-
-
-def _introduce(sequence: SequenceState) -> NewSequence:
-    """What an executor must know of a sequence that it has not seen."""
-    group = sequence.group
-    sampling = group.request.sampling
-    return NewSequence(
-        id=sequence.id,
-        request_id=group.id,
-        tokens=list(sequence.tokens),
-        num_prompt_tokens=len(group.request.prompt),
-        num_computed=sequence.num_scheduled,
-        blocks=list(sequence.table.blocks),
-        sampling=sampling,
-        index=sequence.index,
-        fan_out=1 if group.forked or group.search else sampling.width,
-        num_candidates=max(group.search.num_candidates, sampling.logprobs or 0)
-        if group.search
-        else 0,
-    )
 
 
 def _keep_logprobs(sequence: SequenceState, token: int, logprobs: dict[int, float] | None) -> None:

@@ -81,7 +81,7 @@ def test_the_core_can_be_read_in_an_afternoon() -> None:
     sizes = {path.relative_to(CORE).as_posix(): code_lines(path) for path in core_files()}
     assert max(sizes.values()) < 500, max(sizes, key=lambda name: sizes[name])
     without_command_line = sum(n for name, n in sizes.items() if not name.startswith("cli/"))
-    assert without_command_line < 4600
+    assert without_command_line < 5000
 
 
 def test_nothing_refers_to_a_folder_outside() -> None:

@@ -12,7 +12,7 @@ import transformers
 from integration import tiny_models
 from paged_core import LLM, RequestOutput, SamplingParams
 
-PROMPTS = [*tiny_models.PROMPTS, list(range(60, 81)), [*range(60, 81), 5]]
+PROMPTS = [*tiny_models.PROMPTS[1:], list(range(60, 81)), [*range(60, 81), 5]]
 NUM_TOKENS = 12
 EVERY_THIRD = tuple(range(0, 300, 3))
 """Tokens that end a sequence: so many that some come up in every search."""
@@ -86,7 +86,7 @@ def ids(search: dict[str, Any]) -> str:
 @pytest.mark.parametrize("options", SEARCHES, ids=ids)
 def test_finds_what_transformers_finds(family: Path, model: Any, options: dict[str, Any]) -> None:
     with LLM(str(family), num_blocks=400, max_model_len=64, block_size=4) as llm:
-        for stop in ((), (2,), (2, 5, 17, 40), EVERY_THIRD):
+        for stop in ((), (2, 5, 17, 40), EVERY_THIRD):
             sampling = SamplingParams(
                 n=options["beam_width"],
                 max_tokens=NUM_TOKENS,

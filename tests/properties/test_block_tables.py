@@ -258,7 +258,7 @@ class BlockTables(RuleBasedStateMachine):
     def draw(self, data: st.DataObject, sequence: SequenceState) -> None:
         group = sequence.group
         if not group.forked:
-            for index in range(1, group.request.sampling.n):
+            for index in range(1, group.request.sampling.width):
                 self.next_id += 1
                 child = SequenceState(SeqId(self.next_id), group, index, list(sequence.tokens))
                 self.cache.fork(sequence, child)

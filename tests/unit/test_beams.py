@@ -28,7 +28,7 @@ class TestParameters:
             ({"beam_width": 2, "best_of": 2}, "best_of cannot"),
             ({"beam_width": 2, "stop": "x"}, "use stop_token_ids"),
             ({"beam_width": 2, "length_penalty": 11.0}, "length_penalty must be in"),
-            ({"beam_width": 2, "length_penalty": float("nan")}, "length_penalty must be in"),
+            ({"beam_width": 2, "length_penalty": float("nan")}, "length_penalty must be"),
             ({"beam_width": 2, "early_stopping": "always"}, "early_stopping must be"),
             ({"length_penalty": 2.0}, "set beam_width too"),
             ({"early_stopping": True}, "set beam_width too"),

@@ -251,5 +251,5 @@ class TestObservers:
 
     def test_nothing_is_recorded_for_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = engine_with(observers=[Observer()])
-        monkeypatch.setattr(engine, "_record", None)
+        monkeypatch.setattr("paged_core.engine.step_record", None)
         run(engine, request())

@@ -128,6 +128,25 @@ class ExecutorConformance(ComponentConformance):
             assert len(result.token_ids) == 3
             assert run(engine.executor, 1, [(0, 1)]).sequence_ids == [0]
 
+    def test_ranks_the_continuations_of_a_beam_and_draws_nothing(self) -> None:
+        sampling = SamplingParams(beam_width=2, max_tokens=8, ignore_eos=True)
+        new = replace(new_sequence(0, 5), sampling=sampling, num_candidates=4)
+        with self.engine() as engine:
+            executor = engine.executor
+            early = run(executor, 0, [(0, 3)], added=[new])
+            assert not early.candidates, "its tokens are not all computed yet"
+            result = run(executor, 1, [(0, 2)])
+            assert not result.sequence_ids
+            (found,) = result.candidates.values()
+            assert len(found) == 4
+            assert list(found.values()) == sorted(found.values(), reverse=True)
+            assert max(found.values()) <= 0
+            longer = replace(new, tokens=[*new.tokens, next(iter(found))], num_computed=5)
+            whole = replace(longer, num_computed=0, blocks=[BlockId(9 + i) for i in range(4)])
+            cached = run(executor, 2, [(0, 1)], added=[longer], removed=[0]).candidates[SeqId(0)]
+            again = run(executor, 3, [(0, 6)], added=[whole], removed=[0]).candidates[SeqId(0)]
+            assert list(again) == list(cached)
+
     def test_forgets_what_is_removed_and_learns_it_anew(self) -> None:
         with self.engine() as engine:
             executor = engine.executor
