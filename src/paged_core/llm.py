@@ -18,13 +18,11 @@ from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.loading import load_settings
 from paged_core.outputs import RequestOutput
 from paged_core.pins import Pin, PinState
+from paged_core.prompts import Prompt, as_list, as_token_ids, per_prompt
 from paged_core.registry import Registry
 from paged_core.request import Request, SamplingParams
 from paged_core.settings import EngineSettings, settings_class
 from paged_core.wiring import build_engine
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``."""
 
 STALL_SECONDS = 30.0
 """A scheduler that plans nothing for so long, though requests wait, is taken to be stuck."""
@@ -198,9 +196,9 @@ class LLM:
         Raises:
             RequestError: a prompt can never be served; nothing was started.
         """
-        listed = _as_list(prompts)
-        sampling = _per_prompt("sampling_params", sampling_params or SamplingParams(), len(listed))
-        priorities = _per_prompt("priority", 0 if priority is None else priority, len(listed))
+        listed = as_list(prompts)
+        sampling = per_prompt("sampling_params", sampling_params or SamplingParams(), len(listed))
+        priorities = per_prompt("priority", 0 if priority is None else priority, len(listed))
         started: list[Generation] = []
         try:
             for prompt, params, urgency in zip(listed, sampling, priorities, strict=True):
@@ -336,10 +334,10 @@ class LLM:
                     f"{', '.join(repr(key) for key in unknown) or 'none'}"
                 )
             if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), _token_ids(prompt["prompt_token_ids"])
+                return prompt.get("prompt"), as_token_ids(prompt["prompt_token_ids"])
             prompt = prompt["prompt"]
         if not isinstance(prompt, str):
-            return None, _token_ids(prompt)
+            return None, as_token_ids(prompt)
         if not prompt:
             raise RequestError("the prompt is empty; it needs at least one character")
         return prompt, tuple(self._need_tokenizer("text").encode(prompt))
@@ -376,43 +374,3 @@ class _Turn:
     def awaited(self) -> Lock:
         """Return what takes the turn when it is free."""
         return self._lock
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
-        raise RequestError(
-            f"prompts are texts or lists of token ids, one or several, and not {prompts!r}"
-        )
-    listed: list[Any] = list(prompts)
-    if listed and all(_is_token_id(item) for item in listed):
-        return [listed]
-    return listed
-
-
-def _per_prompt(name: str, values: Any, num_prompts: int) -> list[Any]:
-    if isinstance(values, (SamplingParams, int)):
-        return [values] * num_prompts
-    if not isinstance(values, Iterable):
-        raise RequestError(f"{name} cannot be {values!r}; give one for each prompt, or one")
-    listed = list(values)
-    if len(listed) != num_prompts:
-        raise RequestError(
-            f"{name} has {len(listed)} entries for {num_prompts} prompts; give one for each, or one"
-        )
-    return listed
-
-
-def _token_ids(prompt: object) -> tuple[int, ...]:
-    if not isinstance(prompt, Iterable) or isinstance(prompt, (bytes, bytearray)):
-        raise RequestError(f"a prompt is text or a list of token ids, not {prompt!r}")
-    listed: list[Any] = list(prompt)
-    for item in listed:
-        if not _is_token_id(item):
-            raise RequestError(f"a prompt is text or a list of token ids, which {item!r} is not")
-    return tuple(int(item) for item in listed)
-
-
-def _is_token_id(item: object) -> bool:
-    return hasattr(item, "__index__") and not isinstance(item, bool)
