@@ -70,6 +70,15 @@ def test_what_a_page_shows_runs(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "page", (README, *PAGES), ids=lambda page: page.relative_to(ROOT).as_posix()
+)
+def test_everything_that_can_be_run_is(page: Path) -> None:
+    left = [block.line for block in blocks(page) if not (block.runs or block.file)]
+    languages = {block.line: block.language for block in blocks(page)}
+    assert not [line for line in left if languages[line] in {"python", "console"}]
+
+
 def test_shown_output_may_leave_lines_out() -> None:
     assert matches(["a", "..."], ["a", "b", "c"])
     assert matches(["...", "c"], ["a", "b", "c"])
