@@ -18,7 +18,8 @@ from paged_core.errors import RequestError, SettingsError
 
 if TYPE_CHECKING:
     from paged_core.generation import Generation
-    from paged_core.llm import LLM, Prompt
+    from paged_core.llm import LLM
+    from paged_core.prompts import Prompt
     from paged_core.request import SamplingParams
 
 INTERRUPTED, FAILED, OK = 130, 1, 0
