@@ -1,0 +1,138 @@
+"""Attention ``cpu`` in the engine, and its memory accesses under AddressSanitizer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import structlog
+
+from paged_backends.cpu.compiler import CannotCompile, Compiler
+from paged_backends.cpu.instruction_set import SETS, available
+from paged_backends.cpu.library import UNITS
+from paged_backends.cpu.library_cache import library
+from paged_core import LLM, SamplingParams
+from paged_core.errors import SettingsError
+
+PROMPTS = ["Once upon a time", "2 + 2 =", "Hello", "The lighthouse keeper wrote"]
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
+
+
+def tokens(attention: str, **settings: object) -> list[list[int]]:
+    with LLM(attention=attention, dtype="float32", num_blocks=128, **settings) as llm:
+        return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+
+
+@pytest.mark.parametrize("runner", ["transformers", "native"])
+def test_greedy_tokens_are_those_of_torch(runner: str) -> None:
+    assert tokens("cpu", runner=runner) == tokens("torch", runner=runner)
+
+
+def test_without_a_compiler_torch_serves_and_the_log_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with structlog.testing.capture_logs() as logs:
+        assert tokens("auto")
+    chosen = [log for log in logs if log["event"] == "component_chosen"]
+    (attention,) = (log for log in chosen if log["slot"] == "attention")
+    assert attention["name"] == "torch"
+    assert "install g++" in attention["refused"]["cpu"]
+    with pytest.raises(SettingsError, match=r"install g\+\+"):
+        tokens("cpu")
+
+
+DRIVER = """
+import ctypes, itertools, sys
+from pathlib import Path
+import torch
+from paged_backends.attention.cpu_attention import CpuAttention
+from paged_backends.attention.settings import CpuSettings
+from paged_backends.cpu.library import Library
+from paged_core.interfaces.attention import AttentionParts
+from paged_core.layer import LayerSpec
+from paged_core.settings import EngineSettings
+from paged_core.testing.attention_scene import Scene
+
+poison = ctypes.CDLL(None).__asan_poison_memory_region
+unpoison = ctypes.CDLL(None).__asan_unpoison_memory_region
+poison.argtypes = unpoison.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+torch.set_num_threads(2)
+library = Library.open("any", Path(sys.argv[1]))
+CHUNKS = [(37, 1), (0, 45), (300, 1), (21, 6), (0, 1)]
+for dtype, dim, group, window, deterministic in itertools.product(
+    ["float32", "bfloat16"], [20, 64, 128], [1, 3], [None, 18], [False, True]
+):
+    backend = CpuAttention(
+        CpuSettings(), AttentionParts(settings=EngineSettings(deterministic=deterministic))
+    )
+    backend._library = library
+    layer = LayerSpec(
+        num_heads=2 * group, num_kv_heads=2, head_dim=dim, scale=dim**-0.5, dtype=dtype,
+        device="cpu", block_size=5, sliding_window=window,
+    )
+    scene = Scene(backend, layer, CHUNKS, 1)
+    members = list(range(len(CHUNKS)))
+    # every slot that no token has is made untouchable
+    owned = set()
+    for index, (cached, new) in enumerate(CHUNKS):
+        for position in range(cached + new):
+            owned.add((int(scene.tables[index, position // 5]), position % 5))
+    size = dim * scene.cache.element_size()
+    for block, offset in itertools.product(range(scene.num_blocks), range(5)):
+        if (block, offset) not in owned:
+            for part, head in itertools.product(range(2), range(2)):
+                poison(scene.cache[block, part, head, offset].data_ptr(), size)
+    scene.run(members)
+    unpoison(scene.cache.data_ptr(), scene.cache.nbytes)
+if len(sys.argv) > 2:  # prove that a forbidden access would be noticed
+    poison(scene.cache.data_ptr(), scene.cache.nbytes)
+    scene.run(members)
+print("clean")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [one.name for one in SETS])
+def test_no_access_outside_its_slots(name: str, tmp_path: Path) -> None:
+    try:
+        compiler = Compiler.find()
+        (chosen,) = (one for one in available(compiler) if one.name == name)
+        flags = (*chosen.flags, "-fsanitize=address", "-fno-omit-frame-pointer")
+        path = library("checked", UNITS, flags, compiler, tmp_path)
+    except CannotCompile as error:
+        pytest.skip(str(error))
+    except ValueError:
+        pytest.skip(f"this processor cannot run {name}")
+    runtime = subprocess.run(
+        [*compiler.command, "-print-file-name=libasan.so"],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    if not Path(runtime).is_file():
+        pytest.skip("the compiler has no AddressSanitizer")
+    environ = {
+        **os.environ,
+        "LD_PRELOAD": str(Path(runtime).resolve()),
+        "ASAN_OPTIONS": "detect_leaks=0",
+    }
+
+    def drive(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", DRIVER, str(path), *arguments],
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    done = drive()
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout == "clean\n"
+    broken = drive("break")
+    assert "use-after-poison" in broken.stderr

@@ -1,0 +1,222 @@
+"""Kernels are compiled once, kept safely, and missed with a reason."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from paged_backends.cpu import instruction_set
+from paged_backends.cpu.compiler import CannotCompile, Compiler
+from paged_backends.cpu.instruction_set import SETS, NoSuchInstructions, choose
+from paged_backends.cpu.library import Library
+from paged_backends.cpu.library_cache import library
+from paged_backends.cpu.obstacle import obstacle
+from paged_core.registry import Registry
+
+UNIT = ["detect.cpp"]
+"""The smallest library there is."""
+
+
+class Counting(Compiler):
+    """Notes what it builds."""
+
+    def build(self, sources: Sequence[Path], extra: Sequence[str], target: Path) -> None:
+        built.append(target)
+        super().build(sources, extra, target)
+
+
+built: list[Path] = []
+
+
+@pytest.fixture
+def compiler() -> Compiler:
+    built.clear()
+    try:
+        found = Compiler.find()
+    except CannotCompile as error:
+        pytest.skip(str(error))
+    return Counting(found.command, found.version)
+
+
+def script(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n", "utf-8")
+    path.chmod(0o755)
+    return path
+
+
+# ---------------------------------------------------------------------- the cache
+
+
+def test_is_built_once(tmp_path: Path, compiler: Compiler) -> None:
+    path = library("one", UNIT, (), compiler, tmp_path)
+    assert library("one", UNIT, (), compiler, tmp_path) == path
+    assert len(built) == 1
+    assert ctypes.CDLL(str(path)).paged_core_instruction_sets() >= 0
+    assert not list(tmp_path.glob("*.tmp*"))
+
+
+def test_other_flags_make_another_library(tmp_path: Path, compiler: Compiler) -> None:
+    first = library("one", UNIT, (), compiler, tmp_path)
+    assert library("one", UNIT, ("-DX",), compiler, tmp_path) != first
+    newer = Counting(compiler.command, "another version")
+    assert library("one", UNIT, (), newer, tmp_path) != first
+    assert len(built) == 3
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x7fELF not a library"])
+def test_a_damaged_file_is_built_again(tmp_path: Path, compiler: Compiler, damage: bytes) -> None:
+    path = library("one", UNIT, (), compiler, tmp_path)
+    path.write_bytes(damage)
+    assert library("one", UNIT, (), compiler, tmp_path) == path
+    assert len(built) == 2
+    assert len(path.read_bytes()) > len(damage)
+
+
+def test_a_second_process_waits_for_the_first(tmp_path: Path, compiler: Compiler) -> None:
+    log = tmp_path / "log"
+    slow = script(
+        tmp_path,
+        "slow-c++",
+        f'case "$*" in *" -c "*) echo "$$" >> {log}; sleep 0.5;; esac\n'
+        f'exec {" ".join(compiler.command)} "$@"',
+    )
+    program = (
+        "from paged_backends.cpu.compiler import Compiler\n"
+        "from paged_backends.cpu.library_cache import library\n"
+        "print(library('one', ['detect.cpp'], (), Compiler.find()))"
+    )
+    environ = {**os.environ, "CXX": str(slow), "PAGED_CORE_CACHE_DIR": str(tmp_path / "cache")}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], env=environ, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    paths = {process.communicate()[0].strip().splitlines()[-1] for process in processes}
+    assert len(paths) == 1
+    assert len(log.read_text().splitlines()) == 1, "more than one of them compiled"
+
+
+def test_the_folder_is_for_the_user_alone(
+    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
+    folder = tmp_path / "kernels"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    path = library("one", UNIT, (), compiler)
+    assert path.parent == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_home_that_cannot_be_written_works(
+    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = library("one", UNIT, (), compiler)
+    assert path.parent.parent == tmp_path
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert library("one", UNIT, (), compiler) == path
+    assert len(built) == 1
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(
+    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "kernels").symlink_to(elsewhere)
+    (tmp_path / f"paged_core-{os.getuid()}").symlink_to(elsewhere)
+    monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(CannotCompile, match="PAGED_CORE_CACHE_DIR"):
+        library("one", UNIT, (), compiler)
+    assert not list(elsewhere.iterdir())
+
+
+# ---------------------------------------------------------------------- the compiler
+
+
+def test_without_a_compiler_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CannotCompile, match="install g"):
+        Compiler.find({"PATH": ""})
+    with pytest.raises(CannotCompile, match="CXX=no-such-compiler does not run"):
+        Compiler.find({"PATH": os.environ["PATH"], "CXX": "no-such-compiler"})
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert "install g++" in str(obstacle())
+    assert "install g++" in str(Registry.discover().get("attention", "cpu").obstacle())
+
+
+def test_cxx_is_honoured_with_its_arguments(tmp_path: Path, compiler: Compiler) -> None:
+    fake = script(tmp_path, "mine", f'exec {" ".join(compiler.command)} "$@"')
+    found = Compiler.find({"PATH": os.environ["PATH"], "CXX": f"{fake} -O1"})
+    assert found.command == (str(fake), "-O1")
+    assert library("one", UNIT, (), found, tmp_path).is_file()
+
+
+def test_what_the_compiler_says_is_told(tmp_path: Path) -> None:
+    fake = script(
+        tmp_path,
+        "broken",
+        'case "$*" in --version) echo fake 1;; *) echo "x.cpp: error: boom" >&2; exit 1;; esac',
+    )
+    found = Compiler.find({"PATH": os.environ["PATH"], "CXX": str(fake)})
+    folder = tmp_path / "made"
+    folder.mkdir()
+    with pytest.raises(CannotCompile, match="boom"):
+        library("one", UNIT, (), found, folder)
+    assert {path.suffix for path in folder.iterdir()} == {".lock"}
+
+
+# ---------------------------------------------------------------------- instruction sets
+
+
+def test_what_the_processor_lacks_is_refused(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instruction_set, "available", lambda _: [SETS[-1]])
+    with pytest.raises(NoSuchInstructions, match="'avx2'; it can run: portable"):
+        choose("avx2", compiler)
+    assert choose("auto", compiler) == [SETS[-1]]
+
+
+def test_portable_is_always_there(compiler: Compiler) -> None:
+    there = instruction_set.available(compiler)
+    assert there[-1].name == "portable"
+    names = [one.name for one in SETS]
+    assert [one.name for one in there] == sorted((one.name for one in there), key=names.index)
+
+
+@pytest.mark.slow
+def test_a_compiler_that_knows_fewer_sets_gets_the_next(
+    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = script(
+        tmp_path,
+        "old-c++",
+        'case "$*" in *-mavx*) echo "error: unrecognized option" >&2; exit 1;; esac\n'
+        f'exec {" ".join(compiler.command)} "$@"',
+    )
+    monkeypatch.setenv("CXX", str(old))
+    monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
+    assert Library.load("auto").instruction_set == "portable"
+
+
+def test_the_sources_are_shipped() -> None:
+    from paged_backends.cpu.library import UNITS
+    from paged_backends.cpu.library_cache import SOURCES
+
+    assert all((SOURCES / unit).is_file() for unit in UNITS)
+    assert shutil.which("c++") is None or Compiler.find().version
