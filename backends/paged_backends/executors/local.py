@@ -7,57 +7,40 @@ that raises leaves everything as it was for the next one.
 Shapes: T tokens of S sequences in the batch, R rows of logits.
 """
 
-# ruff: noqa: N806, N815 - the shape of an array is the upper-case end of its name
+# ruff: noqa: N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from time import perf_counter
 
 import numpy as np
 import psutil
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from paged_backends.attention.step_attention import StepAttention
+from paged_backends.executors.batch import Batch, BatchMaker
 from paged_backends.executors.cache_size import decide_cache_size
 from paged_backends.executors.paged_cache import PagedCache
 from paged_backends.executors.sequence_rows import KnownSequence, SequenceRows
 from paged_backends.executors.settings import LocalSettings
-from paged_backends.sampling import Draws, Row, Sampler
+from paged_backends.sampling import Row, Sampler
 from paged_backends.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.errors import EngineError
-from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
+from paged_core.interfaces.attention import AttentionBackend, LayerAttention
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
 from paged_core.interfaces.runner import Runner, SupportsBestTokens, SupportsModelSize
 from paged_core.model_size import ModelSize
 from paged_core.sequence import SeqId
 from paged_core.step import StepInput, StepResult
 
+BestTokens = Callable[[Tensor], tuple[Tensor, Tensor]]
+
 _MAX_LOGITS = 1 << 25
 """Logits of prompts held at once where their log-probabilities are asked for: 128 MiB."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """One step's work as arrays and tensors."""
-
-    known: list[KnownSequence]
-    rows_S: NDArray[np.int64]
-    """The sequences' rows."""
-    counts_S: NDArray[np.int64]
-    """Tokens to compute."""
-    computed_S: NDArray[np.int64]
-    """Tokens computed before."""
-    last_S: NDArray[np.int64]
-    """Place in the batch of each sequence's last token."""
-    draws_S: NDArray[np.bool_]
-    """Who draws: all of its tokens are computed after this step."""
-    tokens_T: Tensor
-    positions_T: Tensor
-    attention: AttentionBatch
 
 
 @dataclass(slots=True)
@@ -70,6 +53,9 @@ class _Loaded:
     layers: list[LayerAttention]
     sampler: Sampler
     rows: SequenceRows
+    batches: BatchMaker
+    best_tokens: BestTokens | None
+    """Finds the best token of each row; ``None``: the runner hands out logits only."""
     device: torch.device
 
 
@@ -103,6 +89,7 @@ class LocalExecutor(Executor):
             num_host_blocks=size.num_host_blocks,
         )
         device = torch.device(runner.layers[0].device)
+        rows = SequenceRows(-(-size.max_model_len // self._block_size))
         self._loaded = _Loaded(
             runner=runner,
             backend=backend,
@@ -117,7 +104,9 @@ class LocalExecutor(Executor):
                 eos_token_ids=runner.eos_token_ids,
                 device=device,
             ),
-            rows=SequenceRows(-(-size.max_model_len // self._block_size)),
+            rows=rows,
+            batches=BatchMaker(rows, self._block_size, device),
+            best_tokens=runner.best_tokens if isinstance(runner, SupportsBestTokens) else None,
             device=device,
         )
         return Capacity(
@@ -164,10 +153,10 @@ class LocalExecutor(Executor):
     def _run(self, loaded: _Loaded, step: StepInput) -> StepResult:
         started = perf_counter()
         self._apply(loaded, step)
-        if not step.sequence_ids:
-            return StepResult(seconds={"prepare": perf_counter() - started})
-        batch = self._prepare(loaded, step)
+        batch = loaded.batches.make(step)
         prepared = perf_counter()
+        if batch is None:
+            return StepResult(seconds={"prepare": prepared - started})
         hidden = self._forward(loaded, batch)
         if loaded.device.type == "cuda":
             torch.cuda.synchronize(loaded.device)
@@ -191,50 +180,6 @@ class LocalExecutor(Executor):
             rows.add(new)
         rows.edit(step.edit_ids, step.edit_indices, step.edit_blocks)
 
-    def _prepare(self, loaded: _Loaded, step: StepInput) -> Batch:
-        """Turn the batch into arrays, and those into tensors on the device."""
-        rows, size = loaded.rows, self._block_size
-        known = rows.of(step.sequence_ids)
-        count = len(known)
-        rows_S = np.fromiter((sequence.row for sequence in known), np.int64, count)
-        counts_S = np.asarray(step.num_tokens, np.int64)
-        computed_S = rows.num_computed_C[rows_S]
-        lengths_S = computed_S + counts_S
-        starts = np.zeros(count + 1, np.int32)
-        np.cumsum(counts_S, out=starts[1:])
-        max_query_len, max_seq_len = int(counts_S.max()), int(lengths_S.max())
-        tables_SW = rows.tables_CW[rows_S, : -(-max_seq_len // size)]
-        if max_query_len == 1:
-            tokens_T, positions_T, owner_T = rows.next_token_C[rows_S], computed_S, np.arange(count)
-        else:
-            owner_T = np.repeat(np.arange(count), counts_S)
-            positions_T = np.arange(len(owner_T)) - (starts[:-1] - computed_S)[owner_T]
-            tokens_T = rows.next_token_C[rows_S][owner_T]
-            for place in np.flatnonzero(counts_S > 1).tolist():
-                begin, end = int(computed_S[place]), int(lengths_S[place])
-                tokens_T[starts[place] : starts[place + 1]] = known[place].tokens[begin:end]
-        slots_T = tables_SW[owner_T, positions_T // size].astype(np.int64) * size
-        slots_T += positions_T % size
-        device = loaded.device
-        return Batch(
-            known=known,
-            rows_S=rows_S,
-            counts_S=counts_S,
-            computed_S=computed_S,
-            last_S=starts[1:].astype(np.int64) - 1,
-            draws_S=lengths_S == rows.num_tokens_C[rows_S],
-            tokens_T=torch.from_numpy(tokens_T).to(device),
-            positions_T=torch.from_numpy(positions_T).to(device),
-            attention=AttentionBatch(
-                query_start=torch.from_numpy(starts).to(device),
-                seq_lens=torch.from_numpy(lengths_S.astype(np.int32)).to(device),
-                block_tables=torch.from_numpy(tables_SW).to(device),
-                slot_mapping=torch.from_numpy(slots_T).to(device),
-                max_query_len=max_query_len,
-                max_seq_len=max_seq_len,
-            ),
-        )
-
     def _forward(self, loaded: _Loaded, batch: Batch) -> Tensor:
         """Return hidden states [T, hidden]."""
         attend = StepAttention(loaded.layers, loaded.backend.plan(batch.attention))
@@ -242,6 +187,9 @@ class LocalExecutor(Executor):
 
     def _sample(self, loaded: _Loaded, batch: Batch, hidden: Tensor) -> StepResult:
         """Draw where all tokens are computed, and only then note what this step did."""
+        result = self._take_best(loaded, batch, hidden)
+        if result is not None:
+            return result
         rows, known = loaded.rows, batch.known
         special = np.flatnonzero(rows.special_C[batch.rows_S]).tolist()
         prompts = {
@@ -270,7 +218,7 @@ class LocalExecutor(Executor):
         logprobs = None
         refused: dict[SeqId, str] = {}
         if draws:
-            drawn = self._draw(loaded, hidden, draws)
+            drawn = loaded.sampler.draw(loaded.runner.logits(hidden), draws)
             token_ids, logprobs = drawn.token_ids, drawn.logprobs
             refused = {drawing[row].id: reason for row, reason in drawn.failed.items()}
         rows.num_computed_C[batch.rows_S] += batch.counts_S
@@ -292,14 +240,33 @@ class LocalExecutor(Executor):
             failed=failed | refused,
         )
 
-    def _draw(self, loaded: _Loaded, hidden: Tensor, draws: list[Row]) -> Draws:
-        """Draw a token for each row of ``hidden``."""
-        runner = loaded.runner
-        if isinstance(runner, SupportsBestTokens) and all(row.plain for row in draws):
-            best_R, score_R = runner.best_tokens(hidden)
-            if bool(score_R.isfinite().all()):
-                return Draws(best_R.tolist(), None, {})
-        return loaded.sampler.draw(runner.logits(hidden), draws)
+    def _take_best(self, loaded: _Loaded, batch: Batch, hidden: Tensor) -> StepResult | None:
+        """Do so where everybody who draws takes the best token and wants nothing else."""
+        rows = loaded.rows
+        if loaded.best_tokens is None or not rows.plain_C[batch.rows_S].all():
+            return None
+        known, rows_R, places = batch.known, batch.rows_S, None
+        if not batch.draws_S.all():
+            places = np.flatnonzero(batch.draws_S)
+            known, rows_R = [known[place] for place in places.tolist()], rows_R[places]
+        if len(known) != len(hidden):
+            last_R = batch.last_S if places is None else batch.last_S[places]
+            hidden = hidden.index_select(0, torch.from_numpy(last_R).to(loaded.device))
+        tokens: list[int] = []
+        if known:
+            best_R, score_R = loaded.best_tokens(hidden)
+            if not all(map(isfinite, score_R.tolist())):
+                return None
+            tokens = best_R.tolist()
+        rows.num_computed_C[batch.rows_S] += batch.counts_S
+        for sequence, token in zip(known, tokens, strict=True):
+            sequence.tokens.append(token)
+        rows.num_tokens_C[rows_R] += 1
+        rows.next_token_C[rows_R] = tokens
+        if places is not None:
+            for place in np.flatnonzero(~batch.draws_S).tolist():
+                rows.settle(batch.known[place])
+        return StepResult(sequence_ids=[sequence.id for sequence in known], token_ids=tokens)
 
     def _rank(
         self, loaded: _Loaded, batch: Batch, places: list[int], hidden: Tensor

@@ -74,6 +74,8 @@ class SequenceRows:
         """The first token that is not computed yet, where there is one."""
         self.special_C: NDArray[np.bool_] = np.zeros(_FIRST_ROWS, np.bool_)
         """Fans out, is one of several beams, or wants log-probabilities of its prompt."""
+        self.plain_C: NDArray[np.bool_] = np.zeros(_FIRST_ROWS, np.bool_)
+        """Takes the best token, and wants nothing else."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -110,6 +112,7 @@ class SequenceRows:
         self.special_C[row] = (
             known.fan_out > 1 or known.num_candidates > 0 or known.prompt_logprobs is not None
         )
+        self.plain_C[row] = known.draw.plain and not self.special_C[row]
 
     def edit(self, ids: Sequence[SeqId], indices: Sequence[int], blocks: Sequence[BlockId]) -> None:
         """Change single entries of block tables, in this order."""
@@ -132,6 +135,7 @@ class SequenceRows:
         self.num_tokens_C = np.concatenate([self.num_tokens_C, np.zeros(count, np.int64)])
         self.next_token_C = np.concatenate([self.next_token_C, np.zeros(count, np.int64)])
         self.special_C = np.concatenate([self.special_C, np.zeros(count, np.bool_)])
+        self.plain_C = np.concatenate([self.plain_C, np.zeros(count, np.bool_)])
 
     def _widen(self, num_blocks: int) -> None:
         rows, width = self.tables_CW.shape
