@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 from paged_core.request import Request, SamplingParams
 from paged_core.testing.workload import Workload
+
+
+ASKED: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {"temperature": 1.0},
+    {"n": 3, "temperature": 1.0},
+    {"n": 2, "best_of": 3, "temperature": 1.0},
+    {"n": 2, "beam_width": 3},
+)
+"""What requests may ask for besides a length."""
 
 
 def crowd(number: int, num_requests: int = 10) -> Workload:
@@ -19,11 +31,8 @@ def crowd(number: int, num_requests: int = 10) -> Workload:
     for index in range(num_requests):
         prompt = random.choice(stems)[: random.randint(0, 12)]
         prompt += [random.randrange(2) for _ in range(random.randint(1, 6))]
-        sampling = SamplingParams(
-            n=2 if index == 1 else random.choice((1, 1, 1, 3)),
-            temperature=random.choice((0.0, 1.0)),
-            max_tokens=24 if index == 0 else random.randint(1, 14),
-        )
+        asked = {"n": 2} if index == 1 else random.choice(ASKED)
+        sampling = SamplingParams(max_tokens=24 if index == 0 else random.randint(1, 14), **asked)
         request = Request(
             id=f"r{index}",
             prompt=tuple(prompt),
