@@ -8,7 +8,6 @@ from typing import Any
 from paged_core.request import Request, SamplingParams
 from paged_core.testing.workload import Workload
 
-
 ASKED: tuple[dict[str, Any], ...] = (
     {},
     {},
