@@ -176,6 +176,25 @@ def test_in_16_bits_logits_are_close_to_those_in_32(
     assert error < 0.05
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2", "gemma3"])
+def test_deterministic_tokens_in_16_bits_do_not_depend_on_the_batch(
+    name: str, tmp_path: Path
+) -> None:
+    tiny_models.save(name, tmp_path)
+    ways = [{}, {"scheduler": {"max_num_seqs": 1}}, {"scheduler": {"max_num_seqs": 3}}]
+    found = [answers(tmp_path, dtype="bfloat16", deterministic=True, **way) for way in ways]
+    assert found[0] == found[1] == found[2]
+
+
+def test_stored_in_16_bits_and_computed_in_32(tmp_path: Path) -> None:
+    tiny_models.save("llama", tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    expected = tiny_models.generate(tmp_path, tiny_models.PROMPTS, NUM_TOKENS)
+    assert answers(tmp_path) == expected
+    assert answers(tmp_path, runner={"name": "native", "kernels": "off"}) == expected
+
+
 # ---------------------------------------------------------------------- what it does not cover
 
 

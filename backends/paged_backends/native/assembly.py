@@ -45,7 +45,9 @@ class Assembly:
         """Return the whole decoder."""
         config, names = self._config, self._names
         hidden, width = config.hidden_size, config.embedding_size
-        table = self._tensor(f"{names.embedding}.weight", (config.vocab_size, width))
+        table = self._weights.take(f"{names.embedding}.weight", (config.vocab_size, width))
+        if not self._parts.copies_weights:
+            table = table.to(device=self._device, dtype=self._dtype)
         positions = None
         if config.learned_positions is not None:
             rows = config.learned_positions + config.max_model_len
@@ -55,6 +57,7 @@ class Assembly:
             config,
             embedding=Embedding(
                 table_VE=table,
+                dtype=self._dtype,
                 scale=rounded(config.embedding_scale, self._dtype),
                 positions_PE=positions,
                 first_position=config.learned_positions or 0,
@@ -63,18 +66,18 @@ class Assembly:
             layers=[self._layer(index) for index in range(len(config.layers))],
             final_norm=self._norm(names.final_norm, hidden) if config.norm_at_end else None,
             project=self._linear([names.project_out], [width], hidden) if narrow else None,
-            head=self._parts.product(self._head(table)),
+            head=self._head(table),
             best=self._parts.best,
             device=self._device,
         )
 
-    def _head(self, table: Tensor) -> Tensor:
-        """Return the head's weight; a tied model may bring one that is not its embedding."""
-        name = f"{self._names.head}.weight"
-        if self._config.tied and not self._weights.has(name):
-            return table
-        own = self._tensor(name, tuple(table.shape))
-        return table if self._config.tied and torch.equal(own, table) else own
+    def _head(self, table: Tensor) -> Product:
+        """Return the head; a tied model may bring one that is not its embedding."""
+        name, weight = f"{self._names.head}.weight", table
+        if not self._config.tied or self._weights.has(name):
+            own = self._weights.take(name, tuple(table.shape)).to(table.device, table.dtype)
+            weight = table if self._config.tied and torch.equal(own, table) else own
+        return self._parts.product(weight.to(self._dtype))
 
     def _layer(self, index: int) -> Layer:
         config, names = self._config, self._names

@@ -27,6 +27,8 @@ class Embedding:
     """From token ids to what the first layer takes."""
 
     table_VE: Tensor
+    """As it is stored, or as the decoder computes."""
+    dtype: torch.dtype
     scale: float
     """Multiplies it; as exact as the format that is computed in."""
     positions_PE: Tensor | None
@@ -35,7 +37,7 @@ class Embedding:
     project: Product | None
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
-        hidden_TE = functional.embedding(tokens_T, self.table_VE)
+        hidden_TE = functional.embedding(tokens_T, self.table_VE).to(self.dtype)
         if self.scale != 1:
             hidden_TE *= self.scale
         if self.project is not None:

@@ -119,10 +119,13 @@ class NativeRunner(Runner):
 
     def _open(self, checkpoint: Checkpoint, device: torch.device) -> tuple[Weights, torch.dtype]:
         """Return the weights, and the format to compute in."""
-        chosen = choose_dtype(self._settings.dtype, checkpoint, device)
+        made_up = self._options.weights == "random"
+        chosen = self._settings.dtype
+        if not made_up or chosen != "auto":
+            chosen = choose_dtype(chosen, checkpoint, device)
         named = str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "")
         own = getattr(torch, named.removeprefix("torch."), None) if chosen == "auto" else chosen
-        if self._options.weights == "random":
+        if made_up:
             dtype = own if own in _DTYPES else torch.float32
             return RandomWeights(dtype, self._settings.seed), dtype
         weights = open_weights(checkpoint, allow_pickle=self._settings.allow_pickle)
