@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +104,8 @@ class Library:
             CannotCompile: there is no compiler, or it fails.
             NoSuchInstructions: this processor lacks the instruction set that was named.
         """
+        if os.name != "posix":
+            raise CannotCompile("the kernels are compiled on Linux and macOS only")
         compiler = Compiler.find()
         candidates = choose(instruction_set, compiler)
         for place, candidate in enumerate(candidates):

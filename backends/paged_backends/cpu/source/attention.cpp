@@ -17,11 +17,13 @@ size_t attention_bytes(const AttentionCall& call) {
 
 template <typename T>
 void attend(const Team& team, const Attention<T>& a, const AttentionCall& call, char* memory) {
-  for (int64_t i = team.take(); i < call.num_items; i = team.take()) {
+  for (int64_t i = team.take(), next; i < call.num_items; i = next) {
+    next = team.take();
     if (call.items[i].partial == -2)
       attend_tile(a, call.items[i], memory);
     else
-      attend_single(a, call.items[i], call.partials, memory);
+      attend_single(a, call.items[i], next < call.num_items ? call.items + next : nullptr,
+                    call.partials, memory);
   }
   if (call.num_joins == 0) return;
   team.wait();

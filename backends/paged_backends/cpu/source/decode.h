@@ -243,7 +243,8 @@ INLINE void write_head(T* out, const float* sums, float total, int64_t dim) {
 }
 
 template <typename T, int DIM>
-static void attend_item(const Attention<T>& a, const Item& item, float* partials, char* memory) {
+static void attend_item(const Attention<T>& a, const Item& item, const Item* next, float* partials,
+                        char* memory) {
   int64_t group = a.group(), width = sums_width(a.dim), row = a.starts[item.sequence];
   T* query = (T*)memory;
   float* scores = (float*)(memory + Workspace::bytes_for<T>(group * width));
@@ -271,12 +272,16 @@ static void attend_item(const Attention<T>& a, const Item& item, float* partials
   };
   int count = look_up(now, item.begin);
   for (int64_t begin = item.begin; begin < item.end; begin += CHUNK) {
-    int coming = look_up(1 - now, begin + CHUNK);
+    int coming = look_up(1 - now, begin + CHUNK), ahead = coming;
+    if (!coming && next) {
+      ahead = int(std::min<int64_t>(CHUNK, next->end - next->begin)) & ~1;
+      find_keys(a, next->sequence, next->head, next->begin, next->begin + ahead, pointers[1 - now]);
+    }
     for (int64_t g = 0; g < group; g += heads_at_once(DIM)) {
       int64_t heads = std::min<int64_t>(heads_at_once(DIM), group - g);
       chunk_function<T, DIM>(heads)(
           a, query + g * width, item.head * group + g, begin, a.lengths[item.sequence] - 1, count,
-          pointers[now], pointers[1 - now], g == 0 ? coming : 0, scores + g * CHUNK, state.top + g,
+          pointers[now], pointers[1 - now], g == 0 ? ahead : 0, scores + g * CHUNK, state.top + g,
           state.total + g, state.sums + g * width, g == 0);
     }
     now = 1 - now;
@@ -288,18 +293,20 @@ static void attend_item(const Attention<T>& a, const Item& item, float* partials
                state.total[g], a.dim);
 }
 
+// One query and the heads of one group; the first keys of the `next` item, if any, are fetched ahead.
 template <typename T>
-INLINE void attend_single(const Attention<T>& a, const Item& item, float* partials, char* memory) {
+INLINE void attend_single(const Attention<T>& a, const Item& item, const Item* next,
+                          float* partials, char* memory) {
   if (a.dim % 32)
-    attend_item<T, ANY>(a, item, partials, memory);
+    attend_item<T, ANY>(a, item, next, partials, memory);
   else if (sizeof(T) == 4)
-    attend_item<T, MULTIPLE>(a, item, partials, memory);
+    attend_item<T, MULTIPLE>(a, item, next, partials, memory);
   else if (a.dim == 64)
-    attend_item<bf16, 64>((const Attention<bf16>&)a, item, partials, memory);
+    attend_item<bf16, 64>((const Attention<bf16>&)a, item, next, partials, memory);
   else if (a.dim == 128)
-    attend_item<bf16, 128>((const Attention<bf16>&)a, item, partials, memory);
+    attend_item<bf16, 128>((const Attention<bf16>&)a, item, next, partials, memory);
   else
-    attend_item<T, MULTIPLE>(a, item, partials, memory);
+    attend_item<T, MULTIPLE>(a, item, next, partials, memory);
 }
 
 // Puts the parts of one sequence together, first to last.

@@ -34,7 +34,7 @@ struct Team {
 #if defined(__x86_64__)
       _mm_pause();
 #endif
-      if (spins > 4096) sched_yield();
+      if (spins > 512) sched_yield();
     }
   }
 

@@ -1,0 +1,254 @@
+"""Measure the CPU kernels against PyTorch: products, attention, and a whole step of two models.
+
+    python tools/measure_kernels.py [products|attention|step]... [--threads N] [--set NAME] [--wall]
+
+What is compared takes turns; medians of nine rounds. Without --wall, time is the process's own
+processor time, which other processes disturb less: use it with one thread.
+"""
+
+# ruff: noqa: B023 - what is measured runs before its loop goes on
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+
+import torch
+from torch.nn import functional
+
+from paged_backends.attention.cpu_attention import CpuAttention
+from paged_backends.attention.settings import CpuSettings, TorchSettings
+from paged_backends.attention.torch_attention import TorchAttention
+from paged_backends.cpu.fused_decoder import FusedDecoder, FusedLayer
+from paged_backends.cpu.kernels import Kernels
+from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionParts
+from paged_core.layer import LayerSpec
+from paged_core.settings import EngineSettings
+
+BF16 = torch.bfloat16
+ROUNDS = 9
+SHAPES = {"135M": (30, 576, 9, 3, 64, 1536, 49152), "0.6B": (28, 1024, 16, 8, 128, 3072, 151936)}
+"""Layers, hidden size, heads, key/value heads, head dimension, feed-forward, vocabulary."""
+BATCHES = {
+    "decode 16 x 256": [(255, 1)] * 16,
+    "decode 1 x 300": [(299, 1)],
+    "decode 4 x 2048": [(2047, 1)] * 4,
+    "prefill 512": [(0, 512)],
+    "prefill 4 x 128": [(0, 128)] * 4,
+}
+"""Cached and new tokens of each sequence."""
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def compare(
+    clock: Callable[[], float], runs: Mapping[str, Callable[[], object]], calls: int
+) -> dict[str, float]:
+    """Return the median of each, in seconds for one of its calls."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(ROUNDS + 1):
+        for name, run in runs.items():
+            started = clock()
+            run()
+            if turn:
+                seconds[name].append((clock() - started) / calls)
+    return {name: median(found) for name, found in seconds.items()}
+
+
+def bandwidth(clock: Callable[[], float]) -> str:
+    numbers = torch.ones(64 << 20)
+    found = compare(clock, {"read": numbers.sum}, 1)["read"]
+    return f"memory is read at {numbers.nbytes / found / 1e9:.0f} GB/s"
+
+
+def products(kernels: Kernels, clock: Callable[[], float]) -> None:
+    say("| weight | rows | kernels, us | oneDNN packed, us | F.linear, us | kernels, GFLOP/s |")
+    say("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for columns, width in ((576, 1536), (1536, 576), (1024, 6144), (3072, 1024)):
+        count = max(2, (128 << 20) // (columns * width * 2))  # more than caches hold
+        weights = [torch.randn(width, columns).to(BF16) for _ in range(count)]
+        packed = [kernels.pack(weight) for weight in weights]
+        for rows in (1, 4, 16, 64, 96):
+            x, out = torch.randn(rows, columns).to(BF16), torch.empty(rows, width, dtype=BF16)
+            theirs = [torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights]
+            point = torch.ops.mkldnn._linear_pointwise
+            found = compare(
+                clock,
+                {
+                    "ours": lambda x=x, out=out: [kernels.linear(x, w, out=out) for w in packed],
+                    "packed": lambda x=x, ws=theirs: [
+                        point(x, w, None, "none", [], "") for w in ws
+                    ],
+                    "linear": lambda x=x: [functional.linear(x, w) for w in weights],
+                },
+                count,
+            )
+            rate = 2 * rows * columns * width / found["ours"] / 1e9
+            times = " | ".join(f"{second * 1e6:.0f}" for second in found.values())
+            say(f"| {columns} x {width} | {rows} | {times} | {rate:.0f} |")
+
+
+def batch_of(chunks: list[tuple[int, int]], block_size: int) -> tuple[AttentionBatch, int]:
+    """A batch over consecutive blocks, and how many there are."""
+    width = max(-(-sum(both) // block_size) for both in chunks)
+    tables = torch.arange(width * len(chunks), dtype=torch.int32).view(len(chunks), width)
+    starts, slots = [0], list[int]()
+    for index, (cached, new) in enumerate(chunks):
+        starts.append(starts[-1] + new)
+        slots += [index * width * block_size + p for p in range(cached, cached + new)]
+    batch = AttentionBatch(
+        query_start=torch.tensor(starts, dtype=torch.int32),
+        seq_lens=torch.tensor([sum(both) for both in chunks], dtype=torch.int32),
+        block_tables=tables,
+        slot_mapping=torch.tensor(slots),
+        max_query_len=max(new for _, new in chunks),
+        max_seq_len=max(sum(both) for both in chunks),
+    )
+    return batch, tables.numel()
+
+
+def layer_of(shape: str) -> LayerSpec:
+    _, _, heads, kv_heads, dim, _, _ = SHAPES[shape]
+    return LayerSpec(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        scale=dim**-0.5,
+        dtype="bfloat16",
+        device="cpu",
+        block_size=16,
+    )
+
+
+def attention(chosen: str, clock: Callable[[], float]) -> None:
+    count = 12  # layers, so that no cache holds all of them
+    parts = AttentionParts(settings=EngineSettings())
+    backends: dict[str, AttentionBackend] = {
+        "cpu": CpuAttention(CpuSettings.model_validate({"instruction_set": chosen}), parts),
+        "torch": TorchAttention(TorchSettings(), parts),
+    }
+    say("| shape, batch | `cpu`, us | `torch`, us | SDPA without pages, us |")
+    say("| --- | ---: | ---: | ---: |")
+    for shape in SHAPES:
+        layer = layer_of(shape)
+        heads, kv_heads, dim = layer.num_heads, layer.num_kv_heads, layer.head_dim
+        for name, chunks in BATCHES.items():
+            batch, blocks = batch_of(chunks, layer.block_size)
+            tokens = int(batch.query_start[-1])
+            query, key, value = (
+                torch.randn(tokens, number, dim).to(BF16) for number in (heads, kv_heads, kv_heads)
+            )
+            runs: dict[str, Callable[[], object]] = {}
+            for kind, backend in backends.items():
+                backend.check(layer)
+                shapes = backend.cache_shape(layer, blocks)
+                layers = [backend.bind(layer, torch.randn(shapes).to(BF16)) for _ in range(count)]
+
+                def run(backend: AttentionBackend = backend, layers: list = layers) -> None:  # type: ignore[type-arg]
+                    plan = backend.plan(batch)
+                    for own in layers:
+                        own.forward(query, key, value, plan)
+
+                runs[kind] = run
+            cached, new = chunks[0]
+            dense = torch.randn(len(chunks), heads, new, dim).to(BF16)
+            stored = [
+                torch.randn(2, len(chunks), kv_heads, cached + new, dim).to(BF16)
+                for _ in range(count)
+            ]
+            runs["sdpa"] = lambda dense=dense, stored=stored, causal=new > 1: [
+                functional.scaled_dot_product_attention(
+                    dense, keys, values, is_causal=causal, enable_gqa=True
+                )
+                for keys, values in stored
+            ]
+            found = compare(clock, runs, count)
+            times = " | ".join(f"{second * 1e6:.0f}" for second in found.values())
+            say(f"| {shape}, {name} | {times} |")
+
+
+def step(kernels: Kernels, clock: Callable[[], float]) -> None:
+    say("| shape | sequences of 256 tokens | layers, ms | head, ms | largest logit, ms |")
+    say("| --- | ---: | ---: | ---: | ---: |")
+    for shape, (count, hidden, heads, kv_heads, dim, inner, vocabulary) in SHAPES.items():
+        layer = layer_of(shape)
+        backend = CpuAttention(
+            CpuSettings.model_validate({"instruction_set": kernels.instruction_set}),
+            AttentionParts(settings=EngineSettings()),
+        )
+        backend.check(layer)
+        ones = torch.ones(hidden, dtype=BF16)
+
+        def pack(rows: int, columns: int) -> object:
+            return kernels.pack((torch.randn(rows, columns) * columns**-0.5).to(BF16))
+
+        layers = [
+            FusedLayer(
+                attention_norm=ones,
+                query_key_value=pack((heads + 2 * kv_heads) * dim, hidden),
+                output=pack(hidden, heads * dim),
+                mlp_norm=ones,
+                gate_up=pack(2 * inner, hidden),
+                down=pack(hidden, inner),
+            )
+            for _ in range(count)
+        ]
+        head = pack(vocabulary, hidden)
+        decoder = FusedDecoder(kernels, layers, activation="silu", eps=1e-5)
+        angles = torch.arange(256.0)[:, None] * 0.9 ** torch.arange(dim / 2)
+        for number in (1, 16, 32):
+            batch, blocks = batch_of([(255, 1)] * number, layer.block_size)
+            cache = backend.cache_shape(layer, blocks)
+            bound = [backend.bind(layer, torch.randn(cache).to(BF16)) for _ in range(count)]
+            positions = torch.full((number,), 255)
+            states = torch.randn(number, hidden).to(BF16)
+            logits = torch.empty(number, vocabulary, dtype=BF16)
+            found = compare(
+                clock,
+                {
+                    "layers": lambda: decoder.forward(
+                        states.clone(),
+                        positions,
+                        [angles.cos()],
+                        [angles.sin()],
+                        bound,
+                        backend.plan(batch),
+                    ),
+                    "head": lambda: kernels.linear(
+                        kernels.rms_norm(states, ones, 1e-5), head, out=logits
+                    ),
+                    "largest": lambda: kernels.argmax(logits),
+                },
+                1,
+            )
+            times = " | ".join(f"{second * 1e3:.2f}" for second in found.values())
+            say(f"| {shape} | {number} | {times} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="*", default=["products", "attention", "step"])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--set", default="auto", help="instruction set")
+    parser.add_argument("--wall", action="store_true", help="measure time on the wall")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    torch.set_grad_enabled(False)
+    clock = time.perf_counter if given.wall else time.process_time
+    kernels = Kernels.load(given.set)
+    say(f"{kernels.instruction_set}, {given.threads} threads; {bandwidth(clock)}")
+    for what in given.what:
+        say("")
+        if what == "attention":
+            attention(kernels.instruction_set, clock)
+        else:
+            {"products": products, "step": step}[what](kernels, clock)
+
+
+if __name__ == "__main__":
+    main()
