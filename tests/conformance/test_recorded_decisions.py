@@ -224,7 +224,7 @@ class TestDiffCommand:
 
     def test_what_is_no_trace_is_bad_usage(self, capsys: Capture, tmp_path: Path) -> None:
         broken = tmp_path / "broken.jsonl"
-        broken.write_text('{"step": 0}\nhello\n')
+        broken.write_text("hello\n")
         status, out, err = command(capsys, "diff", broken, FILES[0])
         assert (status, out) == (2, "")
-        assert "line 2" in err
+        assert "line 1" in err
