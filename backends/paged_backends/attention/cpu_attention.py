@@ -37,6 +37,10 @@ _ITEM, _JOIN = 5, 4
 """Numbers of 32 bits in an item of work and in a join: see ``source/attention.h``."""
 
 
+Shape = tuple[int, int, int, int]
+"""Heads, key/value heads, head_dim, and sliding window or 0, of a layer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """The work of the layers of one shape in one step."""
@@ -45,8 +49,10 @@ class Work:
     joins: Tensor
     partials: Tensor
     """Room for results of parts of sequences; the layers use it one after another."""
-    num_items: int
-    num_joins: int
+    addresses: tuple[int, ...]
+    """Of starts, lengths, tables, slots, items, joins and partials."""
+    counts: tuple[int, ...]
+    """The width of the tables, tokens, items and joins."""
 
 
 class Plan:
@@ -63,15 +69,14 @@ class Plan:
         self.lengths = batch.seq_lens.int().contiguous()
         self.tables = batch.block_tables.int().contiguous()
         self.slots = batch.slot_mapping.long().contiguous()
-        self._work: dict[tuple[int, int, int, int], Work] = {}
+        self._work: dict[Shape, Work] = {}
 
-    def work(self, layer: LayerSpec) -> Work:
-        """Return the work of layers like this one."""
-        window = layer.sliding_window or 0
-        key = (layer.num_heads, layer.num_kv_heads, layer.head_dim, window)
-        if key not in self._work:
-            self._work[key] = self._list_work(*key)
-        return self._work[key]
+    def work(self, shape: Shape) -> Work:
+        """Return the work of layers of this shape."""
+        work = self._work.get(shape)
+        if work is None:
+            work = self._work[shape] = self._list_work(*shape)
+        return work
 
     def _list_work(self, heads: int, kv_heads: int, dim: int, window: int) -> Work:
         sizes = (ctypes.c_int64 * 3)()
@@ -97,7 +102,15 @@ class Plan:
         items = torch.empty(num_items * _ITEM, dtype=torch.int32)
         joins = torch.empty(num_joins * _JOIN, dtype=torch.int32)
         plan(items.data_ptr(), joins.data_ptr())
-        return Work(items, joins, torch.empty(num_floats), num_items, num_joins)
+        partials = torch.empty(num_floats)
+        held = (self.starts, self.lengths, self.tables, self.slots, items, joins, partials)
+        return Work(
+            items,
+            joins,
+            partials,
+            addresses=tuple(tensor.data_ptr() for tensor in held),
+            counts=(self.tables.shape[1], self.slots.shape[0], num_items, num_joins),
+        )
 
 
 class PagedLayer:
@@ -105,7 +118,11 @@ class PagedLayer:
 
     def __init__(self, library: Library, layer: LayerSpec, cache: Tensor) -> None:
         self._attend = library.attend
-        self._layer, self._cache = layer, cache
+        self._cache = cache
+        self._shape = (
+            *(layer.num_heads, layer.num_kv_heads, layer.head_dim),
+            layer.sliding_window or 0,
+        )
         self._slopes = (
             None if layer.alibi_slopes is None else torch.tensor(layer.alibi_slopes).float()
         )
@@ -117,6 +134,7 @@ class PagedLayer:
             block_size=layer.block_size,
             window=layer.sliding_window or 0,
             slopes=None if self._slopes is None else self._slopes.data_ptr(),
+            out_token=layer.num_heads * layer.head_dim,
             scale=layer.scale,
             soft_cap=layer.soft_cap or 0.0,
             type=_TYPES[layer.dtype],
@@ -153,15 +171,11 @@ class PagedLayer:
 
     def _take(self, plan: Plan) -> None:
         """Point to what is the same in all layers of a step."""
-        call, work = self._call, plan.work(self._layer)
+        call, work = self._call, plan.work(self._shape)
         self._plan, self._work = plan, work
-        call.out_token = self._layer.num_heads * self._layer.head_dim
-        call.starts, call.lengths = plan.starts.data_ptr(), plan.lengths.data_ptr()
-        call.tables, call.table_width = plan.tables.data_ptr(), plan.tables.shape[1]
-        call.slots, call.tokens = plan.slots.data_ptr(), len(plan.slots)
-        call.items, call.num_items = work.items.data_ptr(), work.num_items
-        call.joins, call.num_joins = work.joins.data_ptr(), work.num_joins
-        call.partials = work.partials.data_ptr()
+        call.starts, call.lengths, call.tables, call.slots, *others = work.addresses
+        call.items, call.joins, call.partials = others
+        call.table_width, call.tokens, call.num_items, call.num_joins = work.counts
         call.threads = plan.num_threads
 
 
