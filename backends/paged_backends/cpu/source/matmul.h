@@ -54,21 +54,35 @@ INLINE int64_t padded(int64_t columns) {
   return (lines | 1) * line;
 }
 
+// Step `k` of a row, 32 bits; zeros where the row has ended.
+template <typename T>
+INLINE uint32_t step_of(const T* row, int64_t k, int64_t columns) {
+  constexpr int N = Steps<T>::NUMBERS;
+  uint32_t step = 0;
+  if (k * N + N <= columns)
+    memcpy(&step, row + k * N, 4);
+  else
+    memcpy(&step, row + k * N, sizeof(T));
+  return step;
+}
+
 template <typename T>
 static void pack_weight(const T* weight, T* packed, int64_t rows, int64_t columns, int threads) {
-  constexpr int N = Steps<T>::NUMBERS;
+  constexpr int LINE = 16;  // steps: a line of the cache from every row in turn
   int64_t panels = (rows + PANEL - 1) / PANEL, steps = steps_of<T>(columns);
   work_together(threads, [&](const Team& team) {
     int64_t begin, end;
     team.share(panels, begin, end);
-    for (int64_t p = begin; p < end; p++)
-      for (int64_t k = 0; k < steps; k++)
-        for (int c = 0; c < PANEL; c++)
-          for (int e = 0; e < N; e++) {
-            int64_t row = p * PANEL + c, column = k * N + e;
-            packed[((p * steps + k) * PANEL + c) * N + e] =
-                row < rows && column < columns ? weight[row * columns + column] : T{};
-          }
+    for (int64_t p = begin; p < end; p++) {
+      uint32_t* panel = (uint32_t*)packed + p * steps * PANEL;
+      for (int64_t first = 0; first < steps; first += LINE)
+        for (int c = 0; c < PANEL; c++) {
+          int64_t row = p * PANEL + c, last = std::min(steps, first + LINE);
+          const T* numbers = weight + row * columns;
+          for (int64_t k = first; k < last; k++)
+            panel[k * PANEL + c] = row < rows ? step_of(numbers, k, columns) : 0;
+        }
+    }
   });
 }
 
