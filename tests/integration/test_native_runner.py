@@ -280,6 +280,13 @@ def test_what_a_configuration_leaves_out_is_as_the_library_has_it(
     assert decoder_config(bare) == decoder_config(written)
 
 
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+def test_no_number_of_key_heads_means_as_many_as_query_heads(kind: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, {"model_type": kind, "num_key_value_heads": None}, {})
+    config = decoder_config(checkpoint)
+    assert config.num_kv_heads == config.num_heads
+
+
 OLDER = {"rope_theta": 77.0, "rope_scaling": {"type": "linear", "factor": 3.0}}
 NEWER = {"rope_parameters": {"rope_type": "linear", "rope_theta": 77.0, "factor": 3.0}}
 
