@@ -11,9 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from paged_core.model_size import ModelSize
 from paged_plugins.bench.workloads import Item
+
+if TYPE_CHECKING:
+    import torch
 
 _READ_BYTES = 1 << 29
 """More than any processor's caches hold."""
@@ -28,7 +32,8 @@ class Rates:
     read: float
     """Bytes per second."""
     sums: float
-    """Floating-point operations per second of a product of large matrices."""
+    """Floating-point operations per second of a product of large matrices, in the model's format or
+    in float32: some processors are faster without their instructions for 16 bits."""
 
 
 def measure_rates(dtype: str, device: str) -> Rates:
@@ -42,9 +47,16 @@ def measure_rates(dtype: str, device: str) -> Rates:
     vector = torch.ones(1, 1024, dtype=kind, device=device)
     multiplying = _seconds(lambda: torch.mm(vector, matrix.T), device)
     size = 2048
+    fastest = min(_product_seconds(size, kind, device) for kind in {kind, torch.float32})
+    return Rates(_READ_BYTES / min(summing, multiplying), 2 * size**3 / fastest)
+
+
+def _product_seconds(size: int, kind: torch.dtype, device: str) -> float:
+    """Measure a product of two square matrices."""
+    import torch
+
     left, right = (torch.ones(size, size, dtype=kind, device=device) for _ in range(2))
-    product = _seconds(lambda: left @ right, device)
-    return Rates(_READ_BYTES / min(summing, multiplying), 2 * size**3 / product)
+    return _seconds(lambda: left @ right, device)
 
 
 def _seconds(work: Callable[[], object], device: str) -> float:
