@@ -9,15 +9,21 @@ import structlog
 
 
 class _Sink:
-    """Where lines go: where structlog was told to, or else to standard error.
+    """Where lines go: where structlog was told to, or else warnings and errors to standard error.
 
-    Left alone, structlog prints to standard output, which belongs to the program.
+    Left alone, structlog prints everything to standard output, which belongs to the program.
     """
 
     def __getattr__(self, method: str) -> Any:
         if structlog.is_configured():
             return getattr(structlog.get_config()["logger_factory"](), method)
+        if method in ("debug", "info"):
+            return _drop
         return getattr(structlog.PrintLogger(sys.stderr), method)
+
+
+def _drop(_line: str) -> None:
+    """Say nothing."""
 
 
 def get_logger() -> Any:

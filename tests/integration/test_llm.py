@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,18 @@ def test_several_sequences_share_a_prompt(llm: LLM) -> None:
     assert len({tuple(completion.token_ids) for completion in output.outputs}) > 1
     assert llm.generate("Once upon a time", sampling)[0].outputs == output.outputs
     assert_idle(llm)
+
+
+@pytest.mark.parametrize("length", [2, 3, 5])
+def test_as_many_sequences_as_the_prompt_has_tokens(llm: LLM, length: int) -> None:
+    """Each draws from the last token of the prompt, and none from another."""
+    prompt = list(range(40, 40 + length))
+    sampling = SamplingParams(max_tokens=4, ignore_eos=True)
+    (alone,) = llm.generate(prompt, sampling)
+    (several,) = llm.generate(prompt, replace(sampling, n=length))
+    assert len(several.outputs) == length
+    for completion in several.outputs:
+        assert completion.token_ids == alone.outputs[0].token_ids
 
 
 def test_a_seed_means_the_same_in_every_batch(llm: LLM) -> None:
@@ -187,9 +200,11 @@ def test_a_second_thread_is_told_to_wait_for_the_first() -> None:
 def test_logs_stay_out_of_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     structlog.reset_defaults()  # a command may have configured it in this process
     get_logger().info("hello", who="you")
+    assert capsys.readouterr() == ("", "")
+    get_logger().warning("beware", who="you")
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "hello" in captured.err
+    assert "beware" in captured.err
 
 
 @pytest.mark.parametrize("prompts", [None, 3, b"hi", [b"hi"], [None]])

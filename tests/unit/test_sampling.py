@@ -98,7 +98,7 @@ params_strategy = st.builds(
     logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-5, 5), max_size=3),
     min_tokens=st.integers(0, 3),
     stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=2),
-    seed=st.none() | st.integers(-(2**63), 2**63),
+    seed=st.none() | st.integers(-1, 2**63),
     max_tokens=st.none(),
 )
 rows_strategy = st.lists(

@@ -207,12 +207,13 @@ class LocalExecutor(Executor):
         drawing = [known[place] for place in places.tolist()]
         draws: list[Row] = [sequence.draw for sequence in drawing]
         last_R = batch.last_S[places]
-        if any(known[place].fan_out > 1 for place in special):
+        fans_out = any(known[place].fan_out > 1 for place in special)
+        if fans_out:
             repeats = [sequence.fan_out for sequence in drawing]
             draws = [row for sequence in drawing for row in sequence.draws()]
             drawing = [s for s, times in zip(drawing, repeats, strict=True) for _ in range(times)]
             last_R = np.repeat(last_R, repeats)
-        if len(last_R) != len(hidden):
+        if fans_out or len(last_R) != len(hidden):  # else each row is somebody's last, in order
             hidden = hidden.index_select(0, torch.from_numpy(last_R).to(loaded.device))
         token_ids: list[int] = []
         logprobs = None
