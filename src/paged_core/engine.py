@@ -11,7 +11,7 @@ from paged_core.beams import Beams
 from paged_core.best_of import keep_best
 from paged_core.cache_changes import CacheChanges
 from paged_core.errors import RequestError
-from paged_core.front_door import check_request
+from paged_core.front_door import check_request, run_problem
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.queue_order import SupportsService
@@ -96,9 +96,11 @@ class Engine:
         """Accept a request unless the scheduler refuses it, and return its reason if it does.
 
         The engine's own checks are left out: a request that can never fit is then the scheduler's
-        problem, as it is where recorded decisions are replayed.
+        problem, as it is where recorded decisions are replayed. Only runs of blocks, of which
+        schedulers know nothing, are looked at.
         """
-        return self._offer(request, None)[1]
+        problem = run_problem(request, self.kv_cache, self._max_length(request))
+        return problem or self._offer(request, None)[1]
 
     def abort(self, request_id: str) -> SequenceGroup | None:
         """Give a request up, at once; ``None`` if it is unknown or finished already."""

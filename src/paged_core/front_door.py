@@ -45,6 +45,24 @@ def check_request(
         )
 
 
+def run_problem(request: Request, kv_cache: KVCache, max_length: int) -> str | None:
+    """Say why a request can never have the run of blocks that the allocator would set aside.
+
+    Schedulers, which count blocks, cannot tell. ``None``: it can, or no runs are set aside.
+    """
+    if not kv_cache.reserves_runs:
+        return None
+    if request.sampling.width > 1:
+        return "the block allocator keeps each sequence in a run of its own, which none can share"
+    needed = kv_cache.blocks_to_start(len(request.prompt), max_length)
+    if needed <= kv_cache.num_blocks:
+        return None
+    return (
+        f"the block allocator sets {needed} adjacent blocks aside for it, and the cache has "
+        f"{kv_cache.num_blocks}; lower max_model_len, or raise num_blocks"
+    )
+
+
 def _check_token_ids(request: Request, vocab_size: int) -> None:
     name, sampling = f"request {request.id!r}", request.sampling
     wrong = [token for token in request.prompt if not 0 <= token < vocab_size]

@@ -10,13 +10,14 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_core.request import Request, SamplingParams
 from paged_core.testing.memory_engine import build_memory_engine, serve
 from paged_core.testing.workload import Workload
 from paged_plugins.decisions.diff import first_difference
-from paged_plugins.decisions.replay import replay, settings_of
+from paged_plugins.decisions.replay import Outcome, replay, settings_of
 from paged_plugins.decisions.scenario import Scenario, ScenarioRequest, read_case
 from paged_plugins.decisions.side_by_side import side_by_side, totals
 from paged_plugins.decisions.trace import KEYS, differing_keys, read_traces
@@ -175,6 +176,52 @@ class TestReplay:
     def test_refusals_are_ignored_requests(self) -> None:
         requests = [{"id": "A", "prompt": 3000, "output": 1}]
         assert self.trace(requests=requests) == [line(0, ignored=["A"], free_blocks=8)]
+
+    @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode", "static_batch"])
+    @pytest.mark.parametrize("preemption", ["never", "recompute"])
+    def test_a_run_longer_than_the_cache_is_refused_with_the_reason(
+        self, scheduler: str, preemption: str
+    ) -> None:
+        settings = {
+            "num_blocks": 16,
+            "block_allocator": "contiguous",
+            "scheduler": scheduler,
+            "preemption": preemption,
+        }
+        values = {**SMALL, "settings": settings}
+        outcome = Outcome()
+        trace = list(replay(Scenario.model_validate(values), REGISTRY, outcome))
+        assert trace == [line(0, ignored=["A"], free_blocks=16)]
+        assert "128 adjacent blocks" in outcome.refused["A"]
+        values["settings"] = {**settings, "max_model_len": 128}
+        assert [step["finished"] for step in replay(Scenario.model_validate(values), REGISTRY)] == [
+            [],
+            ["A"],
+        ]
+
+    def test_several_sequences_cannot_share_a_run(self) -> None:
+        outcome = Outcome()
+        settings = {"num_blocks": 16, "block_allocator": "contiguous", "max_model_len": 64}
+        requests = [{"id": "A", "prompt": 5, "output": 2, "n": 2}]
+        scenario = {**SMALL, "settings": settings, "requests": requests}
+        assert len(list(replay(Scenario.model_validate(scenario), REGISTRY, outcome))) == 1
+        assert "none can share" in outcome.refused["A"]
+
+    def test_people_are_told_what_the_trace_does_not_say(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        requests = [
+            {"id": "A", "prompt": 5, "output": 9},
+            {"id": "B", "prompt": 3000, "output": 1},
+            {"id": "C", "prompt": 1, "output": 1, "step": 7},
+        ]
+        path = write(tmp_path / "s.json", {**SMALL, "requests": requests, "max_steps": 2})
+        assert main(["replay", str(path)], {"PATH": ""}) == 0
+        *_, refused, last = capsys.readouterr().out.splitlines()
+        assert refused.startswith("B was not served to its end: the prompt has 3000 tokens")
+        assert last == "stopped after 2 steps; unfinished: A C"
+        assert main(["replay", str(path), "--json"], {"PATH": ""}) == 0
+        assert all(json.loads(text) for text in capsys.readouterr().out.splitlines())
 
     def test_unknown_settings_are_refused(self) -> None:
         with pytest.raises(SettingsError, match="num_blokcs"):

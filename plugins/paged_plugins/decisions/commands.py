@@ -13,7 +13,7 @@ import typer
 from paged_core.cli.options import Given
 from paged_core.errors import SettingsError
 from paged_plugins.decisions.diff import Difference, first_difference
-from paged_plugins.decisions.replay import replay, settings_of
+from paged_plugins.decisions.replay import Outcome, replay, settings_of
 from paged_plugins.decisions.scenario import Case, read_case
 from paged_plugins.decisions.side_by_side import one_step, side_by_side, totals
 from paged_plugins.decisions.trace import KEYS, read_traces
@@ -45,11 +45,14 @@ def replay_command(
         name = case.scenario.name
         if not as_json:
             print_heading(name, case.scenario.about)
-        for line in replay(case.scenario, given.registry):
+        outcome = Outcome()
+        for line in replay(case.scenario, given.registry, outcome):
             if as_json:
                 echo(json.dumps({"scenario": name, **line} if several else line))
             else:
                 echo(_in_words(line))
+        if not as_json:
+            _print_outcome(outcome, case.scenario.max_steps)
     return 0
 
 
@@ -145,6 +148,13 @@ def _show(
     echo("\n  in all")
     for text in totals(sides, traces):
         echo(text)
+
+
+def _print_outcome(outcome: Outcome, max_steps: int) -> None:
+    for name, reason in outcome.refused.items():
+        echo(f"{name} was not served to its end: {reason}")
+    if outcome.unfinished:
+        echo(f"stopped after {max_steps} steps; unfinished: {_names(outcome.unfinished)}")
 
 
 def _in_words(line: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from paged_core.engine import Engine
@@ -21,15 +22,30 @@ _FIRST_GENERATED = 5 * 10**8
 _IDS_PER_SEQUENCE = 10**6
 
 
-def replay(scenario: Scenario, registry: Registry) -> Iterator[dict[str, Any]]:
+@dataclass(slots=True)
+class Outcome:
+    """What a trace does not say about a scenario, filled in while it is replayed."""
+
+    refused: dict[str, str] = field(default_factory=dict)
+    """Requests that were refused or ignored, and why."""
+    unfinished: list[str] = field(default_factory=list)
+    """Requests that were still to be served when ``max_steps`` was reached."""
+
+
+def replay(
+    scenario: Scenario, registry: Registry, outcome: Outcome | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield the trace of a scenario, a line per step in which a request is unfinished.
 
     The scenario alone decides: neither the environment nor a settings file is read.
 
+    Args:
+        outcome: is told what the trace does not say.
+
     Raises:
         SettingsError: the scenario's settings cannot be used.
     """
-    run = _Run(scenario)
+    run = _Run(scenario, outcome or Outcome())
     settings = settings_of(scenario, registry)
     engine = build_engine(settings, registry, clock=run.now, observers=[run])
     cast("_Drawing", engine.executor).draw = run.draw
@@ -67,8 +83,9 @@ class _Drawing(Protocol):
 class _Run(Observer):
     """One scenario under way: its clock, its tokens, and the record of the step just run."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, outcome: Outcome) -> None:
         self._scenario = scenario
+        self._outcome = outcome
         self._step = 0
         self._record: StepRecord | None = None
         self._numbers = {request.id: i for i, request in enumerate(scenario.requests)}
@@ -98,13 +115,17 @@ class _Run(Observer):
                 if abort.step == self._step:
                     engine.abort(abort.id)
             if engine.has_unfinished or refused:
-                engine.step()
+                for group in engine.step():
+                    if group.sequences[0].error:
+                        self._outcome.refused[group.id] = group.sequences[0].error
                 assert self._record is not None
                 line = trace_line(self._record, self._step)
                 line["ignored"] = refused + line["ignored"]
                 yield line
             elif not to_come:
                 return
+        self._outcome.unfinished += [group.id for group in engine.groups]
+        self._outcome.unfinished += [request.id for _, request in to_come]
 
     def _is_due(self, request: ScenarioRequest) -> bool:
         if request.at is None:
@@ -128,4 +149,6 @@ class _Run(Observer):
                 deadline=request.deadline,
             )
         )
+        if refusal is not None:
+            self._outcome.refused[request.id] = refusal
         return refusal is None
