@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any, TypeVar
 
+from paged_core.checked_victim import CheckedVictim
 from paged_core.component import ComponentSettings
 from paged_core.engine import Engine
 from paged_core.errors import PagedCoreError, PluginError, SettingsError, UnsupportedModel
@@ -69,7 +70,7 @@ def build_engine(
         parts = SchedulerParts(
             kv_cache=kv_cache,
             queue_order=queue_order,
-            victim=wiring.make("victim", VictimParts(kv_cache=kv_cache)),
+            victim=CheckedVictim(wiring.make("victim", VictimParts(kv_cache=kv_cache))),
             preemption=preemption,
             max_model_len=capacity.max_model_len,
         )

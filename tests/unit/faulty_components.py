@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from random import choice, randrange
 from typing import Any, Literal
 
 from paged_core.block_key import BlockKey
@@ -193,6 +194,25 @@ class CountingOrder(_Order):
         return -self.asked
 
 
+class MarkingOrder(_Order):
+    """Notes on a group that it has been seen."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        group.num_cached = 0
+        return group.number
+
+
+class RollingOrder(_Order):
+    """Rolls dice once, when it is made."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self.salt = randrange(1 << 30)
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return group.number ^ self.salt
+
+
 class ReversedOrder(_Order):
     """Last come, first served."""
 
@@ -234,9 +254,37 @@ class ForgetfulVictim(_Victim):
         return candidates[-2]
 
 
+class LateVictim(_Victim):
+    """Chooses among those that it was shown the last time."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self.shown: Sequence[SequenceGroup] = ()
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        chosen = self.shown[0] if self.shown else candidates[-1]
+        self.shown = list(candidates)
+        return chosen
+
+
+class CountingVictim(_Victim):
+    """Counts preemptions, as the engine does."""
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        candidates[-1].num_preemptions += 1
+        return candidates[-1]
+
+
+class RollingVictim(_Victim):
+    """Rolls dice that nobody can roll again."""
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        return choice(list(candidates))
+
+
 class _Preemption(Preemption):
     def __init__(self, options: Any, parts: Any, /) -> None:
-        pass
+        self.asked = 0
 
     def mode(self, group: SequenceGroup, /) -> PreemptionMode:
         return PreemptionMode.RECOMPUTE
@@ -254,6 +302,38 @@ class WordlessPreemption(_Preemption):
 
     def mode(self, group: SequenceGroup, /) -> PreemptionMode:
         return "drop"  # type: ignore[return-value]
+
+
+class AlternatingPreemption(_Preemption):
+    """Swaps every other time that it is asked."""
+
+    may_swap = True
+
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        self.asked += 1
+        return PreemptionMode.SWAP if self.asked % 2 else PreemptionMode.RECOMPUTE
+
+
+class TouchingPreemption(_Preemption):
+    """Counts preemptions, as the engine does."""
+
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        group.num_preemptions += 1
+        return PreemptionMode.RECOMPUTE
+
+
+class ExcessivePreemption(_Preemption):
+    """Reserves more than a sequence can come to."""
+
+    def tokens_to_reserve(self, group: SequenceGroup, /) -> int | None:
+        return group.max_length + 8
+
+
+class HoardingPreemption(_Preemption):
+    """Reserves more than there is."""
+
+    def tokens_to_reserve(self, group: SequenceGroup, /) -> int | None:
+        return 10**9
 
 
 class StingyPreemption(_Preemption):

@@ -105,19 +105,40 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
     (
         QueueOrderConformance,
         PLAIN,
-        [faulty.IncomparableOrder, faulty.DriftingOrder, faulty.CountingOrder],
+        [
+            faulty.IncomparableOrder,
+            faulty.DriftingOrder,
+            faulty.CountingOrder,
+            faulty.MarkingOrder,
+            faulty.RollingOrder,
+        ],
     ),
     (FcfsIsExpected, PLAIN, [faulty.ReversedOrder]),
     (
         VictimConformance,
         PLAIN,
-        [faulty.PoppingVictim, faulty.ActingVictim, faulty.ForgetfulVictim],
+        [
+            faulty.PoppingVictim,
+            faulty.ActingVictim,
+            faulty.ForgetfulVictim,
+            faulty.LateVictim,
+            faulty.CountingVictim,
+            faulty.RollingVictim,
+        ],
     ),
     (NewestIsExpected, PLAIN, [faulty.OldestVictim]),
     (
         PreemptionConformance,
         PLAIN,
-        [faulty.SecretSwap, faulty.WordlessPreemption, faulty.StingyPreemption],
+        [
+            faulty.SecretSwap,
+            faulty.WordlessPreemption,
+            faulty.StingyPreemption,
+            faulty.ExcessivePreemption,
+            faulty.HoardingPreemption,
+            faulty.TouchingPreemption,
+            faulty.AlternatingPreemption,
+        ],
     ),
     (
         SchedulerConformance,
@@ -175,6 +196,15 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
 ]
 
 CAUGHT_BY = {
+    "LateVictim": "chose someone else",
+    "CountingVictim": "it changed group 'r0'.num_preemptions from 0 to 1",
+    "RollingVictim": "runs cannot be repeated",
+    "MarkingOrder": "num_cached from None to 0",
+    "RollingOrder": "runs cannot be repeated",
+    "ExcessivePreemption": "tokens are set aside",
+    "HoardingPreemption": "fits alone, but is refused",
+    "TouchingPreemption": "num_preemptions from 0 to 1",
+    "AlternatingPreemption": "same answer",
     "StarvingScheduler": "no end in sight",
     "GreedyScheduler": "is the budget of a step",
     "CrowdingScheduler": "sequences run",

@@ -26,7 +26,10 @@ class PreemptionMode(StrEnum):
 
 
 class Preemption(ABC):
-    """Decides the mode for one group; a scheduler falls back to recompute if the host is full."""
+    """Decides the mode for one group; a scheduler falls back to recompute if the host is full.
+
+    Answers follow from the group alone, and asking changes nothing about it.
+    """
 
     may_swap: bool = False
     """Whether :meth:`mode` ever answers ``SWAP``: then host blocks are set up by default."""
@@ -36,5 +39,8 @@ class Preemption(ABC):
         """Return how ``group`` gives way."""
 
     def tokens_to_reserve(self, group: SequenceGroup, /) -> int | None:
-        """Tokens per sequence to set blocks aside for at admission; ``None``: only what it has."""
+        """Tokens per sequence to set blocks aside for at admission; ``None``: only what it has.
+
+        At least the tokens that are there, at most the block that ends ``group.max_length``.
+        """
         return None

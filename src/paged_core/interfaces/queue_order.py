@@ -25,7 +25,10 @@ class QueueOrder(ABC):
 
     @abstractmethod
     def key(self, group: SequenceGroup, now: float, /) -> Any:
-        """Return a comparable key; the smallest goes first. ``now`` is in seconds."""
+        """Return a comparable key; the smallest goes first. ``now`` is in seconds.
+
+        It follows from the group, the time and what was served; asking changes nothing.
+        """
 
 
 @runtime_checkable

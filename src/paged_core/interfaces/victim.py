@@ -18,7 +18,11 @@ class VictimParts:
 
 
 class Victim(ABC):
-    """Chooses among running groups; the scheduler says who is eligible, and in which order."""
+    """Chooses among running groups; the scheduler says who is eligible, and in which order.
+
+    It changes nothing about them. So that runs can be repeated, the choice follows from the
+    arguments, the cache, earlier calls, and a seed if it draws lots.
+    """
 
     @abstractmethod
     def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:

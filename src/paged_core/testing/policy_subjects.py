@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from paged_core.errors import OutOfBlocks
 from paged_core.kv_cache import KVCache
 from paged_core.registry import Registry
 from paged_core.request import Request
-from paged_core.sequence import SeqId, SequenceGroup
+from paged_core.sequence import SeqId, SequenceGroup, Status
 from paged_core.testing.memory_engine import build_memory_engine
 from paged_core.testing.workload import requests
 
@@ -27,6 +28,33 @@ def waiting_groups(coming: Sequence[Request]) -> list[SequenceGroup]:
         group.max_length = len(request.prompt) + (request.sampling.max_tokens or 64)
         groups.append(group)
     return groups
+
+
+def running_groups(
+    cache: KVCache, coming: Sequence[Request], computed: Sequence[int]
+) -> list[SequenceGroup]:
+    """Groups of these requests that run, part of their prompts computed, as many as have room.
+
+    Args:
+        computed: for each, a number that says how much.
+    """
+    groups = []
+    for group, share in zip(waiting_groups(coming), computed, strict=False):
+        (sequence,) = group.live
+        count = 1 + share % len(sequence.tokens)
+        try:
+            cache.admit(sequence, count)
+        except OutOfBlocks:
+            break
+        sequence.num_scheduled = sequence.num_computed = count
+        group.status = Status.RUNNING
+        groups.append(group)
+    return groups
+
+
+def shares() -> st.SearchStrategy[list[int]]:
+    """How much of each request is computed, for :func:`running_groups`."""
+    return st.lists(st.integers(0, 15), min_size=8, max_size=8)
 
 
 @st.composite

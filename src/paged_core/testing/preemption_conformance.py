@@ -11,9 +11,17 @@ from paged_core.interfaces.preemption import Preemption, PreemptionMode, Preempt
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
 from paged_core.testing.component_conformance import ServesEveryWorkload
+from paged_core.testing.fits_alone import check_serves_what_fits
 from paged_core.testing.memory_engine import build_memory_engine, serve
-from paged_core.testing.policy_subjects import request_lists, waiting_groups
+from paged_core.testing.policy_subjects import (
+    empty_cache,
+    request_lists,
+    running_groups,
+    shares,
+    waiting_groups,
+)
 from paged_core.testing.text_alone import check_served
+from paged_core.testing.untouched import untouched
 from paged_core.testing.workload import Workload, workloads
 
 
@@ -40,28 +48,51 @@ class PreemptionConformance(ServesEveryWorkload):
         return made
 
     def test_answers_with_a_mode_and_keeps_its_word_about_swapping(self) -> None:
-        def answers(coming: list[Request]) -> None:
-            preemption = self.make()
-            for group in waiting_groups(coming):
-                mode = preemption.mode(group)
+        def answers(coming: list[Request], computed: list[int]) -> None:
+            preemption, twin = self.make(), self.make()
+            for group in self._groups(coming, computed):
+                with untouched([group]):
+                    mode = preemption.mode(group)
                 assert isinstance(mode, PreemptionMode)
                 assert mode is not PreemptionMode.SWAP or preemption.may_swap, (
                     "it swaps, but may_swap is False, so there are no host blocks"
                 )
+                assert preemption.mode(group) is mode is twin.mode(group), (
+                    "asked about the same group, it has to give the same answer"
+                )
                 wanted = self.expected(group)
                 assert wanted is None or mode is wanted
 
-        self.check(answers, request_lists())
+        self.check(answers, request_lists(), shares())
 
-    def test_reserves_at_least_what_is_there(self) -> None:
-        def reserves(coming: list[Request]) -> None:
-            preemption = self.make()
-            for group in waiting_groups(coming):
-                tokens = preemption.tokens_to_reserve(group)
+    def test_reserves_what_is_there_and_what_may_come_at_most(self) -> None:
+        def reserves(coming: list[Request], computed: list[int], block_size: int) -> None:
+            preemption, twin = self.make(block_size), self.make(block_size)
+            for group in self._groups(coming, computed):
+                with untouched([group]):
+                    tokens = preemption.tokens_to_reserve(group)
+                assert preemption.tokens_to_reserve(group) == tokens
+                assert twin.tokens_to_reserve(group) == tokens, (
+                    "asked about the same group, it has to give the same answer"
+                )
                 longest = max(len(sequence.tokens) for sequence in group.live)
-                assert tokens is None or tokens >= longest
+                whole = -(-group.max_length // block_size) * block_size
+                assert tokens is None or longest <= tokens <= whole, (
+                    f"{tokens} tokens are set aside for a sequence that has {longest} and may come "
+                    f"to {group.max_length}"
+                )
 
-        self.check(reserves, request_lists())
+        self.check(reserves, request_lists(), shares(), st.integers(1, 8))
+
+    def test_refuses_nothing_that_fits_alone(self) -> None:
+        check_serves_what_fits(build_memory_engine(self.registry, preemption=self._table))
+
+    def _groups(self, coming: list[Request], computed: list[int]) -> list[SequenceGroup]:
+        """Some that wait, and the same at work."""
+        return [
+            *waiting_groups(coming),
+            *running_groups(empty_cache(self.registry), coming, computed),
+        ]
 
     def test_serves_whatever_the_host_can_hold(self) -> None:
         def serves(values: dict[str, Any], workload: Workload, num_host_blocks: int) -> None:

@@ -13,6 +13,7 @@ from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
 from paged_core.testing.component_conformance import ServesEveryWorkload
 from paged_core.testing.policy_subjects import empty_cache, request_lists, waiting_groups
+from paged_core.testing.untouched import untouched
 from paged_core.waiting_queue import WaitingQueue
 
 
@@ -60,10 +61,14 @@ class QueueOrderConformance(ServesEveryWorkload):
 
     def test_a_key_depends_on_the_group_and_the_time_alone(self) -> None:
         def asks_twice(coming: list[Request], now: float) -> None:
-            order = self.make()
+            order, twin = self.make(), self.make()
             groups = waiting_groups(coming)
-            before = [order.key(group, now) for group in groups]
+            with untouched(groups):
+                before = [order.key(group, now) for group in groups]
             assert [order.key(group, now) for group in reversed(groups)] == before[::-1]
+            assert [twin.key(group, now) for group in groups] == before, (
+                "another one, asked the same, has other keys: runs cannot be repeated"
+            )
 
         self.check(asks_twice, request_lists(), st.floats(0, 100))
 
@@ -94,10 +99,17 @@ class QueueOrderConformance(ServesEveryWorkload):
     def test_counts_service_without_losing_the_order(self) -> None:
         def counts(coming: list[Request], served: list[int]) -> None:
             order = self.make()
+            assert hasattr(order, "served") == hasattr(order, "left"), (
+                "an order has both served() and left(), or the engine calls neither"
+            )
             groups = waiting_groups(coming)
-            if isinstance(order, SupportsService):
-                for group, num_tokens in zip(groups, served, strict=False):
-                    order.served(group, num_tokens)
-            sorted(order.key(group, 1.0) for group in groups)
+            with untouched(groups):
+                if isinstance(order, SupportsService):
+                    for group, num_tokens in zip(groups, served, strict=False):
+                        order.served(group, num_tokens)
+                sorted(order.key(group, 1.0) for group in groups)
+                if isinstance(order, SupportsService):
+                    for group in groups:
+                        order.left(group)
 
         self.check(counts, request_lists(), st.lists(st.integers(1, 50), min_size=8, max_size=8))

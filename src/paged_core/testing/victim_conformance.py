@@ -7,13 +7,19 @@ from typing import ClassVar
 
 from hypothesis import strategies as st
 
-from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.victim import Victim, VictimParts
 from paged_core.kv_cache import KVCache
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.testing.component_conformance import ServesEveryWorkload
-from paged_core.testing.policy_subjects import empty_cache, request_lists, waiting_groups
+from paged_core.testing.policy_subjects import (
+    empty_cache,
+    request_lists,
+    running_groups,
+    shares,
+    waiting_groups,
+)
+from paged_core.testing.untouched import untouched
 
 
 class VictimConformance(ServesEveryWorkload):
@@ -46,33 +52,32 @@ class VictimConformance(ServesEveryWorkload):
 
     def test_chooses_the_only_candidate(self) -> None:
         def chooses(coming: list[Request]) -> None:
-            (group,) = waiting_groups(coming[:1])
-            group.status = Status.RUNNING
-            assert self.make().choose([group], 0.0) is group
+            component = self.make()
+            for group in waiting_groups(coming):
+                group.status = Status.RUNNING
+                assert component.choose([group], 0.0) is group, "it chose someone else"
 
         self.check(chooses, request_lists(), share=0.5)
 
     def test_chooses_one_of_the_candidates_and_leaves_them_alone(self) -> None:
+        """One component is asked again and again, each time without those chosen before."""
+
         def chooses(coming: list[Request], computed: list[int], now: float) -> None:
             cache = empty_cache(self.registry)
-            candidates = []
-            for group, share in zip(waiting_groups(coming), computed, strict=False):
-                (sequence,) = group.live
-                count = 1 + share % len(sequence.tokens)
-                try:
-                    cache.admit(sequence, count)
-                except OutOfBlocks:
-                    break
-                sequence.num_scheduled = sequence.num_computed = count
-                group.status = Status.RUNNING
-                candidates.append(group)
-            before, free = list(candidates), cache.num_free
-            victim = self.make(cache).choose(candidates, now)
-            assert candidates == before, "it changed the list of candidates"
-            assert any(victim is group for group in candidates), "it chose someone else"
-            assert cache.num_free == free, "the scheduler takes the blocks, not the victim"
-            wanted = self.expected(before, now)
-            assert wanted is None or victim is wanted, f"it chose {victim} instead of {wanted}"
+            candidates = running_groups(cache, coming, computed)
+            component, twin = self.make(cache), self.make(cache)
+            while candidates:
+                before, free = list(candidates), cache.num_free
+                with untouched(before):
+                    victim = component.choose(candidates, now)
+                assert candidates == before, "it changed the list of candidates"
+                assert any(victim is group for group in candidates), "it chose someone else"
+                assert cache.num_free == free, "the scheduler takes the blocks, not the victim"
+                wanted = self.expected(before, now)
+                assert wanted is None or victim is wanted, f"it chose {victim} instead of {wanted}"
+                assert twin.choose(list(before), now) is victim, (
+                    "another one, asked the same, chooses someone else: runs cannot be repeated"
+                )
+                candidates = [group for group in before if group is not victim]
 
-        shares = st.lists(st.integers(0, 15), min_size=8, max_size=8)
-        self.check(chooses, request_lists(), shares, st.floats(0, 100))
+        self.check(chooses, request_lists(), shares(), st.floats(0, 100))

@@ -1,0 +1,50 @@
+"""What a victim component answers is looked at before a scheduler acts on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged_core.checked_victim import CheckedVictim
+from paged_core.component import Component
+from paged_core.errors import PluginError
+from paged_core.testing import build_memory_engine, check_nothing_leaked, registry_with
+from paged_core.testing.workload import simple_request
+from paged_policies.victims.newest import NewestSettings, NewestVictim
+from unit.faulty_components import FaultySettings
+
+
+class Absent(NewestVictim):
+    """Chooses a group that nobody knows."""
+
+    def choose(self, candidates: object, now: float, /) -> object:  # type: ignore[override]
+        return None
+
+
+class Indexing(NewestVictim):
+    """Answers with a place."""
+
+    def choose(self, candidates: object, now: float, /) -> object:  # type: ignore[override]
+        return 0
+
+
+@pytest.mark.parametrize("scheduler", sorted(registry_with().of("scheduler")))
+@pytest.mark.parametrize("kind", [Absent, Indexing])
+def test_an_engine_names_the_victim_that_chose_no_candidate(kind: type, scheduler: str) -> None:
+    record = Component("victim", FaultySettings, f"{__name__}:{kind.__name__}", summary="wrong")
+    engine = build_memory_engine(
+        registry_with(record), victim="faulty", num_blocks=6, scheduler=scheduler
+    )
+    for name in "ABC":
+        engine.add(simple_request(name, 7, 12))
+    with pytest.raises(PluginError, match=rf"victim .*{kind.__name__} chose .* none of the \d"):
+        while engine.has_unfinished:
+            engine.step()
+    for name in "ABC":
+        engine.abort(name)
+    check_nothing_leaked(engine)
+
+
+def test_a_candidate_passes() -> None:
+    group = object()
+    newest = CheckedVictim(NewestVictim(NewestSettings(), None))  # type: ignore[arg-type]
+    assert newest.choose([group], 0.0) is group  # type: ignore[list-item, comparison-overlap]
