@@ -12,13 +12,11 @@ from paged_core.interfaces.evictor import BlockInfo
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.queue_order import QueueOrder
-from paged_core.interfaces.scheduler import Schedule
 from paged_core.interfaces.victim import Victim
 from paged_core.sequence import BlockId, SequenceGroup
 from paged_policies.allocators.hash_cached import HashCachedAllocator, HashCachedSettings
 from paged_policies.allocators.uncached import UncachedAllocator
 from paged_policies.evictors.lru import LruEvictor
-from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
 
 
 class FaultySettings(ComponentSettings):
@@ -29,12 +27,6 @@ class FaultySettings(ComponentSettings):
 
 class FaultyHashCachedSettings(HashCachedSettings):
     """Those of ``hash_cached``."""
-
-    name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
-
-
-class FaultyTokenBudgetSettings(TokenBudgetSettings):
-    """Those of ``token_budget``."""
 
     name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
 
@@ -341,63 +333,6 @@ class StingyPreemption(_Preemption):
 
     def tokens_to_reserve(self, group: SequenceGroup, /) -> int | None:
         return 1
-
-
-# ---------------------------------------------------------------------- schedulers
-
-
-class StarvingScheduler(TokenBudgetScheduler):
-    """Never comes to the request of lowest priority."""
-
-    def schedule(self, now: float, /) -> Schedule:
-        held = [g for g in self._waiting.ordered() if g.request.priority == 2]
-        for group in held:
-            self._waiting.remove(group)
-        plan = super().schedule(now)
-        for group in held:
-            self._waiting.push(group, now)
-        return plan
-
-
-class GreedyScheduler(TokenBudgetScheduler):
-    """Takes half as much again as the budget."""
-
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        more = options.max_num_batched_tokens * 3 // 2
-        super().__init__(options.model_copy(update={"max_num_batched_tokens": more}), parts)
-
-
-class CrowdingScheduler(TokenBudgetScheduler):
-    """Lets more sequences run than there are seats."""
-
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        more = options.max_num_seqs * 2
-        super().__init__(options.model_copy(update={"max_num_seqs": more}), parts)
-
-
-class ForgettingScheduler(TokenBudgetScheduler):
-    """Keeps requests that are aborted while they wait."""
-
-    def remove(self, group: SequenceGroup, /) -> None:
-        if group not in self._waiting:
-            super().remove(group)
-
-
-class RepeatingScheduler(TokenBudgetScheduler):
-    """Schedules one sequence twice."""
-
-    def schedule(self, now: float, /) -> Schedule:
-        plan = super().schedule(now)
-        plan.sequences += plan.sequences[:1]
-        plan.num_tokens += plan.num_tokens[:1]
-        return plan
-
-
-class UnreservedScheduler(TokenBudgetScheduler):
-    """Runs sequences past the end of their blocks."""
-
-    def _reserve(self, plan: Any, sequence: Any, count: int) -> bool:
-        return True
 
 
 # ---------------------------------------------------------------------- observers

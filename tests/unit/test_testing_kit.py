@@ -48,6 +48,7 @@ from unit import faulty_attention as attention
 from unit import faulty_components as faulty
 from unit import faulty_executors as executors
 from unit import faulty_runners as runners
+from unit import faulty_schedulers as schedulers
 
 
 class LruOrder(EvictorConformance):
@@ -76,7 +77,7 @@ class NewestIsExpected(VictimConformance):
 PLAIN, CACHING, BUDGETED = (
     faulty.FaultySettings,
     faulty.FaultyHashCachedSettings,
-    faulty.FaultyTokenBudgetSettings,
+    schedulers.FaultyTokenBudgetSettings,
 )
 
 FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[type]]] = [
@@ -144,12 +145,19 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
         SchedulerConformance,
         BUDGETED,
         [
-            faulty.StarvingScheduler,
-            faulty.GreedyScheduler,
-            faulty.CrowdingScheduler,
-            faulty.ForgettingScheduler,
-            faulty.RepeatingScheduler,
-            faulty.UnreservedScheduler,
+            schedulers.StarvingScheduler,
+            schedulers.GreedyScheduler,
+            schedulers.CrowdingScheduler,
+            schedulers.ForgettingScheduler,
+            schedulers.RepeatingScheduler,
+            schedulers.UnreservedScheduler,
+            schedulers.SilentScheduler,
+            schedulers.ModestScheduler,
+            schedulers.DiscreetScheduler,
+            schedulers.UnderstatingScheduler,
+            schedulers.PickyScheduler,
+            schedulers.IgnoringScheduler,
+            schedulers.DicingScheduler,
         ],
     ),
     (
@@ -211,6 +219,13 @@ CAUGHT_BY = {
     "ForgettingScheduler": "remove\\(\\)",
     "RepeatingScheduler": "twice",
     "UnreservedScheduler": "too few blocks",
+    "SilentScheduler": "not among the admitted",
+    "ModestScheduler": "were taken from the cache",
+    "DiscreetScheduler": "not among the preempted",
+    "UnderstatingScheduler": "2 sequences run, 1 may",
+    "PickyScheduler": "fits alone, but is refused",
+    "IgnoringScheduler": "fits alone, but is ignored",
+    "DicingScheduler": "the first time|shorter than|longer than",
 }
 
 

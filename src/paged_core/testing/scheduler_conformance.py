@@ -12,6 +12,7 @@ from paged_core.request import FinishReason
 from paged_core.settings import settings_class
 from paged_core.testing.component_conformance import ComponentConformance
 from paged_core.testing.failing_executor import FailingExecutor
+from paged_core.testing.fits_alone import check_serves_what_fits
 from paged_core.testing.memory_engine import build_memory_engine, serve
 from paged_core.testing.text_alone import check_nothing_leaked, check_said, check_served
 from paged_core.testing.watched_scheduler import WatchedScheduler
@@ -26,7 +27,7 @@ class SchedulerConformance(ComponentConformance):
             component = "my_scheduler"
 
     Every decision is checked in every test: who runs is scheduled once, holds the blocks it needs,
-    and the limits are kept.
+    the limits are kept, and what is said of whole groups is what became of them.
     """
 
     slot: ClassVar[str] = "scheduler"
@@ -63,6 +64,34 @@ class SchedulerConformance(ComponentConformance):
         engine = self.make_engine()
         workload = Workload(((0, simple_request("A", 9, 5)),))
         check_served(engine, workload, serve(engine, workload))
+
+    def test_refuses_nothing_that_fits_alone(self) -> None:
+        budget, seats = self.budget(self.options), self.seats(self.options)
+        check_serves_what_fits(self.make_engine(), budget, seats)
+
+    def test_says_what_the_prefix_cache_served(self) -> None:
+        """Nothing has to be; but what was not computed again is reported."""
+        engine = self.make_engine(block_allocator="hash_cached")
+        prompt = tuple(range(20))
+        workload = Workload(
+            ((0, simple_request("A", prompt, 2)), (9, simple_request("B", prompt, 2)))
+        )
+        check_served(engine, workload, serve(engine, workload))
+
+    def test_decides_the_same_again(self) -> None:
+        """Or no run could be repeated."""
+
+        def repeats(values: dict[str, Any], workload: Workload) -> None:
+            decided = []
+            for _ in range(2):
+                engine = self.make_engine(**values)
+                serve(engine, workload)
+                assert isinstance(engine.scheduler, WatchedScheduler)
+                decided.append(engine.scheduler.decisions)
+            for step, (one, other) in enumerate(zip(*decided, strict=True)):
+                assert one == other, f"in step {step} it decides {other}, {one} the first time"
+
+        self.check(repeats, self.engine_values(), workloads(), share=0.2)
 
     def test_keeps_within_the_length_of_the_model(self) -> None:
         engine = self.make_engine(max_model_len=32)

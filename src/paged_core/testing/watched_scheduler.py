@@ -6,6 +6,7 @@ from paged_core.engine import Engine
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
 from paged_core.kv_cache import KVCache
 from paged_core.sequence import SequenceGroup, Status
+from paged_core.testing.untouched import untouched
 
 
 class WatchedScheduler(Scheduler):
@@ -26,6 +27,8 @@ class WatchedScheduler(Scheduler):
         self._kv = kv_cache
         self._budget = budget
         self._seats = seats
+        self.decisions: list[tuple[object, ...]] = []
+        """What was decided in each step: ids and numbers that can be compared."""
 
     @classmethod
     def install(cls, engine: Engine, budget: int | None, seats: int | None) -> WatchedScheduler:
@@ -38,6 +41,10 @@ class WatchedScheduler(Scheduler):
     def length_cap(self) -> int:
         return self.inner.length_cap
 
+    @property
+    def max_num_seqs(self) -> int | None:
+        return self.inner.max_num_seqs
+
     def add(self, group: SequenceGroup, /) -> None:
         before = len(self.inner)
         self.inner.add(group)
@@ -45,7 +52,8 @@ class WatchedScheduler(Scheduler):
 
     def refuse(self, group: SequenceGroup, /) -> str | None:
         before = len(self.inner)
-        reason = self.inner.refuse(group)
+        with untouched([group]):
+            reason = self.inner.refuse(group)
         assert len(self.inner) == before, "refuse() must change nothing"
         return reason
 
@@ -61,10 +69,15 @@ class WatchedScheduler(Scheduler):
         return len(self.inner)
 
     def schedule(self, now: float, /) -> Schedule:
-        waiting = list(self.inner.queues().waiting)
+        before = self.inner.queues()
+        stood = {
+            group: group.status for group in (*before.running, *before.waiting, *before.swapped)
+        }
         plan = self.inner.schedule(now)
         self._check_batch(plan)
-        self._check_queues(plan, waiting)
+        self._check_queues(plan, list(before.waiting))
+        self._check_moves(plan, stood)
+        self.decisions.append(_comparable(plan))
         return plan
 
     def _check_batch(self, plan: Schedule) -> None:
@@ -93,9 +106,8 @@ class WatchedScheduler(Scheduler):
         assert len(set(map(id, everyone))) == len(everyone), "a group stands in two places"
         assert len(self.inner) == len(everyone), "len() disagrees with queues()"
         seats = sum(group.seats for group in queues.running)
-        assert self._seats is None or seats <= self._seats, (
-            f"{seats} sequences run, {self._seats} may"
-        )
+        for limit in (self._seats, self.inner.max_num_seqs):
+            assert limit is None or seats <= limit, f"{seats} sequences run, {limit} may"
         for groups, status in (
             (queues.running, Status.RUNNING),
             (queues.waiting, Status.WAITING),
@@ -115,3 +127,47 @@ class WatchedScheduler(Scheduler):
             assert reason, f"{group} is ignored without a reason"
         for group in plan.preempted:
             assert group not in queues.running, f"{group} is preempted, but runs"
+
+    def _check_moves(self, plan: Schedule, stood: dict[SequenceGroup, Status]) -> None:
+        """What the plan says of whole groups is what became of them since they ``stood`` there."""
+        queues = self.inner.queues()
+        held = {*queues.running, *queues.waiting, *queues.swapped}
+        admitted = [group for group, _ in plan.admitted]
+        ignored = [group for group, _ in plan.ignored]
+        told = {
+            (Status.WAITING, Status.RUNNING): ("admitted", admitted),
+            (Status.RUNNING, Status.WAITING): ("preempted", plan.preempted),
+            (Status.RUNNING, Status.SWAPPED): ("swapped_out", plan.swapped_out),
+            (Status.SWAPPED, Status.RUNNING): ("swapped_in", plan.swapped_in),
+        }
+        for group, status in stood.items():
+            if group not in held:
+                assert group in ignored, f"{group} is held no more, but not among the ignored"
+            elif (status, group.status) in told:
+                name, groups = told[status, group.status]
+                assert group in groups, (
+                    f"{group} went from {status.name} to {group.status.name}, but is not among "
+                    f"the {name}"
+                )
+        for group in held:
+            assert group in stood, f"{group} was not held before"
+        assert len(set(admitted)) == len(admitted), "a group is admitted twice in one step"
+        for group, cached in plan.admitted:
+            if group.status is Status.RUNNING:
+                skipped = sum(sequence.num_scheduled for sequence in group.live)
+                assert cached == skipped, (
+                    f"{group} is admitted with {cached} cached tokens, {skipped} were taken from "
+                    "the cache"
+                )
+
+
+def _comparable(plan: Schedule) -> tuple[object, ...]:
+    return (
+        [(sequence.group.id, sequence.index) for sequence in plan.sequences],
+        list(plan.num_tokens),
+        [(group.id, cached) for group, cached in plan.admitted],
+        [group.id for group in plan.preempted],
+        [group.id for group in plan.swapped_out],
+        [group.id for group in plan.swapped_in],
+        [(group.id, reason) for group, reason in plan.ignored],
+    )
