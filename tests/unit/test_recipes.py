@@ -60,6 +60,34 @@ def test_one_with_aging_goes_before_some_short_ones_and_after_others(compare: An
     assert 1 < ends.index("long") < len(ends) - 1
 
 
+def urgent(compare: Any, **changes: Any) -> Any:
+    """The trace of the recipe, and the scenario; with other options of the scheduler."""
+    scenario = compare.read_case(FOLDER / "urgent_takes_a_seat.yaml").scenario
+    scheduler = {**scenario.settings["scheduler"], **changes}
+    values = {**scenario.settings, "preemption": "swap", "scheduler": scheduler}
+    scenario = scenario.model_copy(update={"settings": values})
+    return list(compare.replay(scenario, compare.registry())), scenario
+
+
+def test_an_urgent_one_takes_a_seat_from_one_that_is_swapped_out(compare: Any) -> None:
+    trace, _ = urgent(compare, swap_in_by_order=True)
+    assert trace[3]["swapped_out"] == ["bulk2"]
+    assert (trace[3]["scheduled"], trace[3]["swapped_in"]) == ({"bulk1": 1}, [])
+    assert trace[4]["scheduled"] == {"urgent": 10}
+    assert all(line["swapped_in"] == [] for line in trace[:9])
+    assert trace[8]["finished"] == ["urgent"]
+    assert (trace[9]["swapped_in"], trace[9]["scheduled"]) == (["bulk2"], {"bulk1": 1, "bulk2": 1})
+    prompts = 30 + 30 + 10
+    total = sum(sum(line["scheduled"].values()) for line in trace)
+    assert total == prompts + 29 + 29 + 4  # nothing is computed twice
+
+
+def test_without_the_option_whoever_is_swapped_out_is_back_at_once(compare: Any) -> None:
+    trace, scenario = urgent(compare)
+    assert trace[3]["swapped_out"] == trace[3]["swapped_in"] == ["bulk2"]
+    assert compare.last_step_of("urgent")(trace, scenario) > 30
+
+
 class TestCheapest(VictimConformance):
     """The plugin among the recipes is a sound one."""
 

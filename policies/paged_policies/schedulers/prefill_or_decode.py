@@ -35,6 +35,11 @@ class PrefillOrDecodeSettings(ComponentSettings):
         description="decode if the blocks that it takes are free (nano-vLLM), instead of one for "
         "every sequence whether it needs one or not",
     )
+    swap_in_by_order: bool = Field(
+        default=False,
+        description="what was swapped out comes back by the queue order, after those who wait and "
+        "come before it, instead of before anybody who waits",
+    )
 
 
 class PrefillOrDecodeScheduler(Scheduler):
@@ -42,8 +47,9 @@ class PrefillOrDecodeScheduler(Scheduler):
 
     The rules are those of vLLM 0.6.3's V0 engine: admission ignores what the prefix cache would
     serve, a group of k sequences decodes only if k blocks are free, victims are recomputed or
-    swapped as groups, and what is swapped out comes back before any prompt. A forked group that
-    is computed again, which that engine lacks, takes each sequence as a prompt of its own.
+    swapped as groups, and what is swapped out comes back before any prompt, unless
+    ``swap_in_by_order``. A forked group that is computed again, which that engine lacks, takes each
+    sequence as a prompt of its own.
     """
 
     def __init__(self, options: PrefillOrDecodeSettings, parts: SchedulerParts, /) -> None:
@@ -55,6 +61,7 @@ class PrefillOrDecodeScheduler(Scheduler):
         self._preemption = parts.preemption
         self._promises = Promises(parts.preemption, parts.kv_cache)
         self._exact_growth = options.exact_growth
+        self._swap_in_by_order = options.swap_in_by_order
         self._max_model_len = parts.max_model_len
         self._waiting = WaitingLine(parts.queue_order)
         self._running: list[SequenceGroup] = []
@@ -101,7 +108,11 @@ class PrefillOrDecodeScheduler(Scheduler):
     def schedule(self, now: float, /) -> Schedule:
         self._now = now
         plan = Schedule()
-        if not self._swapped and self._is_open():
+        if self._swapped and self._swap_in_by_order:
+            self._swapped = deque(sorted(self._swapped, key=lambda g: self._order.key(g, now)))
+            self._waiting.sort(now)
+        may_start = not self._swapped or self._restoring is not None or self._overtakes()
+        if may_start and self._is_open():
             self._prefill(plan)
         if not plan.sequences:
             self._preempt_for_priority(plan)
@@ -121,7 +132,7 @@ class PrefillOrDecodeScheduler(Scheduler):
         seats_left = self._seats_left()
         was_idle = not self._running
         while self._restoring is None and self._delay.passed(self._now, waiting, was_idle):
-            if not waiting:
+            if not waiting or (self._swapped and not self._overtakes()):
                 break
             group = waiting[0]
             lengths = [len(sequence.tokens) for sequence in group.live]
@@ -274,7 +285,7 @@ class PrefillOrDecodeScheduler(Scheduler):
 
     def _swap_in(self, plan: Schedule) -> None:
         kv, swapped = self._kv, self._swapped
-        while swapped:
+        while swapped and not self._overtakes():
             group = swapped[0]
             needed = kv.distinct_blocks(group) + len(group.live)
             if needed > kv.num_blocks - kv.watermark_blocks:
@@ -297,6 +308,13 @@ class PrefillOrDecodeScheduler(Scheduler):
                 kv.reserve(sequence, 1)
                 plan.sequences.append(sequence)
                 plan.num_tokens.append(1)
+
+    def _overtakes(self) -> bool:
+        """Whether the head of the queue goes before those that are swapped out."""
+        if not (self._swap_in_by_order and self._waiting and self._swapped):
+            return False
+        key, now = self._order.key, self._now
+        return bool(key(self._waiting[0], now) < key(self._swapped[0], now))
 
     def _seats_left(self) -> int:
         """Sequences that may join those that run; below 1, none, however far below."""
