@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from paged_core.block_key import BlockKey
 from paged_core.component import ComponentSettings
-from paged_core.interfaces.evictor import BlockInfo
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.queue_order import QueueOrder
@@ -16,7 +15,6 @@ from paged_core.interfaces.victim import Victim
 from paged_core.sequence import BlockId, SequenceGroup
 from paged_policies.allocators.hash_cached import HashCachedAllocator, HashCachedSettings
 from paged_policies.allocators.uncached import UncachedAllocator
-from paged_policies.evictors.lru import LruEvictor
 
 
 class FaultySettings(ComponentSettings):
@@ -106,54 +104,6 @@ class ReferencingAllocator(HashCachedAllocator):
         found = super().look_up(keys)
         self.share(found)
         return found
-
-
-# ---------------------------------------------------------------------- evictors
-
-
-class LeakyEvictor(LruEvictor):
-    """Forgets a block that comes back when it holds several."""
-
-    def add(self, block: BlockId, info: BlockInfo, /) -> None:
-        if len(self) < 3:
-            super().add(block, info)
-
-
-class KeepingEvictor(LruEvictor):
-    """Gives a block up without letting go of it."""
-
-    def evict(self) -> BlockId:
-        block = super().evict()
-        self._blocks[block] = None
-        return block
-
-
-class SilentEvictor(LruEvictor):
-    """Says nothing when it is told to remove what it does not hold."""
-
-    def remove(self, block: BlockId, /) -> None:
-        self._blocks.pop(block, None)
-
-
-class WrongTieEvictor(LruEvictor):
-    """Of what one request left, the shortest prefix goes first."""
-
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        super().__init__(options, parts)
-        self._infos: dict[BlockId, BlockInfo] = {}
-
-    def add(self, block: BlockId, info: BlockInfo, /) -> None:
-        super().add(block, info)
-        self._infos[block] = info
-
-    def evict(self) -> BlockId:
-        if not self._blocks:
-            return super().evict()
-        block = min(
-            self._blocks, key=lambda b: (self._infos[b].last_use, self._infos[b].num_tokens)
-        )
-        self.remove(block)
-        return block
 
 
 # ---------------------------------------------------------------------- orders, victims, preemption

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from itertools import count, pairwise
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -21,9 +21,10 @@ from paged_core.interfaces.allocator import (
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
 from paged_core.registry import Registry
 from paged_core.sequence import BlockId
+from paged_core.testing.evictor_cost import evictor_cost
+from paged_core.testing.work import Watched, work
 from paged_plugins.bench.null_executor import NULL_EXECUTOR
 from paged_plugins.bench.steady_state import SteadyState
-from unit.work import Watched, work
 
 REGISTRY = Registry.discover()
 SMALL, LARGE = 1 << 8, 1 << 11
@@ -43,36 +44,6 @@ def make_evictor(name: str, num_blocks: int) -> Evictor:
     made = build("evictor", name, EvictorParts(num_blocks=num_blocks, block_size=16, seed=0))
     assert isinstance(made, Evictor)
     return made
-
-
-def evictor_cost(make: Callable[[int], Evictor], num_blocks: int, number: type[int]) -> float:
-    """What an operation costs on so many idle blocks, whose numbers are of this type.
-
-    Watched numbers tell how often they are compared and hashed, others how many instructions run.
-    """
-    evictor, random = make(num_blocks), Random(0)
-    idle = [BlockId(number(block)) for block in range(num_blocks)]
-    clock = count(1)
-
-    def add(block: BlockId) -> None:
-        now = next(clock)
-        facts = (random.randrange(1, 4000), random.randrange(4), now // 4, now)
-        evictor.add(block, BlockInfo(*map(number, facts)))
-
-    def leave_come_back_and_go() -> None:
-        for _ in range(num_blocks):
-            block = random.choice(idle)
-            evictor.remove(block)
-            add(block)
-            add(evictor.evict())
-
-    for block in idle:
-        add(block)
-    if number is Watched:
-        Watched.touched = 0
-        leave_come_back_and_go()
-        return Watched.touched / num_blocks
-    return work(leave_come_back_and_go) / num_blocks
 
 
 @pytest.mark.parametrize("number", [int, Watched], ids=["instructions", "comparisons"])

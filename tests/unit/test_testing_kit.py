@@ -46,6 +46,7 @@ from paged_core.testing import (
 )
 from unit import faulty_attention as attention
 from unit import faulty_components as faulty
+from unit import faulty_evictors as evictors
 from unit import faulty_executors as executors
 from unit import faulty_runners as runners
 from unit import faulty_schedulers as schedulers
@@ -100,9 +101,16 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
     (
         EvictorConformance,
         PLAIN,
-        [faulty.LeakyEvictor, faulty.KeepingEvictor, faulty.SilentEvictor],
+        [
+            evictors.LeakyEvictor,
+            evictors.KeepingEvictor,
+            evictors.SilentEvictor,
+            evictors.SortingEvictor,
+            evictors.SearchingEvictor,
+            evictors.RollingEvictor,
+        ],
     ),
-    (LruOrder, PLAIN, [faulty.WrongTieEvictor]),
+    (LruOrder, PLAIN, [evictors.WrongTieEvictor]),
     (
         QueueOrderConformance,
         PLAIN,
@@ -204,6 +212,9 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
 ]
 
 CAUGHT_BY = {
+    "SortingEvictor": "comparisons among 64 .* as the logarithm does",
+    "SearchingEvictor": "as the logarithm does",
+    "RollingEvictor": "runs cannot be repeated",
     "LateVictim": "chose someone else",
     "CountingVictim": "it changed group 'r0'.num_preemptions from 0 to 1",
     "RollingVictim": "runs cannot be repeated",
@@ -311,7 +322,7 @@ def test_every_class_is_tried_with_at_least_three_faults() -> None:
 
 class TestHelpers:
     def test_registry_with_adds_parts_to_what_is_installed(self) -> None:
-        part = Component("evictor", PLAIN, "unit.faulty_components:LeakyEvictor", summary="wrong")
+        part = Component("evictor", PLAIN, "unit.faulty_evictors:LeakyEvictor", summary="wrong")
         registry = registry_with(part)
         assert {"lru", "faulty"} <= set(registry.of("evictor"))
         assert "faulty" not in registry_with().of("evictor")

@@ -33,7 +33,10 @@ class BlockInfo:
 
 
 class Evictor(ABC):
-    """Holds the idle cached blocks. No operation may cost more than O(log n)."""
+    """Holds the idle cached blocks. No operation may cost more than O(log n), amortised.
+
+    So that runs can be repeated, what it gives up follows from what it was told and from the seed.
+    """
 
     @abstractmethod
     def add(self, block: BlockId, info: BlockInfo, /) -> None:

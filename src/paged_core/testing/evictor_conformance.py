@@ -14,6 +14,8 @@ from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
 from paged_core.sequence import BlockId
 from paged_core.testing.component_conformance import ServesEveryWorkload
+from paged_core.testing.evictor_cost import evictor_cost
+from paged_core.testing.work import Watched
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,21 @@ class EvictorConformance(ServesEveryWorkload):
         one.add(BlockId(1), BlockInfo(4, 0, 1))
         assert len(other) == 0
 
+    def test_no_operation_runs_more_instructions_than_a_logarithm(self) -> None:
+        self._check_cost(int, "instructions")
+
+    def test_no_operation_compares_more_than_a_logarithm(self) -> None:
+        """Inside built-ins, where instructions are not seen."""
+        self._check_cost(Watched, "comparisons")
+
+    def _check_cost(self, number: type[int], what: str) -> None:
+        """Eight times the blocks may cost twice as much, which leaves a margin."""
+        small, large = (evictor_cost(self.make, size, number) for size in (64, 512))
+        assert large <= 2 * small + 8, (
+            f"a block that leaves, comes back and goes takes {small:.0f} {what} among 64 blocks, "
+            f"{large:.0f} among 512; they may grow as the logarithm does"
+        )
+
     def test_behaves_like_the_model(self) -> None:
         make, expected = self.make, self.expected
         self.check_machine(lambda: EvictorMachine(make, expected))
@@ -97,7 +114,7 @@ class EvictorMachine(RuleBasedStateMachine):
         expected: Callable[[Sequence[IdleBlock]], BlockId | None],
     ) -> None:
         super().__init__()
-        self.real = make(self.num_blocks)
+        self.real, self.twin = make(self.num_blocks), make(self.num_blocks)
         self.expected = expected
         self.held: list[IdleBlock] = []
         self.departures = 0
@@ -118,6 +135,7 @@ class EvictorMachine(RuleBasedStateMachine):
             self.publications += 1
             info = BlockInfo(num_tokens, hits[place], self.departures, self.publications)
             self.real.add(block, info)
+            self.twin.add(block, info)
             self.held.append(IdleBlock(block, info))
 
     @rule(data=st.data())
@@ -126,6 +144,7 @@ class EvictorMachine(RuleBasedStateMachine):
         if self.held:
             idle = data.draw(st.sampled_from(self.held))
             self.real.remove(idle.block)
+            self.twin.remove(idle.block)
             self.held.remove(idle)
 
     @rule(block=st.integers(0, 9))
@@ -148,6 +167,10 @@ class EvictorMachine(RuleBasedStateMachine):
             f"gave up {gone[0]}, but it is block {wanted} that has to go first of {self.held}"
         )
         self.held.remove(gone[0])
+        assert self.twin.evict() == block, (
+            "another one of the same seed, told the same, gives up another block: runs cannot be "
+            "repeated"
+        )
 
     @invariant()
     def counts_what_it_holds(self) -> None:

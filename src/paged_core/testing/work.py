@@ -43,6 +43,13 @@ class Watched(int):
         Watched.touched += 1
         return int(self) < int(other)
 
+    def __gt__(self, other: int) -> bool:
+        Watched.touched += 1
+        return int(self) > int(other)
+
+    def __neg__(self) -> Watched:
+        return Watched(-int(self))
+
     def __hash__(self) -> int:
         Watched.touched += 1
         return hash(int(self))

@@ -1,0 +1,112 @@
+"""Evictors that are wrong on purpose: their conformance class must catch each."""
+
+from __future__ import annotations
+
+from random import choice
+from typing import Any
+
+from paged_core.errors import OutOfBlocks
+from paged_core.interfaces.evictor import BlockInfo, Evictor
+from paged_core.sequence import BlockId
+from paged_policies.evictors.lru import LruEvictor
+
+
+class _UnsortedEvictor(Evictor):
+    """Knows the length of the prefix of what it holds, in no order."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        self.held: dict[BlockId, int] = {}
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        self.held[block] = -info.num_tokens
+
+    def remove(self, block: BlockId, /) -> None:
+        del self.held[block]
+
+    def evict(self) -> BlockId:
+        if not self.held:
+            raise OutOfBlocks("none is here")
+        block = self.first()
+        del self.held[block]
+        return block
+
+    def first(self) -> BlockId:
+        """The one to go."""
+        return next(iter(self.held))
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+
+class LeakyEvictor(LruEvictor):
+    """Forgets a block that comes back when it holds several."""
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        if len(self) < 3:
+            super().add(block, info)
+
+
+class KeepingEvictor(LruEvictor):
+    """Gives a block up without letting go of it."""
+
+    def evict(self) -> BlockId:
+        block = super().evict()
+        self._blocks[block] = None
+        return block
+
+
+class SilentEvictor(LruEvictor):
+    """Says nothing when it is told to remove what it does not hold."""
+
+    def remove(self, block: BlockId, /) -> None:
+        self._blocks.pop(block, None)
+
+
+class SortingEvictor(_UnsortedEvictor):
+    """Sorts all that it holds, inside built-ins."""
+
+    def first(self) -> BlockId:
+        return min(zip(self.held.values(), self.held, strict=True))[1]
+
+
+class SearchingEvictor(_UnsortedEvictor):
+    """Looks at all that it holds."""
+
+    def first(self) -> BlockId:
+        best = next(iter(self.held))
+        for block in self.held:
+            if self.held[block] < self.held[best]:
+                best = block
+        return best
+
+
+class RollingEvictor(LruEvictor):
+    """Rolls dice that nobody can roll again."""
+
+    def evict(self) -> BlockId:
+        if len(self) < 2:
+            return super().evict()
+        block: BlockId = next(choice([iter, reversed])(self._blocks))
+        self.remove(block)
+        return block
+
+
+class WrongTieEvictor(LruEvictor):
+    """Of what one request left, the shortest prefix goes first."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._infos: dict[BlockId, BlockInfo] = {}
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        super().add(block, info)
+        self._infos[block] = info
+
+    def evict(self) -> BlockId:
+        if not self._blocks:
+            return super().evict()
+        block = min(
+            self._blocks, key=lambda b: (self._infos[b].last_use, self._infos[b].num_tokens)
+        )
+        self.remove(block)
+        return block
