@@ -35,6 +35,11 @@ class PrefillOrDecodeSettings(ComponentSettings):
         description="decode if the blocks that it takes are free (nano-vLLM), instead of one for "
         "every sequence whether it needs one or not",
     )
+    cached_is_free: bool = Field(
+        default=False,
+        description="what the prefix cache has of a prompt takes nothing from "
+        "max_num_batched_tokens (nano-vLLM)",
+    )
     swap_in_by_order: bool = Field(
         default=False,
         description="what was swapped out comes back by the queue order, after those who wait and "
@@ -61,6 +66,7 @@ class PrefillOrDecodeScheduler(Scheduler):
         self._preemption = parts.preemption
         self._promises = Promises(parts.preemption, parts.kv_cache)
         self._exact_growth = options.exact_growth
+        self._cached_is_free = options.cached_is_free
         self._swap_in_by_order = options.swap_in_by_order
         self._max_model_len = parts.max_model_len
         self._waiting = WaitingLine(parts.queue_order)
@@ -154,7 +160,11 @@ class PrefillOrDecodeScheduler(Scheduler):
             if not all(kv.can_start(sequence) for sequence in group.live):
                 break
             total = sum(lengths)
-            over_budget = total > tokens_left and (len(lengths) == 1 or lengths[0] > tokens_left)
+            if len(lengths) == 1:
+                total = self._cost(group.live[0])
+            over_budget = total > tokens_left and (
+                len(lengths) == 1 or self._cost(group.live[0]) > tokens_left
+            )
             if over_budget or group.seats > seats_left:
                 break
             waiting.popleft()
@@ -184,10 +194,10 @@ class PrefillOrDecodeScheduler(Scheduler):
         for sequence in group.live:
             if sequence.table.blocks:
                 continue
-            length = len(sequence.tokens)
-            if length > tokens_left:
+            cost = self._cost(sequence)
+            if cost > tokens_left:
                 return tokens_left
-            tokens_left -= length
+            tokens_left -= cost
             cached = self._compute_prompt(plan, sequence)
             if plan.admitted and plan.admitted[-1][0] is group:
                 plan.admitted[-1] = (group, plan.admitted[-1][1] + cached)
@@ -197,12 +207,23 @@ class PrefillOrDecodeScheduler(Scheduler):
     def _compute_prompt(self, plan: Schedule, sequence: SequenceState) -> int:
         """Share what is cached, compute the rest; how many tokens need not be computed."""
         kv, length = self._kv, len(sequence.tokens)
-        hit: PrefixHit = kv.lookup(sequence, length)
-        skipped = min(hit.num_settled, kv.blocks_for(length) - 1) * kv.block_size
+        hit = kv.lookup(sequence, length)
+        skipped = self._num_skipped(hit, length)
         kv.admit(sequence, length - skipped, hit, skipped)
         plan.sequences.append(sequence)
         plan.num_tokens.append(length - skipped)
         return skipped
+
+    def _cost(self, sequence: SequenceState) -> int:
+        """Tokens of the budget that a prompt takes."""
+        length = len(sequence.tokens)
+        if not self._cached_is_free:
+            return length
+        return length - self._num_skipped(self._kv.lookup(sequence, length), length)
+
+    def _num_skipped(self, hit: PrefixHit, length: int) -> int:
+        """Tokens that need not be computed: those of the last block always are."""
+        return min(hit.num_settled, self._kv.blocks_for(length) - 1) * self._kv.block_size
 
     def _ignore(self, plan: Schedule, reason: str) -> None:
         plan.ignored.append((self._waiting.popleft(), reason))

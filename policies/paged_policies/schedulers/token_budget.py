@@ -136,8 +136,14 @@ class TokenBudgetScheduler(Scheduler):
                 count = len(sequence.tokens) - start
                 if count > 1:
                     count = min(plan.chunk(count), self._max_model_len - 1 - start)
-                if start + count >= sequence.capacity and not self._reserve(plan, sequence, count):
-                    break
+                if start + count >= sequence.capacity:
+                    if not sequence.table.blocks:  # the others ended before it was started again
+                        if not self._schedule_group(plan, group):
+                            break
+                        plan.index += 1
+                        continue
+                    if not self._reserve(plan, sequence, count):
+                        break
                 sequences.append(sequence)
                 num_tokens.append(count)
                 plan.budget -= count
@@ -276,7 +282,9 @@ class TokenBudgetScheduler(Scheduler):
             kv.swap_in(group)
             self._enter(group)
             plan.schedule.swapped_in.append(group)
-            if len(live) > 1 and any(sequence.num_pending > 1 for sequence in live):
+            if not live[0].table.blocks or (
+                len(live) > 1 and any(sequence.num_pending > 1 for sequence in live)
+            ):
                 continue  # still being computed again: from the next step on
             for sequence in live:
                 kv.reserve(sequence, count)
