@@ -55,3 +55,29 @@ def test_without_a_prefix_cache_they_may_end_early_and_say_why(scheduler: str) -
         assert sequence.finish_reason is FinishReason.LENGTH
         assert sequence.error
         assert len(sequence.output) < 8
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 30])
+def test_the_last_of_them_may_be_started_again_when_the_others_have_ended(
+    num_host_blocks: int,
+) -> None:
+    """Steps are so small that two have ended before the third is begun."""
+    engine = build_memory_engine(
+        num_blocks=19,
+        block_size=1,
+        num_host_blocks=num_host_blocks,
+        evictor="fifo",
+        preemption="auto",
+        scheduler={
+            "name": "token_budget",
+            "max_num_batched_tokens": 4,
+            "reserve_full_sequence": False,
+        },
+    )
+    older = engine.add(simple_request("older", (0,), 7))
+    group = engine.add(simple_request("group", (0,) * 6, 5, n=3))
+    finish(engine)
+    check_said(engine, older)
+    check_said(engine, group)
+    assert {sequence.error for sequence in group.sequences} == {None}
+    check_nothing_leaked(engine)

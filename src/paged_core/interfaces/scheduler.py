@@ -55,6 +55,7 @@ class Scheduler(ABC):
     """Decides; it touches blocks only through the :class:`~paged_core.kv_cache.KVCache`.
 
     The engine advances ``num_scheduled``, appends tokens and releases blocks of what has finished.
+    So that runs can be repeated, decisions follow from the calls and ``now`` alone.
     """
 
     @abstractmethod
