@@ -68,7 +68,8 @@ class TestCommand:
     def test_what_is_named_and_nothing_else(self, capsys: Capture) -> None:
         found = rows(
             capsys,
-            *("--schedulers", "token_budget", "--queue-orders", "sjf", "--queue_orders", "fair"),
+            *("--schedulers", "token_budget"),
+            *("--queue-orders", "sjf", "--queue_orders", "fair,sjf"),
             *("--block-allocators", "contiguous", "--queue-orders", "sjf"),
         )
         assert [tuple(row[slot] for slot in SLOTS) for row in found] == [

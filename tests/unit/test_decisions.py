@@ -338,6 +338,18 @@ class TestTraces:
         assert (found.step, found.before) == (0, None)
 
 
+def test_traces_that_are_matched_by_name_are_missed_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = write(tmp_path / "one.jsonl", json.dumps(line()))
+    named = [json.dumps({"scenario": name, **line()}) for name in ("a", "b")]
+    two = write(tmp_path / "two.jsonl", "\n".join(named))
+    assert main(["diff", str(one), str(two)], {"PATH": ""}) == 2
+    said = capsys.readouterr().err
+    assert "only one of the two files has a trace of no name, a, b;" in said
+    assert "matched by the name of their scenario" in said
+
+
 class TestSideBySide:
     def test_a_star_marks_what_differs(self) -> None:
         ours = line(3, scheduled={"A": 1, "B": 2}, running=["A", "B"], waiting=["C"])

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from paged_core.cli import main
-from paged_core.cli.new_plugin import LAYOUT, SUMMARIES
+from paged_core.cli.new_plugin import LAYOUT, PAGES, SUMMARIES
 from paged_core.registry import Registry
+from paged_core.slots import paged_core_slots
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "src" / "paged_core" / "templates" / "plugin"
@@ -99,8 +100,16 @@ def test_a_slot_without_a_template_is_refused(
     assert main(["new-plugin", "mine-own", "--slot", "victm", "--out", str(tmp_path)]) == 2
     assert "did you mean 'victim'?" in capsys.readouterr().err
     assert main(["new-plugin", "mine-own", "--slot", "scheduler", "--out", str(tmp_path)]) == 2
-    assert "the tutorial shows" in capsys.readouterr().err
+    assert "docs/tutorial.md shows how to write one" in capsys.readouterr().err
+    assert main(["new-plugin", "mine-own", "--slot", "block-allocator"]) == 2
+    assert "docs/interfaces/block_allocator.md shows" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
+
+
+def test_a_page_is_named_for_every_slot_of_the_core_and_is_there() -> None:
+    slots = {slot.key for slot in paged_core_slots()}
+    assert set(PAGES) | set(SUMMARIES) == slots
+    assert all((ROOT / page).is_file() for page in PAGES.values())
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

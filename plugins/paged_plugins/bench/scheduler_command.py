@@ -29,17 +29,19 @@ def scheduler_command(
     given: Given,
     schedulers: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A scheduler; may be repeated (default: every one)."),
+        typer.Option(
+            metavar="NAMES", help="Schedulers, by comma, or repeated (default: every one)."
+        ),
     ] = None,
     queue_orders: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A queue order; may be repeated (default: fcfs)."),
+        typer.Option(metavar="NAMES", help="Queue orders, by comma, or repeated (default: fcfs)."),
     ] = None,
     block_allocators: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME",
-            help="An allocator; may be repeated (default: hash_cached and uncached).",
+            metavar="NAMES",
+            help="Allocators, by comma, or repeated (default: hash_cached and uncached).",
         ),
     ] = None,
     all_: Annotated[
@@ -121,7 +123,8 @@ def _names(
     Raises:
         PluginError: there is no such component.
     """
-    chosen = names or default or list(given.registry.of(slot))
+    named = [name for some in names or () for name in some.split(",") if name]
+    chosen = named or default or list(given.registry.of(slot))
     return [given.registry.get(slot, name).name for name in dict.fromkeys(chosen)]
 
 

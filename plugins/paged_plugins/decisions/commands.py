@@ -70,7 +70,12 @@ def diff_command(
     else:
         only = sorted(set(ours) ^ set(theirs))
         if only:
-            raise SettingsError(f"only one of the two files has a trace of {', '.join(only)}")
+            named = ", ".join(name or "no name" for name in only)
+            raise SettingsError(
+                f"only one of the two files has a trace of {named}; where a file has several, "
+                "traces are matched by the name of their scenario, which `replay --json` writes "
+                "for several files at once"
+            )
         pairs = [(name, ours[name], theirs[name]) for name in ours]
     found = False
     for name, one, other in pairs:

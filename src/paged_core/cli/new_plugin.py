@@ -30,6 +30,15 @@ SUMMARIES = {
 }
 """Slots that there is a template for, and what the component does that is written."""
 
+PAGES = {
+    "scheduler": "docs/tutorial.md",
+    "block_allocator": "docs/interfaces/block_allocator.md",
+    "attention": "docs/interfaces/attention.md",
+    "runner": "docs/interfaces/runner.md",
+    "executor": "docs/interfaces/executor.md",
+}
+"""Slots of the core without a template, and where the documentation shows how to write one."""
+
 LAYOUT = {
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
@@ -75,9 +84,11 @@ def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
         PluginError: the name or the slot will not do; the message says why.
     """
     if slot not in SUMMARIES:
-        why = ", which the tutorial shows how to write" if slot == "scheduler" else ""
         known = did_you_mean(slot, SUMMARIES)
-        raise PluginError(f"there is no template for slot {slot!r}{why}{known}")
+        if slot in registry.slots:
+            page = PAGES.get(slot, "docs/plugins.md")
+            known = f"; {page} shows how to write one{known}"
+        raise PluginError(f"there is no template for slot {slot!r}{known}")
     if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name):
         raise PluginError(
             f"{name!r} cannot be the name of a package: use small letters, digits and single "
