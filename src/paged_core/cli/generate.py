@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -172,7 +173,7 @@ class _Interrupt:
         self.asked = True
 
 
-class _Report:
+class _Report(ABC):
     """Prints results in the order of the prompts, each as soon as those before it are printed."""
 
     quiet = False
@@ -200,7 +201,7 @@ class _Report:
                 break
         self._put(place, lambda: self.show(generation))
 
-    def stepped(self, generations: Sequence[Generation]) -> None:
+    def stepped(self, generations: Sequence[Generation]) -> None:  # noqa: B027 - a choice
         """A step is over."""
 
     def interrupted(self, generations: Sequence[Generation]) -> None:
@@ -211,11 +212,11 @@ class _Report:
         unfinished = sum(not generation.finished for generation in generations)
         sys.stderr.write(f"interrupted: {unfinished} of {len(self._prompts)} unfinished\n")
 
+    @abstractmethod
     def show(self, generation: Generation) -> None:
         """Print one request."""
-        raise NotImplementedError
 
-    def show_refusal(self, prompt: Any, error: RequestError) -> None:
+    def show_refusal(self, prompt: Any, error: RequestError) -> None:  # noqa: B027 - a choice
         """Print what stands in the place of a request that was refused."""
 
     def _put(self, place: int, show: Callable[[], None]) -> None:
