@@ -1,7 +1,18 @@
-"""What every test needs: one thread for each of the processes that run tests side by side."""
+"""What every test needs: one thread of its own, and logs as a library has them."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+
+import pytest
+import structlog
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch when it is first imported
+
+
+@pytest.fixture(autouse=True)
+def _library_logs() -> Iterator[None]:
+    """A command that ran in this process may have configured them."""
+    structlog.reset_defaults()
+    yield

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 import torch
 import transformers
 from huggingface_hub import constants
@@ -261,7 +260,6 @@ def test_device_that_is_not_there(folder: Path, device: str) -> None:
 def test_loading_is_silent_and_leaves_the_library_as_it_was(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    structlog.reset_defaults()  # a command may have configured it in this process
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     capfd.readouterr()
     load_runner(settings(folder))

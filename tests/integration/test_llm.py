@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from integration import tiny_models
 from paged_core import LLM, SamplingParams
@@ -198,7 +197,6 @@ def test_a_second_thread_is_told_to_wait_for_the_first() -> None:
 
 
 def test_logs_stay_out_of_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
-    structlog.reset_defaults()  # a command may have configured it in this process
     get_logger().info("hello", who="you")
     assert capsys.readouterr() == ("", "")
     get_logger().warning("beware", who="you")

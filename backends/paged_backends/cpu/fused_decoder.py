@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from paged_backends.cpu.kernels import Kernels, PackedWeight, aligned
+from paged_backends.cpu.kernels import Kernels, PackedWeight
+from paged_backends.cpu.memory import Arena
 
 _KINDS = {"silu": 0, "gelu_tanh": 1}
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -169,7 +170,7 @@ class FusedDecoder:
             call.rows = len(hidden)
             needed = self._kernels.library.decoder_numbers(ctypes.addressof(call))
             if needed > len(self._memory):
-                self._memory = aligned(needed, self._dtype)
+                self._memory = Arena().take(needed, self._dtype)
             call.memory = self._memory.data_ptr()
         count = len(cos)
         tables = (c_void_p * (2 * count))(*(table.data_ptr() for table in (*cos, *sin)))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.cpu.library import Library
+from paged_backends.cpu.memory import Arena
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -47,6 +48,7 @@ class Kernels:
         """``num_threads``: ``None`` takes torch's present number."""
         self.library = library
         self.num_threads = num_threads or torch.get_num_threads()
+        self._arena = Arena()
 
     @classmethod
     def load(cls, instruction_set: str = "auto", num_threads: int | None = None) -> Self:
@@ -81,7 +83,7 @@ class Kernels:
         width, columns = weight.shape
         kind = _TYPES[weight.dtype]
         source = weight.detach().contiguous()
-        data = aligned(self.library.packed_size(kind, width, columns), weight.dtype)
+        data = self._arena.take(self.library.packed_size(kind, width, columns), weight.dtype)
         self.library.pack(
             kind, source.data_ptr(), data.data_ptr(), width, columns, self.num_threads
         )
@@ -260,10 +262,3 @@ class Kernels:
             self.num_threads,
         )
         return places
-
-
-def aligned(count: int, dtype: torch.dtype) -> Tensor:
-    """Return ``count`` numbers, undefined, that begin at a cache line."""
-    line = 64 // dtype.itemsize
-    memory = torch.empty(count + line, dtype=dtype)
-    return memory[(-memory.data_ptr() % 64) // dtype.itemsize :][:count]

@@ -17,6 +17,7 @@ size_t attention_bytes(const AttentionCall& call) {
 
 template <typename T>
 void attend(const Team& team, const Attention<T>& a, const AttentionCall& call, char* memory) {
+  team.open();
   for (int64_t i = team.take(), next; i < call.num_items; i = next) {
     next = team.take();
     if (call.items[i].partial == -2)
@@ -47,7 +48,6 @@ static void attend_batch(const AttentionCall& call) {
     int64_t begin, end;
     team.share(a.tokens, begin, end);
     for (int64_t t = begin; t < end; t++) write_token(a, t);
-    team.reset_tickets();
     team.wait();
     attend(team, a, call, memory.take<char>(int64_t(bytes)));
   });

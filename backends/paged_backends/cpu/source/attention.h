@@ -181,7 +181,7 @@ INLINE Attention<T> view(const AttentionCall& c) {
 template <typename T>
 size_t attention_bytes(const AttentionCall& call);
 
-// Attends, once the whole batch is in the cache: between writing it and this lies a reset of the
-// team's tickets, then a wait. A wait must follow before the result is read.
+// Attends, once the whole batch is in the cache: a wait must lie between writing it and this, and
+// another before the result is read.
 template <typename T>
 void attend(const Team& team, const Attention<T>& a, const AttentionCall& call, char* memory);

@@ -6,7 +6,7 @@
 
 #include "attention.h"
 
-constexpr int CHUNK = 64;
+constexpr int CHUNK = 32;
 constexpr int AT_ONCE = WIDTH == 16 ? 4 : 2;  // heads of a group, and vectors of a value
 
 // What is known of one group after some of its keys; with PAIR_DOT, `sums` of bfloat16 values are in

@@ -138,7 +138,6 @@ struct Step {
       rotate_row(rotation, r);
       write_token(a, r);
     }
-    team.reset_tickets();
     team.wait();
     attend(team, a, ac, memory);
     team.wait();

@@ -3,8 +3,9 @@
 // A packed weight of N rows and K columns is a run of panels, one for 32 rows (zeros fill the last):
 //   bfloat16: [N / 32][ceil(K / 2)][32][2], two neighbours in K together
 //   float32:  [N / 32][K][32]
-// A step is one line of a panel: a pair of neighbours in K, or one. Where pairs cannot be multiplied as
-// such, activations become floats first. A row of odd K is followed by one readable zero.
+// A step is one line of a panel: a pair of neighbours in K, or one. Activations are copied before they
+// are multiplied, SLICE numbers of every row after another, so that the distance from row to row is
+// known when this is compiled; where pairs cannot be multiplied as such, they become floats then.
 //
 // Every result is one chain of additions in the order of K, however many rows, panels and threads
 // there are: the bits of a row do not depend on its company.
@@ -22,7 +23,7 @@ constexpr int STRIPE = VECTORS * WIDTH;           // columns computed at once
 constexpr int MAX_ROWS = WIDTH == 16 ? 12 : 4;    // of a tile
 constexpr int BLOCK_ROWS = 96;                    // that share one pass over the weight
 constexpr int AHEAD = 16384;                      // bytes of the weight fetched ahead
-constexpr int STEPS_AT_ONCE = 64;                 // of a panel, held in the nearest cache
+constexpr int SLICE_STEPS = 64;                   // of a panel, held in the nearest cache
 
 template <typename T>
 struct Steps {
@@ -36,6 +37,14 @@ struct Steps<bf16> {
 template <typename T>
 using Operand = typename std::conditional<PAIR_PRODUCTS, T, float>::type;
 
+// Numbers of a row in a slice.
+template <typename T>
+constexpr int SLICE = SLICE_STEPS * Steps<T>::NUMBERS;
+
+template <typename T>
+INLINE int64_t slices_of(int64_t columns) {
+  return (columns + SLICE<T> - 1) / SLICE<T>;
+}
 template <typename T>
 INLINE int64_t steps_of(int64_t columns) {
   return (columns + Steps<T>::NUMBERS - 1) / Steps<T>::NUMBERS;
@@ -45,8 +54,7 @@ INLINE int64_t panel_size(int64_t columns) {
   return steps_of<T>(columns) * PANEL * Steps<T>::NUMBERS;
 }
 
-// Numbers from one row of activations to the next, such that rows do not fall on the same lines of a
-// cache, and odd rows have their zero.
+// Numbers from one row to the next, such that rows do not fall on the same lines of a cache.
 template <typename T>
 INLINE int64_t padded(int64_t columns) {
   int64_t line = 64 / int64_t(sizeof(T));
@@ -88,20 +96,19 @@ static void pack_weight(const T* weight, T* packed, int64_t rows, int64_t column
 
 // One step of ROWS rows times COUNT vectors.
 template <int ROWS, int COUNT>
-INLINE void multiply_step(const float* rows, int64_t stride, const float* line, vf (*sums)[COUNT]) {
+INLINE void multiply_step(const float* rows, const float* line, vf (*sums)[COUNT]) {
   vf weight[COUNT];
 #pragma GCC unroll 8
   for (int v = 0; v < COUNT; v++) weight[v] = load(line + v * WIDTH);
 #pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++) {
-    vf x = splat(rows[r * stride]);
+    vf x = splat(rows[r * SLICE<float>]);
 #pragma GCC unroll 8
     for (int v = 0; v < COUNT; v++) sums[r][v] = sums[r][v] + x * weight[v];
   }
 }
 template <int ROWS, int COUNT>
-INLINE void multiply_step(const Operand<bf16>* rows, int64_t stride, const bf16* line,
-                          vf (*sums)[COUNT]) {
+INLINE void multiply_step(const Operand<bf16>* rows, const bf16* line, vf (*sums)[COUNT]) {
 #if PAIR_PRODUCTS
   __m512i weight[COUNT];
 #pragma GCC unroll 8
@@ -109,7 +116,7 @@ INLINE void multiply_step(const Operand<bf16>* rows, int64_t stride, const bf16*
 #pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++) {
     int32_t pair;
-    memcpy(&pair, rows + r * stride, 4);
+    memcpy(&pair, rows + r * SLICE<bf16>, 4);
     __m512i x = _mm512_set1_epi32(pair);
 #pragma GCC unroll 8
     for (int v = 0; v < COUNT; v++) sums[r][v] = dot_pairs(sums[r][v], x, weight[v]);
@@ -125,7 +132,7 @@ INLINE void multiply_step(const Operand<bf16>* rows, int64_t stride, const bf16*
   }
 #pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++) {
-    vf x = splat(rows[r * stride]), y = splat(rows[r * stride + 1]);
+    vf x = splat(rows[r * SLICE<bf16>]), y = splat(rows[r * SLICE<bf16> + 1]);
 #pragma GCC unroll 8
     for (int v = 0; v < COUNT; v++) {
       sums[r][v] = sums[r][v] + x * even[v];
@@ -135,12 +142,19 @@ INLINE void multiply_step(const Operand<bf16>* rows, int64_t stride, const bf16*
 #endif
 }
 
-// result [ROWS][PANEL] of each of PANELS panels, which lie `panel_stride` numbers apart: a product
-// over `steps` steps, added to what is there unless FRESH. `ahead` is fetched at `pace` bytes a step.
+// Panels that lie the same distance apart.
+template <typename T>
+struct Panels {
+  const T* first;
+  int64_t stride;
+};
+
+// result [PANELS][all rows][PANEL], of which ROWS rows are computed: a product over `steps` steps, at
+// most a slice of the rows, added to what is there unless FRESH. Of each panel that is read `ahead`,
+// `pace` bytes are fetched in a step: a line of the cache or two.
 template <typename T, int ROWS, int PANELS>
-static void multiply_tile(const Operand<T>* rows, int64_t stride, const T* panel, int64_t panel_stride,
-                          int64_t steps, float* result, int64_t result_stride, bool fresh,
-                          const char* ahead, int64_t pace) {
+static void multiply_tile(const Operand<T>* rows, Panels<T> panels, int64_t steps, float* result,
+                          int64_t all_rows, bool fresh, Panels<T> ahead, int64_t pace) {
   constexpr int N = Steps<T>::NUMBERS;
   for (int first = 0; first < PANEL; first += STRIPE) {
     vf sums[PANELS][ROWS][VECTORS];
@@ -151,26 +165,22 @@ static void multiply_tile(const Operand<T>* rows, int64_t stride, const T* panel
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++)
           sums[p][r][v] = fresh ? splat(0.0f)
-                                : load(result + p * result_stride + r * PANEL + first + v * WIDTH);
+                                : load(result + (p * all_rows + r) * PANEL + first + v * WIDTH);
     const Operand<T>* x = rows;
-    const T* line = panel + first * N;
+    const T* line = panels.first + first * N;
+    const char* coming = (const char*)ahead.first;
     for (int64_t k = 0; k < steps; k++) {
       if (first == 0) {
-        if (PANELS > 1 || pace == 0) {
 #pragma GCC unroll 4
-          for (int p = 0; p < PANELS; p++) {
-            const char* next = (const char*)(line + p * panel_stride) + AHEAD / PANELS;
-            prefetch(next);
-            prefetch(next + 64);
-          }
-        } else {
-          prefetch(ahead);
-          ahead += pace;
+        for (int p = 0; p < PANELS; p++) {
+          prefetch(coming + p * ahead.stride * int64_t(sizeof(T)));
+          if (pace > 64) prefetch(coming + p * ahead.stride * int64_t(sizeof(T)) + 64);
         }
+        coming += pace;
       }
 #pragma GCC unroll 4
       for (int p = 0; p < PANELS; p++)
-        multiply_step<ROWS, VECTORS>(x, stride, line + p * panel_stride, sums[p]);
+        multiply_step<ROWS, VECTORS>(x, line + p * panels.stride, sums[p]);
       x += N;
       line += PANEL * N;
     }
@@ -180,21 +190,21 @@ static void multiply_tile(const Operand<T>* rows, int64_t stride, const T* panel
       for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++)
-          store(result + p * result_stride + r * PANEL + first + v * WIDTH, sums[p][r][v]);
+          store(result + (p * all_rows + r) * PANEL + first + v * WIDTH, sums[p][r][v]);
   }
 }
 
 template <typename T>
-using TileProduct = void (*)(const Operand<T>*, int64_t, const T*, int64_t, int64_t, float*, int64_t, bool,
-                             const char*, int64_t);
+using TileProduct = void (*)(const Operand<T>*, Panels<T>, int64_t, float*, int64_t, bool, Panels<T>,
+                             int64_t);
 
 // Several panels at once keep the multipliers busy where rows are few.
-constexpr int panels_at_once(int rows) {
-  return rows * 8 <= MAX_ROWS * 2 ? 4 : rows * 4 <= MAX_ROWS * 2 ? 2 : 1;
+constexpr int panels_at_once(int64_t rows) {
+  return rows * 4 <= MAX_ROWS * 2 ? 2 : 1;
 }
 
 template <typename T, bool MANY>
-static TileProduct<T> tile_product(int rows) {
+static TileProduct<T> tile_product(int64_t rows) {
 #define CASE(R)  \
   case R:        \
     if constexpr (R <= MAX_ROWS) \
@@ -220,84 +230,101 @@ INLINE int tile_rows(int64_t rows) {
   return best;
 }
 
-// Floats that the results of one call of `multiply_panels` take.
-constexpr int64_t RESULTS = int64_t(BLOCK_ROWS + MAX_ROWS) * PANEL + 4 * MAX_ROWS * PANEL;
+// Floats that the results of two panels take.
+constexpr int64_t RESULTS = 2 * int64_t(BLOCK_ROWS) * PANEL;
+
+// Copies up to SLICE numbers, and a zero behind an odd number of bfloat16.
+template <typename T>
+INLINE void put_slice(Operand<T>* place, const T* numbers, int64_t count) {
+  if constexpr (std::is_same<T, Operand<T>>::value)
+    memcpy((void*)place, numbers, size_t(count) * sizeof(T));
+  else
+    for (int64_t i = 0; i < count; i += WIDTH)
+      store_upto(place + i, load_upto(numbers + i, count - i), count - i);
+  if (count % Steps<T>::NUMBERS) from_float(place + count, 0);
+}
 
 // What a thread needs for products.
 template <typename T>
 struct Room {
-  float *result, *gates;
-  Operand<T>* rows;  // up to BLOCK_ROWS rows of activations, where they are not read as they lie
-  static constexpr bool CONVERTS = !std::is_same<T, Operand<T>>::value;
+  float* result;
+  Operand<T>* rows;  // [slices][up to BLOCK_ROWS rows][SLICE]
 
+  static int64_t numbers(int64_t rows, int64_t columns) {
+    return std::min<int64_t>(rows, BLOCK_ROWS) * slices_of<T>(columns) * SLICE<T>;
+  }
   static size_t bytes(int64_t rows, int64_t columns) {
-    rows = CONVERTS ? std::min<int64_t>(rows, BLOCK_ROWS) : 0;
-    return 2 * Workspace::bytes_for<float>(RESULTS) +
-           Workspace::bytes_for<Operand<T>>(rows * padded<Operand<T>>(columns + 1));
+    return Workspace::bytes_for<float>(RESULTS) +
+           Workspace::bytes_for<Operand<T>>(numbers(rows, columns));
   }
   Room(Workspace& memory, int64_t rows, int64_t columns)
-      : result(memory.take<float>(RESULTS)), gates(memory.take<float>(RESULTS)) {
-    rows = CONVERTS ? std::min<int64_t>(rows, BLOCK_ROWS) : 0;
-    this->rows = memory.take<Operand<T>>(rows * padded<Operand<T>>(columns + 1));
-  }
+      : result(memory.take<float>(RESULTS)),
+        rows(memory.take<Operand<T>>(numbers(rows, columns))) {}
 
-  // Rows in the form in which they are multiplied; changes `stride` to theirs.
-  const Operand<T>* operands(const T* x, int64_t& stride, int64_t count, int64_t columns) const {
-    if constexpr (!CONVERTS) {
-      return x;
-    } else {
-      int64_t own = padded<float>(columns + 1);
-      for (int64_t r = 0; r < count; r++) {
-        float* row = rows + r * own;
-        for (int64_t i = 0; i < columns; i += WIDTH)
-          store_upto(row + i, load_upto(x + r * stride + i, columns - i), columns - i);
-        row[columns] = 0;
-      }
-      stride = own;
-      return rows;
-    }
+  // Copies `count` rows, at most BLOCK_ROWS; the numbers of a last, odd step are followed by zero.
+  void put(const T* x, int64_t stride, int64_t count, int64_t columns) const {
+    for (int64_t first = 0; first < columns; first += SLICE<T>)
+      for (int64_t r = 0; r < count; r++)
+        put_slice(rows + first * count + r * SLICE<T>, x + r * stride + first,
+                  std::min<int64_t>(SLICE<T>, columns - first));
   }
 };
 
-// Calls `done(panel, result)` with result [rows][PANEL] for every panel of begin .. end, up to
-// BLOCK_ROWS rows.
-template <typename T, typename Done>
-INLINE void multiply_panels(const Operand<T>* x, int64_t stride, int64_t rows, const T* packed,
-                            int64_t columns, int64_t begin, int64_t end, float* result,
-                            const Done& done) {
+// result [1 or panels_at_once(rows)][rows][PANEL]: the rows that `Room::put` has copied to `x`, times
+// panels. Towards the end those at `next()` are fetched, unless it is null.
+template <typename T, typename Next>
+INLINE void multiply_panels(const Operand<T>* x, int64_t rows, int64_t columns, Panels<T> panels,
+                            int64_t count, const Next& next, float* result) {
   constexpr int N = Steps<T>::NUMBERS;
+  int64_t height = tile_rows(rows), tiles = (rows + height - 1) / height;
+  auto full = count > 1 ? tile_product<T, true>(height) : tile_product<T, false>(height);
+  auto rest = tiles == 1 ? full : tile_product<T, false>(rows - (tiles - 1) * height);
   int64_t steps = steps_of<T>(columns), size = panel_size<T>(columns);
-  if (rows <= MAX_ROWS) {
-    int at_once = panels_at_once(int(rows));
-    auto several = tile_product<T, true>(int(rows)), one = tile_product<T, false>(int(rows));
-    int64_t p = begin;
-    for (; p + at_once <= end; p += at_once) {
-      several(x, stride, packed + p * size, size, steps, result, rows * PANEL, true, nullptr, 0);
-      for (int i = 0; i < at_once; i++) done(p + i, result + i * rows * PANEL);
+  int64_t pace = PANEL * N * int64_t(sizeof(T)) / tiles, distance = AHEAD / int64_t(sizeof(T)) / count;
+  for (int64_t k = 0; k < steps; k += SLICE_STEPS) {
+    int64_t some = std::min<int64_t>(SLICE_STEPS, steps - k), place = k * PANEL * N + distance;
+    Panels<T> now{panels.first + k * PANEL * N, panels.stride};
+    Panels<T> ahead{panels.first + place, panels.stride};
+    if (place >= size) {
+      const T* coming = next();
+      ahead.first = coming ? coming + (place - size) : now.first;
     }
-    for (; p < end; p++) {
-      one(x, stride, packed + p * size, size, steps, result, 0, true, nullptr, 0);
-      done(p, result);
+    for (int64_t t = 0; t < tiles; t++) {
+      (t + 1 < tiles ? full : rest)(x + (k / SLICE_STEPS * rows + t * height) * SLICE<T>, now, some,
+                                    result + t * height * PANEL, rows, k == 0, ahead, pace);
+      ahead.first += pace * some / int64_t(sizeof(T));
     }
-    return;
   }
-  int height = tile_rows(rows);
-  int64_t tiles = (rows + height - 1) / height;
-  auto full = tile_product<T, false>(height);
-  auto rest = tile_product<T, false>(int(rows - (tiles - 1) * height));
-  int64_t pace = PANEL * N * int64_t(sizeof(T)) / tiles;
-  for (int64_t p = begin; p < end; p++) {
-    for (int64_t k = 0; k < steps; k += STEPS_AT_ONCE) {
-      int64_t count = std::min<int64_t>(STEPS_AT_ONCE, steps - k);
-      const T* lines = packed + p * size + k * PANEL * N;
-      const char* ahead = (const char*)lines + AHEAD;
-      for (int64_t t = 0; t < tiles; t++)
-        (t + 1 < tiles ? full : rest)(x + t * height * stride + k * N, stride, lines, 0, count,
-                                      result + t * height * PANEL, 0, k == 0,
-                                      ahead + t * pace * count, pace);
-    }
-    done(p, result);
+}
+
+constexpr int RUNS = 8;  // of panels, for each thread
+
+// Hands out blocks of rows and runs of panels: `work(block, begin, end, next)`, where `next()` is the
+// panel with which this thread goes on, or -1. Where a machine is shared, some processors are slower
+// than others for a while; with few rows, all wait for the same memory.
+template <typename Work>
+INLINE void share_panels(const Team& team, int64_t rows, int64_t panels, const Work& work) {
+  bool even = team.size == 1 || panels_at_once(rows) > 1;
+  int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  int64_t runs = std::min<int64_t>(panels, team.size * (even ? 1 : RUNS)), items = blocks * runs;
+  if (!even) team.open();
+  int64_t item = even ? team.rank : team.take();
+  while (item < items) {
+    int64_t coming = -1;
+    auto next = [&] {
+      if (coming < 0) coming = even ? item + team.size : team.take();
+      return coming < items ? panels * (coming % runs) / runs : -1;
+    };
+    int64_t run = item % runs;
+    work(item / runs, panels * run / runs, panels * (run + 1) / runs, next);
+    next();
+    item = coming;
   }
+}
+
+template <typename T>
+INLINE const T* panel_at(const T* packed, int64_t panel, int64_t size) {
+  return panel < 0 ? nullptr : packed + panel * size;
 }
 
 // One row of a panel's result, with what is added to it, to `columns` places.
@@ -327,21 +354,24 @@ struct Product {
 // out = x times the weight, transposed, + bias + residual.
 template <typename T>
 void multiply(const Team& team, const Product<T>& p, const Room<T>& room) {
-  int64_t begin, end;
-  team.share((p.width + PANEL - 1) / PANEL, begin, end);
-  for (int64_t first = 0; first < p.rows; first += BLOCK_ROWS) {
-    int64_t rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first), stride = p.x_stride;
-    auto* x = room.operands(p.x + first * stride, stride, rows, p.columns);
-    multiply_panels(x, stride, rows, p.packed, p.columns, begin, end, room.result, [&](int64_t panel, const float* values) {
-                      int64_t c = panel * PANEL;
-                      for (int64_t r = 0; r < rows; r++) {
-                        int64_t place = (first + r) * p.out_stride + c;
-                        store_panel_row(p.out + place, values + r * PANEL,
-                                        p.bias ? p.bias + c : nullptr,
-                                        p.residual ? p.residual + place : nullptr, p.width - c);
-                      }
-                    });
-  }
+  int64_t size = panel_size<T>(p.columns), panels = (p.width + PANEL - 1) / PANEL, held = -1;
+  share_panels(team, p.rows, panels, [&](int64_t block, int64_t begin, int64_t end, auto& next) {
+    int64_t first = block * BLOCK_ROWS, rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
+    if (block != held) room.put(p.x + first * p.x_stride, p.x_stride, rows, p.columns);
+    held = block;
+    int64_t count = panels_at_once(rows);
+    for (int64_t panel = begin; panel < end; panel += count) {
+      if (panel + count > end) count = 1;
+      auto coming = [&] { return panel_at(p.packed, panel + count < end ? panel + count : next(), size); };
+      multiply_panels<T>(room.rows, rows, p.columns, {p.packed + panel * size, size}, count, coming,
+                         room.result);
+      for (int64_t i = 0; i < count * rows; i++) {
+        int64_t c = (panel + i / rows) * PANEL, place = (first + i % rows) * p.out_stride + c;
+        store_panel_row(p.out + place, room.result + i * PANEL, p.bias ? p.bias + c : nullptr,
+                        p.residual ? p.residual + place : nullptr, p.width - c);
+      }
+    }
+  });
 }
 
 template <typename T>
@@ -359,35 +389,32 @@ struct GatedProduct {
 // out = activation(x times the gates) * (x times the rest).
 template <typename T>
 void multiply_gated(const Team& team, const GatedProduct<T>& p, const Room<T>& room) {
-  int64_t half = p.width / PANEL, begin, end;
-  team.share(half, begin, end);
-  for (int64_t first = 0; first < p.rows; first += BLOCK_ROWS) {
-    int64_t rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
-    int64_t at_once = rows <= MAX_ROWS ? panels_at_once(int(rows)) : 1, size = rows * PANEL;
-    int64_t stride = p.x_stride;
-    auto* x = room.operands(p.x + first * stride, stride, rows, p.columns);
-    float *result = room.result, *gates = room.gates;
-    for (int64_t panel = begin; panel < end; panel += at_once) {
-      int64_t last = std::min(end, panel + at_once);
-      multiply_panels(x, stride, rows, p.packed, p.columns, panel, last, result,
-                      [&](int64_t done, const float* values) {
-                        memcpy(gates + (done - panel) * size, values, size_t(size) * 4);
-                      });
-      multiply_panels(x, stride, rows, p.packed, p.columns, half + panel, half + last, result,
-                      [&](int64_t done, const float* values) {
-                        int64_t c = (done - half) * PANEL;
-                        const float* own = gates + (done - half - panel) * size;
-                        for (int64_t r = 0; r < rows; r++)
-                          for (int i = 0; i < PANEL; i += WIDTH) {
-                            vf gate = load(own + r * PANEL + i), value = load(values + r * PANEL + i);
-                            if (p.bias) {
-                              gate = gate + load(p.bias + c + i);
-                              value = value + load(p.bias + p.width + c + i);
-                            }
-                            store(p.out + (first + r) * p.out_stride + c + i,
-                                  activate(p.kind, gate) * value);
-                          }
-                      });
+  int64_t size = panel_size<T>(p.columns), half = p.width / PANEL, held = -1;
+  share_panels(team, p.rows, half, [&](int64_t block, int64_t begin, int64_t end, auto& next) {
+    int64_t first = block * BLOCK_ROWS, rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
+    if (block != held) room.put(p.x + first * p.x_stride, p.x_stride, rows, p.columns);
+    held = block;
+    for (int64_t panel = begin; panel < end; panel++) {
+      const T *gates = p.packed + panel * size, *values = gates + half * size;
+      auto coming = [&] { return panel_at(p.packed, panel + 1 < end ? panel + 1 : next(), size); };
+      float* result = room.result + rows * PANEL;
+      int64_t c = panel * PANEL;
+      if (panels_at_once(rows) > 1) {
+        multiply_panels<T>(room.rows, rows, p.columns, {gates, half * size}, 2, coming, room.result);
+      } else {
+        multiply_panels<T>(room.rows, rows, p.columns, {gates, 0}, 1, [&] { return values; },
+                           room.result);
+        multiply_panels<T>(room.rows, rows, p.columns, {values, 0}, 1, coming, result);
+      }
+      for (int64_t r = 0; r < rows; r++)
+        for (int i = 0; i < PANEL; i += WIDTH) {
+          vf gate = load(room.result + r * PANEL + i), value = load(result + r * PANEL + i);
+          if (p.bias) {
+            gate = gate + load(p.bias + c + i);
+            value = value + load(p.bias + p.width + c + i);
+          }
+          store(p.out + (first + r) * p.out_stride + c + i, activate(p.kind, gate) * value);
+        }
     }
-  }
+  });
 }

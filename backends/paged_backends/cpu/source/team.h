@@ -14,12 +14,14 @@
 struct Meeting {
   alignas(64) std::atomic<int> arrived{0};
   alignas(64) std::atomic<int> round{0};
-  alignas(64) std::atomic<int64_t> ticket{0};
+  alignas(64) std::atomic<int64_t> tickets[3] = {};
 };
 
-struct Team {
-  int rank, size;
-  Meeting* meeting;
+class Team {
+ public:
+  const int rank, size;
+
+  Team(int rank, int size, Meeting* meeting) : rank(rank), size(size), meeting(meeting) {}
 
   // Waits for all others. It spins, and gives way where they have lost their processor.
   void wait() const {
@@ -44,23 +46,28 @@ struct Team {
     end = count * (rank + 1) / size;
   }
 
-  // Work is handed out one item after another; a wait() must lie between a reset and the first
-  // take, and between the last take and the next reset.
-  void reset_tickets() const {
-    if (rank == 0) meeting->ticket.store(0, std::memory_order_relaxed);
+  // Work is handed out one item after another, by take(). All threads open it, after a wait() that
+  // follows what was handed out before. The next counter is cleared meanwhile: nobody uses it.
+  void open() const {
+    opened = (opened + 1) % 3;
+    if (rank == 0) meeting->tickets[(opened + 1) % 3].store(0, std::memory_order_relaxed);
   }
-  int64_t take() const { return meeting->ticket.fetch_add(1, std::memory_order_relaxed); }
+  int64_t take() const { return meeting->tickets[opened].fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  Meeting* meeting;
+  mutable int opened = 0;
 };
 
 template <typename Body>
 static void work_together(int threads, const Body& body) {
   Meeting meeting;
   if (threads <= 1) {
-    body(Team{0, 1, &meeting});
+    body(Team(0, 1, &meeting));
     return;
   }
 #pragma omp parallel num_threads(threads)
-  body(Team{omp_get_thread_num(), omp_get_num_threads(), &meeting});
+  body(Team(omp_get_thread_num(), omp_get_num_threads(), &meeting));
 }
 
 // Memory of one thread, aligned to a cache line, contents undefined.

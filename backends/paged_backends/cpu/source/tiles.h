@@ -22,22 +22,23 @@ INLINE int64_t panels_of(int64_t dim) { return (dim + PANEL - 1) / PANEL; }
 template <typename T>
 struct TileMemory {
   Packed<T>*keys, *values;      // panels: of 32 keys each, of 32 dimensions each
-  Packed<T>* queries;           // [rows, query_stride]
-  Packed<T>* weights;           // [TALL, KEYS + padding]
+  Packed<T>* queries;           // [rows / TALL][slices][TALL][SLICE], as products take them
+  Packed<T>* weights;           // [slices][TALL][SLICE]
   float *scores, *sums;         // [4][TALL][32]; [panels][rows][32]
   float *top, *total;           // [rows]
-  int64_t query_stride;
+  int64_t query_size;           // numbers of a query
 
   static size_t bytes(int64_t rows, int64_t dim) {
-    int64_t stride = padded<Packed<T>>(dim), wide = panels_of(dim) * PANEL;
+    int64_t wide = panels_of(dim) * PANEL;
     return Workspace::bytes_for<Packed<T>>(KEYS * (dim + 1)) +
            Workspace::bytes_for<Packed<T>>(KEYS * wide) +
-           Workspace::bytes_for<Packed<T>>(rows * stride) +
-           Workspace::bytes_for<Packed<T>>(TALL * padded<Packed<T>>(KEYS)) +
+           Workspace::bytes_for<Packed<T>>(rows * slices_of<Packed<T>>(dim) * SLICE<Packed<T>>) +
+           Workspace::bytes_for<Packed<T>>(TALL * KEYS) +
            Workspace::bytes_for<float>(KEYS * TALL) + Workspace::bytes_for<float>(rows * wide) +
            2 * Workspace::bytes_for<float>(rows);
   }
-  TileMemory(char* memory, int64_t rows, int64_t dim) : query_stride(padded<Packed<T>>(dim)) {
+  TileMemory(char* memory, int64_t rows, int64_t dim)
+      : query_size(slices_of<Packed<T>>(dim) * SLICE<Packed<T>>) {
     auto take = [&](auto*& place, int64_t count) {
       using Number = typename std::remove_reference<decltype(*place)>::type;
       place = (Number*)memory;
@@ -46,14 +47,25 @@ struct TileMemory {
     int64_t wide = panels_of(dim) * PANEL;
     take(keys, KEYS * (dim + 1));
     take(values, KEYS * wide);
-    take(queries, rows * query_stride);
-    take(weights, TALL * padded<Packed<T>>(KEYS));
+    take(queries, rows * query_size);
+    take(weights, TALL * KEYS);
     take(scores, KEYS * TALL);
     take(sums, rows * wide);
     take(top, rows);
     take(total, rows);
   }
+
+  // Number `i`, the first of a slice, of query `r`.
+  Packed<T>* query_at(int64_t r, int64_t i) const {
+    return queries + r / TALL * TALL * query_size + i * TALL + r % TALL * SLICE<Packed<T>>;
+  }
 };
+
+// Where the weight of key `t` of a row lies, from the row's first.
+template <typename P>
+INLINE int64_t weight_place(int64_t t) {
+  return t / SLICE<P> * SLICE<P> * TALL + t % SLICE<P>;
+}
 
 INLINE int64_t rounded_rows(int64_t rows) { return (rows + TALL - 1) / TALL * TALL; }
 
@@ -198,10 +210,20 @@ INLINE float weigh_row(const Attention<T>& a, const float* scores, int64_t strid
   for (int i = 0; i < pieces; i++) {
     values[i] = exp_of(values[i] - splat(new_top));
     added = added + values[i];
-    store(weights + i * WIDTH, values[i]);
+    store(weights + weight_place<Packed<T>>(i * WIDTH), values[i]);
   }
   *total = *total * factor + sum_of(added);
   return factor;
+}
+
+// The product of TALL rows, slice by slice, with a panel.
+template <typename P>
+INLINE void multiply_slices(const P* rows, const P* panel, int64_t steps, float* result, bool fresh) {
+  for (int64_t k = 0; k < steps; k += SLICE_STEPS)
+    multiply_tile<P, TALL, 1>(rows + k / SLICE_STEPS * TALL * SLICE<P>,
+                              {panel + k * PANEL * Steps<P>::NUMBERS, 0},
+                              std::min<int64_t>(SLICE_STEPS, steps - k), result, TALL,
+                              fresh && k == 0, {panel, 0}, 1);
 }
 
 // Rows `first .. first + TALL` of the tile against the packed keys `start .. start + count`.
@@ -216,18 +238,17 @@ static void attend_rows(const Attention<T>& a, const Item& item, const TileMemor
   if (last_position < start || a.first_key(first_position) >= start + count) return;
   // the last keys that any of these rows sees, in whole panels
   int seen = int(std::min<int64_t>(count, (last_position - start + PANEL) / PANEL * PANEL));
-  auto product = multiply_tile<P, TALL, 1>;
   int64_t steps = steps_of<P>(a.dim);
   for (int t = 0; t < seen; t += PANEL)
-    product(m.queries + first * m.query_stride, m.query_stride, m.keys + t / PANEL * panel_size<P>(a.dim),
-            0, steps, m.scores + t * TALL, 0, true, (const char*)m.scores, 1);
-  int64_t weights_stride = padded<P>(KEYS);
+    multiply_slices(m.query_at(first, 0), m.keys + t / PANEL * panel_size<P>(a.dim), steps,
+                    m.scores + t * TALL, true);
   for (int64_t r = first; r < first + TALL; r++) {
-    P* weights = m.weights + (r - first) * weights_stride;
+    P* weights = m.weights + (r - first) * SLICE<P>;
     int64_t at = position + r / group;
     int64_t from = a.first_key(at) - start, to = at + 1 - start;
     if (r >= rows || to <= 0 || from >= seen) {
-      memset((void*)weights, 0, size_t(seen) * sizeof(P));
+      for (int t = 0; t < seen; t += SLICE<P>)
+        memset((void*)(weights + weight_place<P>(t)), 0, SLICE<P> * sizeof(P));
       continue;
     }
     float slope = a.slopes ? a.slopes[item.head * group + r % group] : 0.0f;
@@ -240,8 +261,8 @@ static void attend_rows(const Attention<T>& a, const Item& item, const TileMemor
       }
   }
   for (int64_t p = 0; p < panels_of(a.dim); p++)
-    product(m.weights, weights_stride, m.values + p * KEYS * PANEL, 0, steps_of<P>(seen),
-            m.sums + (p * all_rows + first) * PANEL, 0, false, (const char*)m.weights, 1);
+    multiply_slices(m.weights, m.values + p * KEYS * PANEL, steps_of<P>(seen),
+                    m.sums + (p * all_rows + first) * PANEL, false);
 }
 
 template <typename T>
@@ -253,16 +274,19 @@ static void attend_tile(const Attention<T>& a, const Item& item, char* memory) {
   int64_t batch_row = a.starts[s] + item.begin;
   int64_t position = a.lengths[s] - (a.starts[s + 1] - a.starts[s]) + item.begin;
   int64_t begin = a.first_key(position), end = position + (item.end - item.begin);
-  memset((void*)m.queries, 0, size_t(all_rows * m.query_stride) * sizeof(P));
+  memset((void*)m.queries, 0, size_t(all_rows * m.query_size) * sizeof(P));
   for (int64_t r = 0; r < rows; r++) {
     const T* head = a.query + (batch_row + r / group) * a.query_token +
                     (item.head * group + r % group) * a.query_head;
-    P* row = m.queries + r * m.query_stride;
-    if constexpr (std::is_same<T, P>::value)
-      memcpy((void*)row, head, size_t(a.dim) * sizeof(T));
-    else
-      for (int64_t i = 0; i < a.dim; i += WIDTH)
-        store_upto(row + i, load_upto(head + i, a.dim - i), a.dim - i);
+    for (int64_t i = 0; i < a.dim; i += SLICE<P>) {
+      int64_t count = std::min<int64_t>(SLICE<P>, a.dim - i);
+      P* place = m.query_at(r, i);
+      if constexpr (std::is_same<T, P>::value)
+        memcpy((void*)place, head + i, size_t(count) * sizeof(T));
+      else
+        for (int64_t c = 0; c < count; c += WIDTH)
+          store_upto(place + c, load_upto(head + i + c, count - c), count - c);
+    }
   }
   memset(m.sums, 0, size_t(all_rows * panels_of(a.dim) * PANEL) * 4);
   for (int64_t r = 0; r < all_rows; r++) m.top[r] = -INFINITY, m.total[r] = 0;
