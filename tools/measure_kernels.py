@@ -21,7 +21,7 @@ from torch.nn import functional
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings, TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
-from paged_backends.cpu.fused_decoder import FusedDecoder, FusedLayer
+from paged_backends.cpu.fused_decoder import FusedDecoder, FusedLayer, FusedNorm
 from paged_backends.cpu.kernels import Kernels
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionParts
 from paged_core.layer import LayerSpec
@@ -189,11 +189,11 @@ def step(kernels: Kernels, clock: Callable[[], float]) -> None:
 
         layers = [
             FusedLayer(
-                attention_norm=ones,
+                attention_norm=FusedNorm(ones),
                 query_key_value=pack((heads + 2 * kv_heads) * dim, hidden),
                 output=pack(hidden, heads * dim),
-                mlp_norm=ones,
-                gate_up=pack(2 * inner, hidden),
+                mlp_norm=FusedNorm(ones),
+                up=pack(2 * inner, hidden),
                 down=pack(hidden, inner),
             )
             for _ in range(count)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings
-from paged_backends.cpu.fused_decoder import FusedDecoder, FusedLayer
+from paged_backends.cpu.fused_decoder import FusedDecoder, FusedLayer, FusedNorm
 from paged_backends.cpu.kernels import Kernels
 from paged_core.interfaces.attention import AttentionBatch, AttentionParts
 from paged_core.layer import LayerSpec
@@ -26,17 +26,27 @@ LENGTHS = [(9, 1), (0, 5), (3, 1), (2, 4)]
 class Model:
     """Two layers with random weights, in plain PyTorch and for the kernels."""
 
-    def __init__(self, kernels: Kernels, dtype: torch.dtype, *, gemma: bool) -> None:
+    def __init__(self, kernels: Kernels, dtype: torch.dtype, family: str) -> None:
         torch.manual_seed(3)
-        self.gemma, self.dtype = gemma, dtype
+        self.opt, self.gemma, self.dtype = family == "opt", family == "gemma", dtype
         fused = (HEADS + 2 * KV_HEADS) * DIM
-        shapes = [(fused, WIDTH), (WIDTH, HEADS * DIM), (2 * INNER, WIDTH), (WIDTH, INNER)]
+        shapes = [(fused, WIDTH), (WIDTH, HEADS * DIM), (INNER, WIDTH), (WIDTH, INNER)]
+        if not self.opt:
+            shapes[2] = (2 * INNER, WIDTH)  # gates, too
         self.weights = [
             [(torch.randn(shape) * shape[1] ** -0.5).to(dtype) for shape in shapes]
             for _ in range(2)
         ]
-        self.bias = torch.randn(fused).to(dtype)
-        self.norms = [[torch.rand(WIDTH).to(dtype) for _ in range(4)] for _ in range(2)]
+        self.bias, self.up_bias = torch.randn(fused).to(dtype), torch.randn(INNER).to(dtype)
+        self.norms = [
+            [
+                FusedNorm(
+                    torch.rand(WIDTH).to(dtype), torch.randn(WIDTH).to(dtype) if self.opt else None
+                )
+                for _ in range(4)
+            ]
+            for _ in range(2)
+        ]
         self.head_norms = [torch.rand(DIM).to(dtype) for _ in range(2)]
         angles = torch.arange(20.0)[:, None] * 0.7 ** torch.arange(DIM / 2)
         self.cos, self.sin = angles.cos(), angles.sin()
@@ -46,51 +56,59 @@ class Model:
                 FusedLayer(
                     attention_norm=norms[0],
                     query_key_value=kernels.pack(weights[0], self.bias),
-                    query_norm=self.head_norms[0],
-                    key_norm=self.head_norms[1],
+                    query_norm=None if self.opt else self.head_norms[0],
+                    key_norm=None if self.opt else self.head_norms[1],
+                    rope=None if self.opt else 0,
                     output=kernels.pack(weights[1]),
-                    attention_output_norm=norms[1] if gemma else None,
+                    attention_output_norm=norms[1] if self.gemma else None,
                     mlp_norm=norms[2],
-                    gate_up=kernels.pack(weights[2]),
+                    up=kernels.pack(weights[2], self.up_bias if self.opt else None),
                     down=kernels.pack(weights[3]),
-                    mlp_output_norm=norms[3] if gemma else None,
+                    mlp_output_norm=norms[3] if self.gemma else None,
                 )
                 for weights, norms in zip(self.weights, self.norms, strict=True)
             ],
-            activation="gelu_tanh" if gemma else "silu",
+            activation={"llama": "silu", "gemma": "gelu_tanh", "opt": "relu"}[family],  # type: ignore[arg-type]
             eps=1e-5,
-            norm_offset=1.0 if gemma else 0.0,
+            gated=not self.opt,
+            norm="layer" if self.opt else "rms",
+            norm_offset=1.0 if self.gemma else 0.0,
         )
 
     def plain(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
         """All tokens of whole sequences, one after another, in float64."""
         hidden = hidden.double()
         for weights, norms in zip(self.weights, self.norms, strict=True):
-            fused, output, gate_up, down = (weight.double() for weight in weights)
+            fused, output, up, down = (weight.double() for weight in weights)
             states = self._norm(hidden, norms[0]) @ fused.T + self.bias.double()
             parts = [self._attend(part) for part in states.split(list(lengths))]
             added = torch.cat(parts) @ output.T
             hidden = hidden + (self._norm(added, norms[1]) if self.gemma else added)
-            gates, values = (self._norm(hidden, norms[2]) @ gate_up.T).chunk(2, -1)
-            gates = (
-                functional.gelu(gates, approximate="tanh")
-                if self.gemma
-                else gates.sigmoid() * gates
-            )
-            added = (gates * values) @ down.T
+            raised = self._norm(hidden, norms[2]) @ up.T
+            if self.opt:
+                added = functional.relu(raised + self.up_bias.double()) @ down.T
+            else:
+                gates, values = raised.chunk(2, -1)
+                act = functional.silu(gates)
+                if self.gemma:
+                    act = functional.gelu(gates, approximate="tanh")
+                added = (act * values) @ down.T
             hidden = hidden + (self._norm(added, norms[3]) if self.gemma else added)
         return hidden
 
-    def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
-        weight = weight.double() + (1 if self.gemma else 0)
+    def _norm(self, rows: Tensor, norm: FusedNorm) -> Tensor:
+        weight = norm.weight.double() + (1 if self.gemma else 0)
+        if norm.bias is not None:
+            return functional.layer_norm(rows, rows.shape[-1:], weight, norm.bias.double(), 1e-5)
         return functional.rms_norm(rows, rows.shape[-1:], weight, 1e-5)
 
     def _attend(self, states: Tensor) -> Tensor:
         """Of one whole sequence."""
         heads = states.view(len(states), -1, DIM)
         query, key, value = heads.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
-        query = self._turn(self._norm(query, self.head_norms[0]))
-        key = self._turn(self._norm(key, self.head_norms[1]))
+        if not self.opt:
+            query = self._turn(self._norm(query, FusedNorm(self.head_norms[0])))
+            key = self._turn(self._norm(key, FusedNorm(self.head_norms[1])))
         key, value = (part.repeat_interleave(HEADS // KV_HEADS, 1) for part in (key, value))
         scores = torch.einsum("qhd,khd->hqk", query, key) * DIM**-0.5
         hidden = torch.ones(len(states), len(states)).triu(1).bool()
@@ -121,10 +139,10 @@ def batch_of(lengths: Sequence[tuple[int, int]]) -> AttentionBatch:
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("gemma", [False, True], ids=["llama", "gemma"])
-def test_equals_the_operations_one_by_one(name: str, dtype: torch.dtype, gemma: bool) -> None:
+@pytest.mark.parametrize("family", ["llama", "gemma", "opt"])
+def test_equals_the_operations_one_by_one(name: str, dtype: torch.dtype, family: str) -> None:
     kernels = load(name)
-    model = Model(kernels, dtype, gemma=gemma)
+    model = Model(kernels, dtype, family)
     backend = CpuAttention(
         CpuSettings.model_validate({"instruction_set": name}),
         AttentionParts(settings=EngineSettings()),
@@ -153,9 +171,11 @@ def test_equals_the_operations_one_by_one(name: str, dtype: torch.dtype, gemma: 
             ]
         )
         positions = torch.cat([torch.arange(cached, cached + new) for cached, new in chunks])
-        model.fused.forward(
-            hidden, positions, [model.cos], [model.sin], attention, backend.plan(batch_of(chunks))
-        )
+        plan = backend.plan(batch_of(chunks))
+        if model.opt:
+            model.fused.forward(hidden, None, [], [], attention, plan)
+        else:
+            model.fused.forward(hidden, positions, [model.cos], [model.sin], attention, plan)
         return hidden
 
     # what is cached first, a token of the others along with it
@@ -171,11 +191,11 @@ def test_refuses_what_it_does_not_cover() -> None:
     kernels = load("portable")
     weight = kernels.pack(torch.zeros(40, 20))
     layer = FusedLayer(
-        attention_norm=torch.ones(20),
+        attention_norm=FusedNorm(torch.ones(20)),
         query_key_value=weight,
         output=weight,
-        mlp_norm=torch.ones(20),
-        gate_up=weight,
+        mlp_norm=FusedNorm(torch.ones(20)),
+        up=weight,
         down=weight,
     )
     with pytest.raises(ValueError, match="no multiple of 32"):

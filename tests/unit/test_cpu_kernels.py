@@ -100,6 +100,27 @@ def test_rms_norm(name: str, dtype: torch.dtype, rows: int, width: int, offset: 
 
 @each_set
 @each_dtype
+@few
+@given(rows=st.integers(1, 9), width=st.integers(2, 100), biased=st.booleans())
+def test_layer_norm(name: str, dtype: torch.dtype, rows: int, width: int, biased: bool) -> None:
+    kernels = load(name)
+    x, weight = random(rows, width, dtype=dtype) + 3, random(width, dtype=dtype, seed=1)
+    bias = random(width, dtype=dtype, seed=2) if biased else None
+    residual = random(rows, width, dtype=dtype, seed=3)
+
+    def norm(rows: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(
+            rows.double(), (width,), weight.double(), None if bias is None else bias.double(), 1e-5
+        )
+
+    close(kernels.layer_norm(x, weight, bias, 1e-5), norm(x))
+    added = (residual.float() + x.float()).to(dtype)
+    close(kernels.layer_norm(x, weight, bias, 1e-5, residual=residual), norm(added))
+    assert torch.equal(residual, added)
+
+
+@each_set
+@each_dtype
 @pytest.mark.parametrize("dim", [6, 32, 64, 80])
 @pytest.mark.parametrize("norms", [False, True])
 def test_rope(name: str, dtype: torch.dtype, dim: int, norms: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -13,17 +13,37 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paged_backends.sampling import Row, Sampler
+from paged_backends.sampling import Choose, Row, Sampler, choose, kernel_choice
 from paged_backends.sampling.noise import uniform
 from paged_backends.sampling.ranking import leading
 from paged_core.request import LogitsProcessor, SamplingParams
+from unit.cpu_kernels import SETS, load
 
 VOCAB = 80
 EOS = 7
 
 
+chooses: list[Choose] = [choose]
+"""How samplers draw by chance: the last one counts."""
+
+
+@pytest.fixture(scope="module", autouse=True, params=["torch", *SETS])
+def _every_way_to_choose(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run everything here with each of them."""
+    name = request.param
+    chooses.append(choose if name == "torch" else kernel_choice(load(name)))
+    yield
+    chooses.pop()
+
+
 def make_sampler(vocab_size: int = VOCAB, seed: int = 0) -> Sampler:
-    return Sampler(vocab_size=vocab_size, seed=seed, eos_token_ids=frozenset({EOS}), device="cpu")
+    return Sampler(
+        vocab_size=vocab_size,
+        seed=seed,
+        eos_token_ids=frozenset({EOS}),
+        device="cpu",
+        choose=chooses[-1],
+    )
 
 
 def make_row(
@@ -237,6 +257,32 @@ def test_frequencies_follow_the_distribution(name: str) -> None:
         mean = sum(likely[token] for token in inside)
         found = sum(counts[token] for token in inside)
         assert abs(found - mean) <= 4 * math.sqrt(mean) + 1
+
+
+@pytest.mark.parametrize("scale", [0.01, 3.0, 40.0])
+@pytest.mark.parametrize("vocab_size", [5, 64, 3001])
+def test_all_ways_draw_the_same_of_the_best(scale: float, vocab_size: int) -> None:
+    """With top_k the order of what is left is defined, and so is the draw."""
+    logits = (make_logits(300, 4, vocab_size) * scale).round(decimals=2)
+    chance = Random(5)
+    rows = [
+        make_row(
+            SamplingParams(
+                temperature=chance.choice([0.4, 1.0, 3.0]),
+                top_k=chance.choice([2, 3, 40, 900]),
+                top_p=chance.choice([1.0, 0.9, 0.4]),
+                min_p=chance.choice([0.0, 0.1]),
+            ),
+            index=index,
+        )
+        for index in range(300)
+    ]
+    rows = [row for row in rows if row.sampling.top_k < vocab_size]
+    found = make_sampler(vocab_size).draw(logits[: len(rows)], rows).token_ids
+    chooses.append(choose)
+    expected = make_sampler(vocab_size).draw(logits[: len(rows)], rows).token_ids
+    chooses.pop()
+    assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1  # rounding
 
 
 def test_a_token_of_no_probability_is_never_drawn() -> None:

@@ -4,10 +4,12 @@ A cache is ``[blocks, 2, kv_heads, block_size, head_dim]``: all keys of a block,
 that a block is one run of memory and a head's keys are another within it.
 
 A sequence of which one token is computed is read key by key, all heads of a group at once; several
-tokens are computed in tiles. How a sequence is divided follows from its own length alone, so its
-result has the same bits in any company and with any number of threads. It may differ in the last
-bits between a token computed alone and in a chunk; with ``deterministic`` in the settings
-everything is computed in tiles, and then it does not.
+tokens are computed in tiles. Sequences that begin with the same blocks, because they share a
+prompt, have these read once for all of them. Otherwise how a sequence is divided follows from its
+own length alone, so its result has the same bits in any company and with any number of threads. It
+may differ in the last bits between a token computed alone, in a chunk, and along with others that
+begin as it does; with ``deterministic`` in the settings everything is computed in tiles of one
+sequence, and then it does not.
 
 Shapes: T tokens, S sequences, H query heads, D head_dim.
 """
@@ -33,24 +35,23 @@ from paged_core.interfaces.attention import (
 from paged_core.layer import LayerSpec
 
 _TYPES = {"float32": 0, "bfloat16": 1}
-_ITEM, _JOIN = 5, 4
-"""Numbers of 32 bits in an item of work and in a join: see ``source/attention.h``."""
+_LISTS = (5, 4, 4, 3)
+"""Numbers of 32 bits in an item of work, a join, a share, a member: see ``source/attention.h``."""
 
 
-Shape = tuple[int, int, int, int]
-"""Heads, key/value heads, head_dim, and sliding window or 0, of a layer."""
+Shape = tuple[int, int, int, int, int]
+"""Block size, heads, key/value heads, head_dim, and sliding window or 0, of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """The work of the layers of one shape in one step."""
 
-    items: Tensor
-    joins: Tensor
-    partials: Tensor
-    """Room for results of parts of sequences; the layers use it one after another."""
+    lists: list[Tensor]
+    """Items, joins, shares, members; and room for results of parts of sequences, which the layers
+    use one after another."""
     addresses: tuple[int, ...]
-    """Of starts, lengths, tables, slots, items, joins and partials."""
+    """Of starts, lengths, tables and slots, and of the lists."""
     counts: tuple[int, ...]
     """The width of the tables, tokens, items and joins."""
 
@@ -78,38 +79,36 @@ class Plan:
             work = self._work[shape] = self._list_work(*shape)
         return work
 
-    def _list_work(self, heads: int, kv_heads: int, dim: int, window: int) -> Work:
-        sizes = (ctypes.c_int64 * 3)()
+    def _list_work(self, block_size: int, *shape: int) -> Work:
+        sizes = (ctypes.c_int64 * 5)()
 
-        def plan(items: int | None, joins: int | None) -> None:
+        def plan(*lists: int | None) -> None:
             self._library.plan(
                 self.starts.data_ptr(),
                 self.lengths.data_ptr(),
-                len(self.lengths),
-                heads,
-                kv_heads,
-                dim,
-                window,
+                self.tables.data_ptr(),
+                *self.tables.shape,
+                block_size,
+                *shape,
                 self._tiles_from,
                 self.num_threads,
-                items,
-                joins,
+                *lists,
                 ctypes.addressof(sizes),
             )
 
-        plan(None, None)
-        num_items, num_joins, num_floats = sizes
-        items = torch.empty(num_items * _ITEM, dtype=torch.int32)
-        joins = torch.empty(num_joins * _JOIN, dtype=torch.int32)
-        plan(items.data_ptr(), joins.data_ptr())
-        partials = torch.empty(num_floats)
-        held = (self.starts, self.lengths, self.tables, self.slots, items, joins, partials)
+        plan(None, None, None, None)
+        *counts, num_floats = sizes
+        lists = [
+            torch.empty(count * numbers, dtype=torch.int32)
+            for count, numbers in zip(counts, _LISTS, strict=True)
+        ]
+        plan(*(made.data_ptr() for made in lists))
+        lists.append(torch.empty(num_floats))
+        held = (self.starts, self.lengths, self.tables, self.slots, *lists)
         return Work(
-            items,
-            joins,
-            partials,
+            lists,
             addresses=tuple(tensor.data_ptr() for tensor in held),
-            counts=(self.tables.shape[1], self.slots.shape[0], num_items, num_joins),
+            counts=(self.tables.shape[1], self.slots.shape[0], *counts[:2]),
         )
 
 
@@ -120,7 +119,7 @@ class PagedLayer:
         self._attend = library.attend
         self._cache = cache
         self._shape = (
-            *(layer.num_heads, layer.num_kv_heads, layer.head_dim),
+            *(layer.block_size, layer.num_heads, layer.num_kv_heads, layer.head_dim),
             layer.sliding_window or 0,
         )
         self._slopes = (
@@ -174,7 +173,7 @@ class PagedLayer:
         call, work = self._call, plan.work(self._shape)
         self._plan, self._work = plan, work
         call.starts, call.lengths, call.tables, call.slots, *others = work.addresses
-        call.items, call.joins, call.partials = others
+        call.items, call.joins, call.shares, call.members, call.partials = others
         call.table_width, call.tokens, call.num_items, call.num_joins = work.counts
         call.threads = plan.num_threads
 

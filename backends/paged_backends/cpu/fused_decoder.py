@@ -20,7 +20,8 @@ from torch import Tensor
 from paged_backends.cpu.kernels import Kernels, PackedWeight
 from paged_backends.cpu.memory import Arena
 
-_KINDS = {"silu": 0, "gelu_tanh": 1}
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2}
+_NORMS = {"rms": 0, "layer": 1}
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _PANEL = 32
 _ADDRESS = 8
@@ -34,25 +35,37 @@ class CpuLayer(Protocol):
         """Return the address of the kernel's argument."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedNorm:
+    """Weights [E] of a norm, in the dtype of the products."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FusedLayer:
-    """Weights of one layer; norms are [E] or [head_dim], in the dtype of the products."""
+    """Weights of one layer."""
 
-    attention_norm: Tensor
+    attention_norm: FusedNorm
     query_key_value: PackedWeight
     query_norm: Tensor | None = None
-    """[head_dim]: of every query head, before it is rotated."""
+    """[head_dim]: of every query head, before it is rotated; by its root mean square."""
     key_norm: Tensor | None = None
     rope: int | None = 0
     """Which tables of cosines and sines; ``None``: no rotation."""
     output: PackedWeight
-    attention_output_norm: Tensor | None = None
+    attention_output_norm: FusedNorm | None = None
     """Of what attention returns, before it is added."""
-    mlp_norm: Tensor
-    gate_up: PackedWeight
-    """Gates first, [2 N, E] packed."""
+    mlp_norm: FusedNorm
+    up: PackedWeight
+    """[N, E] packed; where the feed-forward is gated [2 N, E], gates first."""
     down: PackedWeight
-    mlp_output_norm: Tensor | None = None
+    mlp_output_norm: FusedNorm | None = None
+
+
+class _Norm(ctypes.Structure):
+    _fields_: ClassVar[Any] = [("weight", c_void_p), ("bias", c_void_p)]
 
 
 class _Matrix(ctypes.Structure):
@@ -68,15 +81,15 @@ class _Layer(ctypes.Structure):
     """The order of the fields is that of ``decoder.cpp``."""
 
     _fields_: ClassVar[Any] = [
-        ("attention_norm", c_void_p),
-        ("attention_output_norm", c_void_p),
-        ("mlp_norm", c_void_p),
-        ("mlp_output_norm", c_void_p),
+        ("attention_norm", _Norm),
+        ("attention_output_norm", _Norm),
+        ("mlp_norm", _Norm),
+        ("mlp_output_norm", _Norm),
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
         ("query_key_value", _Matrix),
         ("output", _Matrix),
-        ("gate_up", _Matrix),
+        ("up", _Matrix),
         ("down", _Matrix),
         ("rope", c_int64),
         ("attention", c_void_p),
@@ -88,7 +101,8 @@ class _Call(ctypes.Structure):
         *((name, c_void_p) for name in ("layers", "hidden", "positions")),
         *((name, c_void_p) for name in ("cosines", "sines", "memory")),
         *((name, c_int64) for name in ("num_layers", "hidden_stride", "rows")),
-        *((name, c_int64) for name in ("width", "half", "kind")),
+        *((name, c_int64) for name in ("width", "half")),
+        *((name, c_int32) for name in ("activation", "gated", "norm_kind")),
         ("epsilon", c_float),
         ("offset", c_float),
         ("type", c_int32),
@@ -97,7 +111,7 @@ class _Call(ctypes.Structure):
 
 
 class FusedDecoder:
-    """Layers with RMS norms and a gated feed-forward: Llama, Mistral, Qwen and Gemma.
+    """Layers whose norms stand before attention and before the feed-forward, gated or not.
 
     It serves one caller at a time: intermediate results lie in memory that it keeps.
     """
@@ -107,23 +121,26 @@ class FusedDecoder:
         kernels: Kernels,
         layers: Sequence[FusedLayer],
         *,
-        activation: Literal["silu", "gelu_tanh"],
+        activation: Literal["silu", "gelu_tanh", "relu"],
         eps: float,
+        gated: bool = True,
+        norm: Literal["rms", "layer"] = "rms",
         norm_offset: float = 0.0,
     ) -> None:
         """
         Args:
-            activation: of the gates.
+            activation: of the gates; without gates, of what goes up.
             eps: of all norms.
+            norm: kind of all norms but those of heads.
             norm_offset: added to the weights of all norms; 1 for Gemma's.
 
         Raises:
-            ValueError: the layers have different shapes or types, or the feed-forward's width is no
-                multiple of 32; call the kernels one by one instead.
+            ValueError: the layers have different shapes or types, or the width of a gated
+                feed-forward is no multiple of 32; call the kernels one by one instead.
         """
         first = layers[0]
         for layer in layers:
-            if layer.down.columns % _PANEL:
+            if gated and layer.down.columns % _PANEL:
                 raise ValueError(
                     f"the feed-forward is {layer.down.columns} wide, which is no multiple of "
                     f"{_PANEL}"
@@ -139,7 +156,9 @@ class FusedDecoder:
             layers=ctypes.addressof(self._structs),
             num_layers=len(layers),
             width=first.output.width,
-            kind=_KINDS[activation],
+            activation=_ACTIVATIONS[activation],
+            gated=gated,
+            norm_kind=_NORMS[norm],
             epsilon=eps,
             offset=norm_offset,
             type=_TYPES[self._dtype],
@@ -148,7 +167,7 @@ class FusedDecoder:
     def forward(
         self,
         hidden: Tensor,
-        positions: Tensor,
+        positions: Tensor | None,
         cos: Sequence[Tensor],
         sin: Sequence[Tensor],
         attention: Sequence[CpuLayer],
@@ -157,7 +176,7 @@ class FusedDecoder:
         """Run all layers over ``hidden`` [T, E], in place; keys and values go to the cache.
 
         Args:
-            positions: [T] int64: rows of ``cos`` and ``sin``.
+            positions: [T] int64: rows of ``cos`` and ``sin``; ``None``: nothing rotates.
             cos: for every rope that layers name, [P, H] float32, contiguous.
             sin: as ``cos``.
             attention: of every layer, bound by component ``cpu`` with the same instruction set.
@@ -165,7 +184,7 @@ class FusedDecoder:
         """
         call = self._call
         call.hidden, call.hidden_stride = hidden.data_ptr(), hidden.stride(0)
-        call.positions = positions.data_ptr()
+        call.positions = None if positions is None else positions.data_ptr()
         if len(hidden) != call.rows:
             call.rows = len(hidden)
             needed = self._kernels.library.decoder_numbers(ctypes.addressof(call))
@@ -185,7 +204,7 @@ class FusedDecoder:
 
 def _shape(layer: FusedLayer) -> object:
     """What all layers must have in common."""
-    weights = (layer.query_key_value, layer.output, layer.gate_up, layer.down)
+    weights = (layer.query_key_value, layer.output, layer.up, layer.down)
     return [(weight.dtype, weight.width, weight.columns) for weight in weights]
 
 
@@ -197,16 +216,19 @@ def _struct(layer: FusedLayer) -> _Layer:
     def vector(weight: Tensor | None) -> int | None:
         return None if weight is None else weight.data_ptr()
 
+    def norm(weights: FusedNorm | None) -> _Norm:
+        return _Norm() if weights is None else _Norm(vector(weights.weight), vector(weights.bias))
+
     return _Layer(
-        attention_norm=vector(layer.attention_norm),
-        attention_output_norm=vector(layer.attention_output_norm),
-        mlp_norm=vector(layer.mlp_norm),
-        mlp_output_norm=vector(layer.mlp_output_norm),
+        attention_norm=norm(layer.attention_norm),
+        attention_output_norm=norm(layer.attention_output_norm),
+        mlp_norm=norm(layer.mlp_norm),
+        mlp_output_norm=norm(layer.mlp_output_norm),
         query_norm=vector(layer.query_norm),
         key_norm=vector(layer.key_norm),
         query_key_value=matrix(layer.query_key_value),
         output=matrix(layer.output),
-        gate_up=matrix(layer.gate_up),
+        up=matrix(layer.up),
         down=matrix(layer.down),
         rope=-1 if layer.rope is None else layer.rope,
     )

@@ -12,7 +12,7 @@ Shapes: R rows (tokens), K and N columns of a weight, H heads, D dimensions of a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -39,6 +39,15 @@ class PackedWeight:
     def dtype(self) -> torch.dtype:
         """Of the weight, of the argument and of the result."""
         return self.data.dtype
+
+
+@runtime_checkable
+class UsesKernels(Protocol):
+    """A model that computes with the kernels, or could."""
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """Those that it computes with."""
 
 
 class Kernels:
@@ -151,16 +160,49 @@ class Kernels:
             offset: 1 for Gemma's weights.
             out: [R, K], may be ``x``; ``None``: a new tensor.
         """
+        return self._norm(0, x, weight, None, eps, residual, offset, out)
+
+    def layer_norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        residual: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Return ``x`` [R, K] less its mean, divided by its standard deviation, times ``weight``
+        [K], plus ``bias`` [K].
+
+        Args:
+            residual: [R, K]; becomes ``residual + x``, and that is what is normalised.
+            out: [R, K], may be ``x``; ``None``: a new tensor.
+        """
+        return self._norm(1, x, weight, bias, eps, residual, 0.0, out)
+
+    def _norm(
+        self,
+        kind: int,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        residual: Tensor | None,
+        offset: float,
+        out: Tensor | None,
+    ) -> Tensor:
         rows, width = x.shape
         if out is None:
             out = torch.empty_like(x)
-        self.library.rms_norm(
+        self.library.norm(
             _TYPES[x.dtype],
+            kind,
             x.data_ptr(),
             x.stride(0),
             None if residual is None else residual.data_ptr(),
             0 if residual is None else residual.stride(0),
             weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
             out.data_ptr(),
             out.stride(0),
             rows,
@@ -262,3 +304,28 @@ class Kernels:
             self.num_threads,
         )
         return places
+
+    def draw(self, logits: Tensor, choices: Tensor) -> Tensor:
+        """Return [R] int64: a token drawn by chance from each row of ``logits`` [R, N] float32.
+
+        Filters come in vLLM's order: temperature, min_p, top_k, top_p; of equal logits the lower id
+        is the better one. What is left is searched, best first, for where a share of its weight is
+        reached. A row's token depends on that row alone.
+
+        Args:
+            logits: of finite maximum; minus infinity rules a token out.
+            choices: [R, 5] float64, contiguous: temperature, min_p, top_k (0: all), top_p, and the
+                share in [0, 1), by chance.
+        """
+        rows, width = logits.shape
+        tokens = torch.empty(rows, dtype=torch.int64)
+        self.library.draw(
+            logits.data_ptr(),
+            logits.stride(0),
+            rows,
+            width,
+            choices.data_ptr(),
+            tokens.data_ptr(),
+            self.num_threads,
+        )
+        return tokens

@@ -14,7 +14,7 @@ from paged_backends.cpu.instruction_set import choose
 from paged_backends.cpu.library_cache import library
 from paged_core.log import get_logger
 
-UNITS = ("products.cpp", "attention.cpp", "decoder.cpp")
+UNITS = ("products.cpp", "attention.cpp", "decoder.cpp", "sampling.cpp")
 
 _log = get_logger()
 
@@ -23,14 +23,15 @@ _ARGUMENTS: dict[str, tuple[list[Any], Any]] = {
     "packed_size": ([c_int, _I, _I], _I),
     "pack": ([c_int, _P, _P, _I, _I, c_int], None),
     "linear": ([c_int, _P, _I, _P, _P, _P, _P, _I, _I, _I, _I, c_int], None),
-    "rms_norm": ([c_int, _P, _I, _P, _I, _P, _P, _I, _I, _I, _F, _F, c_int], None),
+    "norm": ([c_int, c_int, _P, _I, _P, _I, _P, _P, _P, _I, _I, _I, _F, _F, c_int], None),
     "rope": (
         [c_int, _P, _I, _P, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, _F, _F, c_int],
         None,
     ),
     "gate": ([c_int, c_int, _P, _I, _P, _I, _I, _I, c_int], None),
     "argmax": ([c_int, _P, _I, _I, _I, _P, c_int], None),
-    "plan": ([_P, _P, _I, _I, _I, _I, _I, _I, c_int, _P, _P, _P], None),
+    "draw": ([_P, _I, _I, _I, _P, _P, c_int], None),
+    "plan": ([*(_P,) * 3, *(_I,) * 8, c_int, *(_P,) * 5], None),
     "attend": ([_P], None),
     "decoder_numbers": ([_P], _I),
     "decoder": ([_P], None),
@@ -67,7 +68,8 @@ class AttentionCall(ctypes.Structure):
                 "window",
             )
         ),
-        *((name, c_void_p) for name in ("slopes", "items", "joins", "partials")),
+        *((name, c_void_p) for name in ("slopes", "items", "joins", "shares", "members")),
+        ("partials", c_void_p),
         *((name, c_int64) for name in ("num_items", "num_joins")),
         ("scale", c_float),
         ("soft_cap", c_float),
@@ -85,10 +87,11 @@ class Library:
     packed_size: Any
     pack: Any
     linear: Any
-    rms_norm: Any
+    norm: Any
     rope: Any
     gate: Any
     argmax: Any
+    draw: Any
     plan: Any
     attend: Any
     decoder_numbers: Any

@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.step_attention import StepAttention
+from paged_backends.cpu.kernels import UsesKernels
 from paged_backends.executors.batch import Batch, BatchMaker
 from paged_backends.executors.cache_size import decide_cache_size
 from paged_backends.executors.paged_cache import PagedCache
 from paged_backends.executors.sequence_rows import KnownSequence, SequenceRows
 from paged_backends.executors.settings import LocalSettings
-from paged_backends.sampling import Row, Sampler
+from paged_backends.sampling import Row, Sampler, choose, kernel_choice
 from paged_backends.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.errors import EngineError
 from paged_core.interfaces.attention import AttentionBackend, LayerAttention
@@ -89,6 +90,7 @@ class LocalExecutor(Executor):
             num_host_blocks=size.num_host_blocks,
         )
         device = torch.device(runner.layers[0].device)
+        kernels = runner.kernels if isinstance(runner, UsesKernels) else None
         rows = SequenceRows(-(-size.max_model_len // self._block_size))
         self._loaded = _Loaded(
             runner=runner,
@@ -103,6 +105,7 @@ class LocalExecutor(Executor):
                 seed=settings.seed,
                 eos_token_ids=runner.eos_token_ids,
                 device=device,
+                choose=choose if kernels is None else kernel_choice(kernels),
             ),
             rows=rows,
             batches=BatchMaker(rows, self._block_size, device),

@@ -12,11 +12,16 @@ from torch import Tensor
 
 from paged_backends.attention.cpu_attention import PagedLayer
 from paged_backends.attention.step_attention import StepAttention
-from paged_backends.cpu.fused_decoder import FusedDecoder, FusedLayer
+from paged_backends.cpu.fused_decoder import FusedDecoder, FusedLayer, FusedNorm
 from paged_backends.cpu.kernels import Kernels
 from paged_backends.native.config import DecoderConfig, Rope
 from paged_backends.native.decoder import Attend, Layer
-from paged_backends.native.kernel_parts import KernelHeads, KernelNorm, KernelProduct
+from paged_backends.native.kernel_parts import (
+    KernelHeads,
+    KernelLayerNorm,
+    KernelNorm,
+    KernelProduct,
+)
 from paged_backends.native.parts import Map
 from paged_backends.native.rope import Turns
 from paged_core.interfaces.attention import LayerAttention
@@ -47,7 +52,7 @@ class FusedLayers:
         tables = [turn for rope in self._ropes if (turn := turns[rope]) is not None]
         self._decoder.forward(
             hidden_TE,
-            tables[0].rows_T,
+            tables[0].rows_T if tables else None,
             [table.cos_TH for table in tables],
             [table.sin_TH for table in tables],
             self._attention,
@@ -58,9 +63,7 @@ class FusedLayers:
 def fuse(config: DecoderConfig, layers: Sequence[Layer], kernels: Kernels) -> FusedLayers | None:
     """Return the layers as one, or ``None`` where the kernels lack something of them."""
     ropes = list(dict.fromkeys(layer.rope for layer in config.layers if layer.rope is not None))
-    if config.norm != "rms" or not config.norm_first or not config.gated or not ropes:
-        return None
-    if config.activation not in ("silu", "gelu_tanh"):
+    if not config.norm_first or not config.norm_has_weights or config.activation == "gelu":
         return None
     try:
         decoder = FusedDecoder(
@@ -68,6 +71,8 @@ def fuse(config: DecoderConfig, layers: Sequence[Layer], kernels: Kernels) -> Fu
             [_fused(layer, ropes) for layer in layers],
             activation=config.activation,
             eps=config.norm_eps,
+            gated=config.gated,
+            norm=config.norm,
             norm_offset=config.norm_weight_offset,
         )
     except ValueError:  # a shape that the kernels do not know
@@ -78,26 +83,26 @@ def fuse(config: DecoderConfig, layers: Sequence[Layer], kernels: Kernels) -> Fu
 def _fused(layer: Layer, ropes: Sequence[Rope]) -> FusedLayer:
     attention, mlp = layer.attention, layer.mlp
     products = (attention.query_key_value, attention.output, mlp.up, mlp.down)
-    query_key_value, output, gate_up, down = (
+    query_key_value, output, up, down = (
         product.packed for product in products if isinstance(product, KernelProduct)
     )
     heads, rope = attention.heads, attention.config.rope
     assert isinstance(heads, KernelHeads)
     return FusedLayer(
-        attention_norm=_weight(layer.attention_norm),
+        attention_norm=_norm(layer.attention_norm),
         query_key_value=query_key_value,
         query_norm=heads.query_norm,
         key_norm=heads.key_norm,
         rope=None if rope is None else ropes.index(rope),
         output=output,
-        attention_output_norm=layer.attention_output_norm and _weight(layer.attention_output_norm),
-        mlp_norm=_weight(layer.mlp_norm),
-        gate_up=gate_up,
+        attention_output_norm=layer.attention_output_norm and _norm(layer.attention_output_norm),
+        mlp_norm=_norm(layer.mlp_norm),
+        up=up,
         down=down,
-        mlp_output_norm=layer.mlp_output_norm and _weight(layer.mlp_output_norm),
+        mlp_output_norm=layer.mlp_output_norm and _norm(layer.mlp_output_norm),
     )
 
 
-def _weight(norm: Map) -> Tensor:
-    assert isinstance(norm, KernelNorm)
-    return norm.weight
+def _norm(norm: Map) -> FusedNorm:
+    assert isinstance(norm, KernelNorm | KernelLayerNorm)
+    return FusedNorm(norm.weight, norm.bias)

@@ -31,16 +31,32 @@ class KernelProduct:
 class KernelNorm:
     """Divides rows by their root mean square."""
 
-    __slots__ = ("_eps", "_kernels", "_offset", "weight")
+    __slots__ = ("_eps", "_kernels", "_offset", "bias", "weight")
 
     def __init__(self, kernels: Kernels, weight: Tensor, eps: float, offset: float) -> None:
         self._kernels = kernels
         self.weight = weight
+        self.bias = None
         self._eps = eps
         self._offset = offset
 
     def __call__(self, rows: Tensor) -> Tensor:
         return self._kernels.rms_norm(rows, self.weight, self._eps, None, self._offset)
+
+
+class KernelLayerNorm:
+    """Gives rows a mean of 0 and a variance of 1."""
+
+    __slots__ = ("_eps", "_kernels", "bias", "weight")
+
+    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+        self._kernels = kernels
+        self.weight = weight
+        self.bias = bias
+        self._eps = eps
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self._kernels.layer_norm(rows, self.weight, self.bias, self._eps)
 
 
 class KernelHeads:
@@ -97,6 +113,15 @@ class KernelParts(TorchParts):
     def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Map:
         """Return the norm in one call."""
         return KernelNorm(self.kernels, weight_E.clone(), eps, offset)
+
+    def layer_norm(
+        self, size: int, weight_E: Tensor | None, bias_E: Tensor | None, eps: float
+    ) -> Map:
+        """Return the norm in one call, where it has weights."""
+        if weight_E is None:
+            return super().layer_norm(size, weight_E, bias_E, eps)
+        bias = None if bias_E is None else bias_E.clone()
+        return KernelLayerNorm(self.kernels, weight_E.clone(), bias, eps)
 
     def heads(
         self, query_norm_D: Tensor | None, key_norm_D: Tensor | None, eps: float, offset: float

@@ -48,6 +48,7 @@ class NativeRunner(Runner):
         self._layers: list[LayerSpec] = []
         self._config: DecoderConfig
         self._decoder: Decoder
+        self._kernels: Kernels | None = None
 
     def load(self) -> None:
         """Read the configuration, then the weights; see the interface for what it raises."""
@@ -76,6 +77,7 @@ class NativeRunner(Runner):
                 "use a smaller model, a smaller dtype, or device: cpu"
             ) from error
         if isinstance(parts, KernelParts):
+            self._kernels = parts.kernels
             self._decoder.fused = fuse(config, self._decoder.layers, parts.kernels)
         self._config = config
         self._layers = [
@@ -153,6 +155,11 @@ class NativeRunner(Runner):
     def eos_token_ids(self) -> frozenset[int]:
         """As the checkpoint's generation settings say, or else its configuration."""
         return self._config.eos_token_ids
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """Those for this CPU, where they serve this model."""
+        return self._kernels
 
     def model_size(self) -> ModelSize:
         """Count the weights of all products."""

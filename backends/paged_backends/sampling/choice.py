@@ -29,6 +29,9 @@ _REJECT_FROM = 0.25
 Noise = Callable[[Row, int], float]
 """``noise(row, attempt)`` in [0, 1)."""
 
+Choose = Callable[[Tensor, list[Row], Noise], list[int]]
+"""Draws a token for each row of finite maximum; the logits [S, V] float32 are left as they are."""
+
 
 @dataclass(slots=True)
 class Slab:

@@ -12,7 +12,7 @@ from math import isnan
 import torch
 from torch import Tensor
 
-from paged_backends.sampling.choice import choose
+from paged_backends.sampling.choice import Choose, choose
 from paged_backends.sampling.edits import edit
 from paged_backends.sampling.noise import uniform
 from paged_backends.sampling.ranking import best_token, leading
@@ -51,13 +51,16 @@ class Sampler:
         seed: int,
         eos_token_ids: frozenset[int],
         device: torch.device | str,
+        choose: Choose = choose,
     ) -> None:
+        """``choose``: how tokens are drawn by chance."""
         self._vocab_size = vocab_size
         self._seed = seed
         self._eos_token_ids = eos_token_ids
         on_cpu = torch.device(device).type == "cpu"
         elements = _SLAB_ON_CPU if on_cpu else _SLAB_ELSEWHERE
         self._num_slab_rows = max(1, elements // vocab_size)
+        self._choose_tokens = choose
 
     def draw(self, logits: Tensor, rows: Sequence[Row], /) -> Draws:
         """Draw one token per row of ``logits`` [R, V] float32, which is left as it is.
@@ -173,7 +176,7 @@ class Sampler:
         for part in self._slabs(len(places)):
             some = places[part]
             own = _rows_of(logits, [numbers[place] for place in some])
-            drawn = choose(own, [rows[place] for place in some], self._noise)
+            drawn = self._choose_tokens(own, [rows[place] for place in some], self._noise)
             for place, token_id in zip(some, drawn, strict=True):
                 token_ids[place] = token_id
 

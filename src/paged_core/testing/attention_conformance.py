@@ -23,6 +23,16 @@ Chunks = list[tuple[int, int]]
 LONG: Chunks = [(700, 1), (0, 150), (130, 70), (5, 1), (255, 1), (256, 1)]
 
 
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "grouped": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 128},
+    "odd": {"num_heads": 3, "num_kv_heads": 3, "head_dim": 80, "block_size": 5},
+    "window": {"sliding_window": 100},
+    "cap and alibi": {"soft_cap": 3.0, "alibi_slopes": (0.5, 0.1, 0.01, 0.0)},
+}
+"""What is changed of a small layer."""
+
+
 class AttentionConformance(ComponentConformance):
     """Subclass it for an attention component::
 
@@ -118,17 +128,7 @@ class AttentionConformance(ComponentConformance):
             equals, self.layers(), st.lists(lengths, min_size=1, max_size=5), st.integers(0, 2**16)
         )
 
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {},
-            {"num_heads": 6, "num_kv_heads": 2, "head_dim": 128},
-            {"num_heads": 3, "num_kv_heads": 3, "head_dim": 80, "block_size": 5},
-            {"sliding_window": 100},
-            {"soft_cap": 3.0, "alibi_slopes": (0.5, 0.1, 0.01, 0.0)},
-        ],
-        ids=["plain", "grouped", "odd", "window", "cap and alibi"],
-    )
+    @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
     def test_equals_dense_attention_on_long_sequences(self, changes: dict[str, Any]) -> None:
         backend = self.make()
         for dtype in self.dtypes:
@@ -151,10 +151,29 @@ class AttentionConformance(ComponentConformance):
         for dtype in self.dtypes:
             layer = self.layer(dtype)
             scene = Scene(backend, layer, [(0, 40), (16, 24)], 2)
-            scene.share_first_block(owner=0, other=1)
+            scene.share_blocks(owner=0, other=1)
             # the other comes first in the batch, so that order does not help
             outputs = scene.run([1, 0], write_cached=False)
             self.check_outputs(scene, outputs, [1, 0])
+
+    @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+    def test_sequences_may_begin_with_the_same_blocks(self, changes: dict[str, Any]) -> None:
+        """A family, one of whom leaves it early, a smaller one, a stranger, a prompt."""
+        backend = self.make()
+        for dtype in self.dtypes:
+            layer = self.layer(dtype, **changes)
+            size = layer.block_size
+            chunks = [(40 * size + extra % (3 * size), 1) for extra in range(18)]
+            chunks += [(25 * size + extra, 1) for extra in (0, 3, 2 * size)]
+            chunks += [(300, 1), (21 * size, 6), (3, 1)]
+            scene = Scene(backend, layer, chunks, 8)
+            for other in range(1, 18):
+                scene.share_blocks(owner=0, other=other, count=40 if other != 7 else 33)
+            for other in (19, 20):
+                scene.share_blocks(owner=18, other=other, count=25)
+            scene.share_blocks(owner=0, other=22, count=20)
+            members = list(range(len(chunks)))
+            self.check_outputs(scene, scene.run(members), members)
 
     # ------------------------------------------------------------------ the cache
 

@@ -93,10 +93,10 @@ class Scene:
         self.cache.copy_(moved)
         self.tables = targets[self.tables]
 
-    def share_first_block(self, *, owner: int, other: int) -> None:
-        """Let both begin with the same tokens, in the same block."""
-        size = self.layer.block_size
-        self.tables[other, 0] = self.tables[owner, 0]
+    def share_blocks(self, *, owner: int, other: int, count: int = 1) -> None:
+        """Let both begin with the same tokens, in the same ``count`` blocks."""
+        size = count * self.layer.block_size
+        self.tables[other, :count] = self.tables[owner, :count]
         self.keys[other][:size] = self.keys[owner][:size]
         self.values[other][:size] = self.values[owner][:size]
 

@@ -221,6 +221,15 @@ static auto chunk_function(int64_t heads) {
 // Heads that go over a chunk together.
 constexpr int heads_at_once(int dim) { return is_whole(dim) ? AT_ONCE : 1; }
 
+// Where dimension `i` lies among the sums of a part.
+template <typename T>
+INLINE int64_t sums_place(int64_t i) {
+#if PAIR_DOT
+  if constexpr (sizeof(T) == 2) return i / 32 * 32 + i % 8 / 4 * 16 + i % 32 / 8 * 4 + i % 4;
+#endif
+  return i;
+}
+
 template <typename T>
 INLINE void write_head(T* out, const float* sums, float total, int64_t dim) {
   float factor = 1.0f / total;

@@ -1,7 +1,7 @@
 // All layers of a decoder in one call: one team of threads, who wait for one another between steps.
 //
-// It covers layers with RMS norms before attention and before a gated feed-forward, and, where there
-// are any, norms of what these return (Llama, Mistral, Qwen, Gemma). Plain C; nothing is kept.
+// It covers layers with norms before attention and before the feed-forward, which may be gated, and,
+// where there are any, norms of what these return. Plain C; nothing is kept.
 #include "attention.h"
 #include "matmul.h"
 #include "pointwise.h"
@@ -22,11 +22,15 @@ struct Matrix {
   int64_t width, columns;
 };
 
+struct NormPair {
+  const void *weight, *bias;
+};
+
 struct DecoderLayer {
-  const void *attention_norm, *attention_output_norm;  // an output's norm may be null
-  const void *mlp_norm, *mlp_output_norm;
+  NormPair attention_norm, attention_output_norm;  // an output's norm may have null weights
+  NormPair mlp_norm, mlp_output_norm;
   const void *query_norm, *key_norm;  // null, or of each head
-  Matrix query_key_value, output, gate_up, down;
+  Matrix query_key_value, output, up, down;  // `up`: of gates, then of what they let through
   int64_t rope;                 // which tables of cosines and sines; -1: none
   const AttentionCall* attention;
 };
@@ -38,9 +42,12 @@ struct DecoderCall {
   const float* const* cosines;   // of each rope, [positions, half]
   const float* const* sines;
   void* memory;                  // of `paged_core_decoder_numbers` numbers, aligned to 64 bytes
-  int64_t num_layers, hidden_stride, rows, width, half, kind;
+  int64_t num_layers, hidden_stride, rows, width, half;
+  int32_t activation, gated, norm_kind;
   float epsilon, offset;
   int32_t type, threads;
+
+  NormRule norm_rule() const { return {norm_kind, epsilon, offset}; }
 };
 
 // Where intermediate results lie.
@@ -78,17 +85,22 @@ struct Step {
   Room<T> products;
   char* memory;
 
-  Norm<T> norm_of_hidden(const void* weight) const {
-    return {(const T*)call.hidden, nullptr, (const T*)weight, room.normed, call.hidden_stride, 0,
-            room.normed_stride,    call.rows, call.width,     call.epsilon, call.offset};
+  static NormWeights<T> typed(const NormPair& norm) {
+    return {(const T*)norm.weight, (const T*)norm.bias};
+  }
+
+  void normalise_hidden(const NormPair& norm) const {
+    normalise_rows<T>(team, {(const T*)call.hidden, nullptr, typed(norm), room.normed,
+                             call.hidden_stride, 0, room.normed_stride, call.rows, call.width,
+                             call.norm_rule()});
   }
 
   // Adds x times `matrix`, normed first where there is a norm, to the hidden states.
-  void add(const T* x, int64_t stride, const Matrix& matrix, const void* norm) const {
+  void add(const T* x, int64_t stride, const Matrix& matrix, const NormPair& norm) const {
     T* hidden = (T*)call.hidden;
     Product<T> product{x,    stride,    (const T*)matrix.packed, matrix.bias, nullptr, hidden,
                        call.hidden_stride, call.rows, matrix.width, matrix.columns};
-    if (!norm) {
+    if (!norm.weight) {
       product.residual = hidden;
       multiply(team, product, products);
       return;
@@ -101,7 +113,7 @@ struct Step {
     team.share(call.rows, begin, end);
     for (int64_t r = begin; r < end; r++) {
       T *row = room.normed + r * room.normed_stride, *sum = hidden + r * call.hidden_stride;
-      normalise(row, row, (const T*)norm, call.width, call.epsilon, call.offset);
+      normalise(row, row, typed(norm), call.width, call.norm_rule());
       for (int64_t i = 0; i < call.width; i += WIDTH)
         store_upto(sum + i, load_upto(sum + i, call.width - i) + load_upto(row + i, call.width - i),
                    call.width - i);
@@ -111,7 +123,7 @@ struct Step {
   void layer(const DecoderLayer& l) const {
     const AttentionCall& ac = *l.attention;
     int64_t begin, end, rows = call.rows, queries = ac.heads * ac.dim, keys = ac.kv_heads * ac.dim;
-    rms_norm(team, norm_of_hidden(l.attention_norm));
+    normalise_hidden(l.attention_norm);
     team.wait();
     multiply(team,
              Product<T>{room.normed, room.normed_stride, (const T*)l.query_key_value.packed,
@@ -132,7 +144,7 @@ struct Step {
                          (const T*)l.key_norm, l.rope < 0 ? nullptr : call.cosines[l.rope],
                          l.rope < 0 ? nullptr : call.sines[l.rope], call.positions,
                          room.fused_stride, room.fused_stride, rows, ac.heads, ac.kv_heads, ac.dim,
-                         l.rope < 0 ? 0 : call.half, call.epsilon, call.offset};
+                         l.rope < 0 ? 0 : call.half, {RMS, call.epsilon, call.offset}};
     team.share(rows, begin, end);
     for (int64_t r = begin; r < end; r++) {
       rotate_row(rotation, r);
@@ -144,13 +156,20 @@ struct Step {
     add(room.attended, room.attended_stride, l.output, l.attention_output_norm);
     team.wait();
 
-    rms_norm(team, norm_of_hidden(l.mlp_norm));
+    normalise_hidden(l.mlp_norm);
     team.wait();
-    multiply_gated(team,
-                   GatedProduct<T>{room.normed, room.normed_stride, (const T*)l.gate_up.packed,
-                                   l.gate_up.bias, room.gated, room.gated_stride, rows,
-                                   l.gate_up.width / 2, l.gate_up.columns, int(call.kind)},
-                   products);
+    const T* up = (const T*)l.up.packed;
+    if (call.gated)
+      multiply_gated(team,
+                     GatedProduct<T>{room.normed, room.normed_stride, up, l.up.bias, room.gated,
+                                     room.gated_stride, rows, l.up.width / 2, l.up.columns,
+                                     call.activation},
+                     products);
+    else
+      multiply(team,
+               Product<T>{room.normed, room.normed_stride, up, l.up.bias, nullptr, room.gated,
+                          room.gated_stride, rows, l.up.width, l.up.columns, call.activation},
+               products);
     team.wait();
     add(room.gated, room.gated_stride, l.down, l.mlp_output_norm);
     team.wait();
@@ -164,7 +183,7 @@ static void run(const DecoderCall& call) {
   for (int64_t i = 0; i < call.num_layers; i++) {
     const DecoderLayer& l = call.layers[i];
     bytes = std::max(bytes, attention_bytes<T>(*l.attention));
-    for (const Matrix* m : {&l.query_key_value, &l.output, &l.gate_up, &l.down})
+    for (const Matrix* m : {&l.query_key_value, &l.output, &l.up, &l.down})
       columns = std::max(columns, m->columns);
   }
   work_together(call.threads, [&](const Team& team) {

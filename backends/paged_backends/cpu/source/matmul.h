@@ -330,10 +330,11 @@ INLINE const T* panel_at(const T* packed, int64_t panel, int64_t size) {
 // One row of a panel's result, with what is added to it, to `columns` places.
 template <typename T>
 INLINE void store_panel_row(T* out, const float* result, const float* bias, const T* residual,
-                            int64_t columns) {
+                            int64_t columns, int activation) {
   for (int64_t c = 0; c < std::min<int64_t>(columns, PANEL); c += WIDTH) {
     vf value = load(result + c);
     if (bias) value = value + load_upto(bias + c, columns - c);
+    if (activation != NONE) value = activate(activation, value);
     if (residual) value = value + load_upto(residual + c, columns - c);
     store_upto(out + c, value, columns - c);
   }
@@ -349,9 +350,10 @@ struct Product {
   T* out;             // [rows, width]
   int64_t out_stride;
   int64_t rows, width, columns;
+  int activation = NONE;  // of the sum, before a residual is added
 };
 
-// out = x times the weight, transposed, + bias + residual.
+// out = activation(x times the weight, transposed, + bias) + residual.
 template <typename T>
 void multiply(const Team& team, const Product<T>& p, const Room<T>& room) {
   int64_t size = panel_size<T>(p.columns), panels = (p.width + PANEL - 1) / PANEL, held = -1;
@@ -368,7 +370,7 @@ void multiply(const Team& team, const Product<T>& p, const Room<T>& room) {
       for (int64_t i = 0; i < count * rows; i++) {
         int64_t c = (panel + i / rows) * PANEL, place = (first + i % rows) * p.out_stride + c;
         store_panel_row(p.out + place, room.result + i * PANEL, p.bias ? p.bias + c : nullptr,
-                        p.residual ? p.residual + place : nullptr, p.width - c);
+                        p.residual ? p.residual + place : nullptr, p.width - c, p.activation);
       }
     }
   });

@@ -1,4 +1,4 @@
-// What a decoder does between products: norms, rotation, gates, and the largest logit.
+// What a decoder does between products: norms, rotation, and activations.
 //
 // T is float or bf16; arithmetic is in float32, and a result is rounded once. A row is computed by
 // one thread, in one order.
@@ -10,19 +10,43 @@
 
 // -------------------------------------------------------------------- norms
 
-// out = row / rms(row) * (offset + weight); any of `width` numbers. `out` may be `row`.
+// Divides by the root mean square (RMS), or by the standard deviation once the mean is taken off (LAYER).
+enum NormKind { RMS = 0, LAYER = 1 };
+
 template <typename T>
-INLINE void normalise(T* out, const T* row, const T* weight, int64_t width, float epsilon,
-                      float offset) {
-  vf squares = splat(0.0f);
+struct NormWeights {
+  const T* weight;
+  const T* bias;  // or null
+};
+
+// How rows are normalised, whatever their weights are.
+struct NormRule {
+  int kind;
+  float epsilon, offset;  // the offset is added to every weight
+};
+
+// out = normalised row * (offset + weight) + bias; any of `width` numbers. `out` may be `row`.
+template <typename T>
+INLINE void normalise(T* out, const T* row, NormWeights<T> weights, int64_t width, NormRule rule) {
+  float mean = 0;
+  if (rule.kind == LAYER) {
+    vf sums = splat(0.0f);
+    for (int64_t i = 0; i < width; i += WIDTH) sums = sums + load_upto(row + i, width - i);
+    mean = sum_of(sums) / float(width);
+  }
+  vf squares = splat(0.0f), middle = splat(mean);
   for (int64_t i = 0; i < width; i += WIDTH) {
-    vf value = load_upto(row + i, width - i);
+    vf value = load_upto(row + i, width - i) - middle;
+    for (int64_t lane = width - i; lane < WIDTH; lane++) value[lane] = 0;  // behind the last number
     squares = squares + value * value;
   }
-  vf scale = splat(1.0f / std::sqrt(sum_of(squares) / float(width) + epsilon));
+  vf scale = splat(1.0f / std::sqrt(sum_of(squares) / float(width) + rule.epsilon));
   for (int64_t i = 0; i < width; i += WIDTH) {
-    vf value = load_upto(row + i, width - i) * scale;
-    store_upto(out + i, value * (load_upto(weight + i, width - i) + splat(offset)), width - i);
+    int64_t left = width - i;
+    vf value = (load_upto(row + i, left) - middle) * scale;
+    value = value * (load_upto(weights.weight + i, left) + splat(rule.offset));
+    if (weights.bias) value = value + load_upto(weights.bias + i, left);
+    store_upto(out + i, value, left);
   }
 }
 
@@ -30,14 +54,14 @@ template <typename T>
 struct Norm {
   const T* x;   // [rows, width]
   T* residual;  // [rows, width]: becomes residual + x, which is what is normalised; or null
-  const T* weight;
+  NormWeights<T> weights;
   T* out;  // [rows, width]
   int64_t x_stride, residual_stride, out_stride, rows, width;
-  float epsilon, offset;
+  NormRule rule;
 };
 
 template <typename T>
-static void rms_norm(const Team& team, const Norm<T>& n) {
+static void normalise_rows(const Team& team, const Norm<T>& n) {
   int64_t begin, end;
   team.share(n.rows, begin, end);
   for (int64_t r = begin; r < end; r++) {
@@ -49,7 +73,7 @@ static void rms_norm(const Team& team, const Norm<T>& n) {
                    n.width - i);
       row = sum;
     }
-    normalise(n.out + r * n.out_stride, row, n.weight, n.width, n.epsilon, n.offset);
+    normalise(n.out + r * n.out_stride, row, n.weights, n.width, n.rule);
   }
 }
 
@@ -76,19 +100,19 @@ struct Rotation {
   const float *cosines, *sines; // [positions, half]
   const int64_t* positions;     // [rows]
   int64_t query_stride, key_stride, rows, heads, kv_heads, dim, half;
-  float epsilon, offset;        // of the norms
+  NormRule rule;                // of the norms
 };
 
 template <typename T>
 INLINE void rotate_row(const Rotation<T>& r, int64_t row) {
-  const float* cosines = r.cosines + r.positions[row] * r.half;
-  const float* sines = r.sines + r.positions[row] * r.half;
+  int64_t place = r.half ? r.positions[row] * r.half : 0;
+  const float *cosines = r.cosines + place, *sines = r.sines + place;
   for (int64_t h = 0; h < r.heads + r.kv_heads; h++) {
     bool is_query = h < r.heads;
     T* head = is_query ? r.query + row * r.query_stride + h * r.dim
                        : r.key + row * r.key_stride + (h - r.heads) * r.dim;
     const T* weight = is_query ? r.query_weight : r.key_weight;
-    if (weight) normalise(head, head, weight, r.dim, r.epsilon, r.offset);
+    if (weight) normalise(head, head, {weight, nullptr}, r.dim, r.rule);
     if (r.half) rotate(head, cosines, sines, r.half);
   }
 }
@@ -100,11 +124,12 @@ static void rotate_rows(const Team& team, const Rotation<T>& r) {
   for (int64_t row = begin; row < end; row++) rotate_row(r, row);
 }
 
-// -------------------------------------------------------------------- gates
+// -------------------------------------------------------------------- activations
 
-enum Activation { SILU = 0, GELU_TANH = 1 };
+enum Activation { NONE = -1, SILU = 0, GELU_TANH = 1, RELU = 2 };
 
 INLINE vf activate(int kind, vf x) {
+  if (kind == RELU) return largest(x, splat(0.0f));
   vf exponent = x;
   if (kind == GELU_TANH)  // x * (1 + tanh(u)) / 2 is x * sigmoid(2 u)
     exponent = (x + x * x * x * splat(0.044715f)) * splat(1.5957691216f);
@@ -134,62 +159,5 @@ static void gate(const Team& team, const Gate<T>& g) {
       vf value = activate(g.kind, load_upto(in + i, left)) * load_upto(in + g.width + i, left);
       store_upto(out + i, value, left);
     }
-  }
-}
-
-// -------------------------------------------------------------------- the largest
-
-struct Best {
-  float value;
-  int64_t place;
-};
-
-// The first place of the largest of begin .. end; what is no number is larger than any.
-template <typename T>
-INLINE Best best_of(const T* row, int64_t begin, int64_t end) {
-  Best best{-INFINITY, begin};
-  vf top = splat(-INFINITY);
-  vi odd = vi{};
-  for (int64_t i = begin; i < end; i += WIDTH) {
-    vf value = load_upto(row + i, end - i);
-    if (end - i < WIDTH)
-      for (int64_t lane = end - i; lane < WIDTH; lane++) value[lane] = -INFINITY;
-    odd |= value != value;
-    top = choose(value > top, value, top);
-  }
-  bool has_odd = false;
-  for (int lane = 0; lane < WIDTH; lane++) has_odd |= odd[lane] != 0;
-  best.value = has_odd ? NAN : largest_of(top);
-  for (int64_t i = begin; i < end; i++) {
-    float value = to_float(row[i]);
-    if (has_odd ? value != value : value == best.value) {
-      best.place = i;
-      break;
-    }
-  }
-  return best;
-}
-
-// places [rows]: of the largest of each row of logits [rows, width]; `found` is [rows * team.size].
-template <typename T>
-static void argmax(const Team& team, const T* logits, int64_t stride, int64_t rows, int64_t width,
-                   int64_t* places, Best* found) {
-  int64_t begin, end;
-  team.share(width, begin, end);
-  for (int64_t r = 0; r < rows; r++)
-    found[r * team.size + team.rank] =
-        begin < end ? best_of(logits + r * stride, begin, end) : Best{-INFINITY, width};
-  team.wait();
-  team.share(rows, begin, end);
-  for (int64_t r = begin; r < end; r++) {
-    Best best = found[r * team.size];
-    for (int t = 1; t < team.size; t++) {
-      Best other = found[r * team.size + t];
-      if (best.value != best.value) break;
-      if (other.place < width && (best.place >= width || other.value > best.value ||
-                                  other.value != other.value))
-        best = other;
-    }
-    places[r] = best.place;
   }
 }

@@ -2,9 +2,6 @@
 // between calls.
 //
 // `type` is 0 for float32 and 1 for bfloat16; strides count numbers; `threads` work on a call.
-#include <algorithm>
-#include <vector>
-
 #include "matmul.h"
 #include "pointwise.h"
 
@@ -61,17 +58,21 @@ void paged_core_linear(int type, const void* x, int64_t x_stride, const void* pa
                           threads);
 }
 
-void paged_core_rms_norm(int type, const void* x, int64_t x_stride, void* residual,
-                         int64_t residual_stride, const void* weight, void* out,
-                         int64_t out_stride, int64_t rows, int64_t width, float epsilon,
-                         float offset, int threads) {
+// `kind`: 0, by the root mean square; 1, by the standard deviation, about the mean.
+void paged_core_norm(int type, int kind, const void* x, int64_t x_stride, void* residual,
+                     int64_t residual_stride, const void* weight, const void* bias, void* out,
+                     int64_t out_stride, int64_t rows, int64_t width, float epsilon, float offset,
+                     int threads) {
   work_together(threads_for(rows * width, threads), [&](const Team& team) {
+    NormRule rule{kind, epsilon, offset};
     if (type)
-      rms_norm<bf16>(team, {(const bf16*)x, (bf16*)residual, (const bf16*)weight, (bf16*)out,
-                            x_stride, residual_stride, out_stride, rows, width, epsilon, offset});
+      normalise_rows<bf16>(team, {(const bf16*)x, (bf16*)residual,
+                                  {(const bf16*)weight, (const bf16*)bias}, (bf16*)out, x_stride,
+                                  residual_stride, out_stride, rows, width, rule});
     else
-      rms_norm<float>(team, {(const float*)x, (float*)residual, (const float*)weight, (float*)out,
-                             x_stride, residual_stride, out_stride, rows, width, epsilon, offset});
+      normalise_rows<float>(team, {(const float*)x, (float*)residual,
+                                   {(const float*)weight, (const float*)bias}, (float*)out, x_stride,
+                                   residual_stride, out_stride, rows, width, rule});
   });
 }
 
@@ -84,11 +85,12 @@ void paged_core_rope(int type, void* query, int64_t query_stride, void* key, int
     if (type)
       rotate_rows<bf16>(team, {(bf16*)query, (bf16*)key, (const bf16*)query_weight,
                                (const bf16*)key_weight, cosines, sines, positions, query_stride,
-                               key_stride, rows, heads, kv_heads, dim, half, epsilon, offset});
+                               key_stride, rows, heads, kv_heads, dim, half, {RMS, epsilon, offset}});
     else
       rotate_rows<float>(team, {(float*)query, (float*)key, (const float*)query_weight,
                                 (const float*)key_weight, cosines, sines, positions, query_stride,
-                                key_stride, rows, heads, kv_heads, dim, half, epsilon, offset});
+                                key_stride, rows, heads, kv_heads, dim, half,
+                                {RMS, epsilon, offset}});
   });
 }
 
@@ -100,17 +102,6 @@ void paged_core_gate(int type, int kind, const void* gate_up, int64_t in_stride,
     else
       gate<float>(team,
                   {(const float*)gate_up, (float*)out, in_stride, out_stride, rows, width, kind});
-  });
-}
-
-void paged_core_argmax(int type, const void* logits, int64_t stride, int64_t rows, int64_t width,
-                       int64_t* places, int threads) {
-  std::vector<Best> found(size_t(rows) * size_t(std::max(1, threads)));
-  work_together(threads_for(rows * width, threads), [&](const Team& team) {
-    if (type)
-      argmax(team, (const bf16*)logits, stride, rows, width, places, found.data());
-    else
-      argmax(team, (const float*)logits, stride, rows, width, places, found.data());
   });
 }
 

@@ -7,7 +7,7 @@
 
 #include <type_traits>
 
-#include "attention.h"
+#include "decode.h"
 #include "matmul.h"
 
 constexpr int KEYS = 128;
@@ -26,6 +26,7 @@ struct TileMemory {
   Packed<T>* weights;           // [slices][TALL][SLICE]
   float *scores, *sums;         // [4][TALL][32]; [panels][rows][32]
   float *top, *total;           // [rows]
+  int64_t *batch_rows, *positions;  // of each query, at most [rows]
   int64_t query_size;           // numbers of a query
 
   static size_t bytes(int64_t rows, int64_t dim) {
@@ -35,7 +36,7 @@ struct TileMemory {
            Workspace::bytes_for<Packed<T>>(rows * slices_of<Packed<T>>(dim) * SLICE<Packed<T>>) +
            Workspace::bytes_for<Packed<T>>(TALL * KEYS) +
            Workspace::bytes_for<float>(KEYS * TALL) + Workspace::bytes_for<float>(rows * wide) +
-           2 * Workspace::bytes_for<float>(rows);
+           2 * Workspace::bytes_for<float>(rows) + 2 * Workspace::bytes_for<int64_t>(rows);
   }
   TileMemory(char* memory, int64_t rows, int64_t dim)
       : query_size(slices_of<Packed<T>>(dim) * SLICE<Packed<T>>) {
@@ -53,6 +54,8 @@ struct TileMemory {
     take(sums, rows * wide);
     take(top, rows);
     take(total, rows);
+    take(batch_rows, rows);
+    take(positions, rows);
   }
 
   // Number `i`, the first of a slice, of query `r`.
@@ -226,15 +229,14 @@ INLINE void multiply_slices(const P* rows, const P* panel, int64_t steps, float*
                               fresh && k == 0, {panel, 0}, 1);
 }
 
-// Rows `first .. first + TALL` of the tile against the packed keys `start .. start + count`.
+// Rows `first .. first + TALL` of the tile against the packed keys `start .. start + count`, of which
+// those from `end` on are none.
 template <typename T>
-static void attend_rows(const Attention<T>& a, const Item& item, const TileMemory<T>& m,
-                        int64_t first, int64_t rows, int64_t all_rows, int64_t start, int count) {
+static void attend_rows(const Attention<T>& a, int64_t head, const TileMemory<T>& m, int64_t first,
+                        int64_t rows, int64_t all_rows, int64_t start, int count, int64_t end) {
   using P = Packed<T>;
-  int64_t group = a.group(), total_queries = a.starts[item.sequence + 1] - a.starts[item.sequence];
-  int64_t position = a.lengths[item.sequence] - total_queries + item.begin;  // of the first query
-  int64_t first_position = position + first / group;
-  int64_t last_position = position + (std::min(first + TALL, rows) - 1) / group;
+  int64_t group = a.group(), first_position = m.positions[first / group];
+  int64_t last_position = m.positions[(std::min(first + TALL, rows) - 1) / group];
   if (last_position < start || a.first_key(first_position) >= start + count) return;
   // the last keys that any of these rows sees, in whole panels
   int seen = int(std::min<int64_t>(count, (last_position - start + PANEL) / PANEL * PANEL));
@@ -244,14 +246,14 @@ static void attend_rows(const Attention<T>& a, const Item& item, const TileMemor
                     m.scores + t * TALL, true);
   for (int64_t r = first; r < first + TALL; r++) {
     P* weights = m.weights + (r - first) * SLICE<P>;
-    int64_t at = position + r / group;
-    int64_t from = a.first_key(at) - start, to = at + 1 - start;
-    if (r >= rows || to <= 0 || from >= seen) {
+    int64_t at = r < rows ? m.positions[r / group] : -1;
+    int64_t from = a.first_key(at) - start, to = std::min(at + 1, end) - start;
+    if (to <= 0 || from >= seen) {
       for (int t = 0; t < seen; t += SLICE<P>)
         memset((void*)(weights + weight_place<P>(t)), 0, SLICE<P> * sizeof(P));
       continue;
     }
-    float slope = a.slopes ? a.slopes[item.head * group + r % group] : 0.0f;
+    float slope = a.slopes ? a.slopes[head * group + r % group] : 0.0f;
     float factor = weigh_row(a, m.scores + (r - first) * PANEL, TALL * PANEL, seen, from, to, slope,
                              float(at - start), weights, m.top + r, m.total + r);
     if (factor != 1.0f)
@@ -266,28 +268,41 @@ static void attend_rows(const Attention<T>& a, const Item& item, const TileMemor
 }
 
 template <typename T>
-static void attend_tile(const Attention<T>& a, const Item& item, char* memory) {
+INLINE void pack_query(const TileMemory<T>& m, int64_t row, const T* head, int64_t dim) {
   using P = Packed<T>;
-  int64_t group = a.group(), s = item.sequence, rows = (item.end - item.begin) * group;
-  int64_t all_rows = rounded_rows(rows);
-  TileMemory<T> m(memory, all_rows, a.dim);
-  int64_t batch_row = a.starts[s] + item.begin;
-  int64_t position = a.lengths[s] - (a.starts[s + 1] - a.starts[s]) + item.begin;
-  int64_t begin = a.first_key(position), end = position + (item.end - item.begin);
-  memset((void*)m.queries, 0, size_t(all_rows * m.query_size) * sizeof(P));
-  for (int64_t r = 0; r < rows; r++) {
-    const T* head = a.query + (batch_row + r / group) * a.query_token +
-                    (item.head * group + r % group) * a.query_head;
-    for (int64_t i = 0; i < a.dim; i += SLICE<P>) {
-      int64_t count = std::min<int64_t>(SLICE<P>, a.dim - i);
-      P* place = m.query_at(r, i);
-      if constexpr (std::is_same<T, P>::value)
-        memcpy((void*)place, head + i, size_t(count) * sizeof(T));
-      else
-        for (int64_t c = 0; c < count; c += WIDTH)
-          store_upto(place + c, load_upto(head + i + c, count - c), count - c);
-    }
+  for (int64_t i = 0; i < dim; i += SLICE<P>) {
+    int64_t count = std::min<int64_t>(SLICE<P>, dim - i);
+    P* place = m.query_at(row, i);
+    if constexpr (std::is_same<T, P>::value)
+      memcpy((void*)place, head + i, size_t(count) * sizeof(T));
+    else
+      for (int64_t c = 0; c < count; c += WIDTH)
+        store_upto(place + c, load_upto(head + i + c, count - c), count - c);
   }
+}
+
+template <typename T>
+static void attend_tile(const Attention<T>& a, const AttentionCall& call, const Item& item,
+                        char* memory) {
+  using P = Packed<T>;
+  const Share* share = item.partial == SHARED ? call.shares + item.sequence : nullptr;
+  const Member* members = share ? call.members + share->members + item.begin : nullptr;
+  int64_t group = a.group(), queries = item.end - item.begin, rows = queries * group;
+  int64_t all_rows = rounded_rows(rows), s = share ? members[0].sequence : item.sequence;
+  TileMemory<T> m(memory, all_rows, a.dim);
+  for (int64_t q = 0; q < queries; q++) {
+    int64_t own = share ? members[q].sequence : s, place = share ? 0 : item.begin + q;
+    m.batch_rows[q] = a.starts[own] + place;
+    m.positions[q] = a.lengths[own] - (a.starts[own + 1] - a.starts[own]) + place;
+  }
+  int64_t begin = share ? share->begin : a.first_key(m.positions[0]);
+  int64_t end = share ? share->end : m.positions[queries - 1] + 1;
+  memset((void*)m.queries, 0, size_t(all_rows * m.query_size) * sizeof(P));
+  for (int64_t r = 0; r < rows; r++)
+    pack_query(m, r,
+               a.query + m.batch_rows[r / group] * a.query_token +
+                   (item.head * group + r % group) * a.query_head,
+               a.dim);
   memset(m.sums, 0, size_t(all_rows * panels_of(a.dim) * PANEL) * 4);
   for (int64_t r = 0; r < all_rows; r++) m.top[r] = -INFINITY, m.total[r] = 0;
   for (int64_t start = begin / KEYS * KEYS; start < end; start += KEYS) {
@@ -300,13 +315,26 @@ static void attend_tile(const Attention<T>& a, const Item& item, char* memory) {
     pack_keys(keys, count, a.dim, m.keys);
     pack_values(values, count, a.dim, m.values);
     for (int64_t first = 0; first < rows; first += TALL)
-      attend_rows(a, item, m, first, rows, all_rows, start, count);
+      attend_rows(a, item.head, m, first, rows, all_rows, start, count, end);
   }
+  auto sum_at = [&](int64_t r, int64_t i) {
+    return m.sums + (i / PANEL * all_rows + r) * PANEL + i % PANEL;
+  };
   for (int64_t r = 0; r < rows; r++) {
-    T* out = a.out + (batch_row + r / group) * a.out_token + (item.head * group + r % group) * a.dim;
+    int64_t q = r / group, g = r % group;
+    if (share) {
+      int64_t place = members[q].partial + item.head * members[q].parts + share->part;
+      Partial part = partial_at(call.partials + place * partial_size(group, a.dim), group);
+      part.top[g] = m.top[r];
+      part.total[g] = m.total[r];
+      float* sums = part.sums + g * sums_width(a.dim);
+      memset(sums, 0, size_t(sums_width(a.dim)) * 4);
+      for (int64_t i = 0; i < a.dim; i++) sums[sums_place<T>(i)] = *sum_at(r, i);
+      continue;
+    }
+    T* out = a.out + m.batch_rows[q] * a.out_token + (item.head * group + g) * a.dim;
     vf factor = splat(1.0f / m.total[r]);
     for (int64_t i = 0; i < a.dim; i += WIDTH)
-      store_upto(out + i, load(m.sums + (i / PANEL * all_rows + r) * PANEL + i % PANEL) * factor,
-                 a.dim - i);
+      store_upto(out + i, load(sum_at(r, i)) * factor, a.dim - i);
   }
 }
