@@ -52,6 +52,7 @@ from pathlib import Path
 import torch
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings
+from paged_backends.cpu.kernels import Kernels
 from paged_backends.cpu.library import Library
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.layer import LayerSpec
@@ -64,6 +65,8 @@ poison.argtypes = unpoison.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 torch.set_num_threads(2)
 library = Library.open("any", Path(sys.argv[1]))
 CHUNKS = [(37, 1), (0, 45), (300, 1), (21, 6), (0, 1)]
+FAMILY = range(len(CHUNKS), len(CHUNKS) + 9)  # these begin with the same blocks
+CHUNKS += [(140 + index, 1) for index in FAMILY]
 for dtype, dim, group, window, deterministic in itertools.product(
     ["float32", "bfloat16"], [20, 64, 128], [1, 3], [None, 18], [False, True]
 ):
@@ -76,6 +79,8 @@ for dtype, dim, group, window, deterministic in itertools.product(
         device="cpu", block_size=5, sliding_window=window,
     )
     scene = Scene(backend, layer, CHUNKS, 1)
+    for other in FAMILY[1:]:
+        scene.share_blocks(owner=FAMILY[0], other=other, count=28)
     members = list(range(len(CHUNKS)))
     # every slot that no token has is made untouchable
     owned = set()
@@ -89,6 +94,16 @@ for dtype, dim, group, window, deterministic in itertools.product(
                 poison(scene.cache[block, part, head, offset].data_ptr(), size)
     scene.run(members)
     unpoison(scene.cache.data_ptr(), scene.cache.nbytes)
+kernels = Kernels(library, 2)
+for rows, width in itertools.product([1, 3], [5, 64, 1000, 5001]):
+    memory = torch.randn(rows * width + 64)
+    logits = memory[: rows * width].view(rows, width)
+    poison(memory[rows * width :].data_ptr(), 256)
+    for top_k, top_p in itertools.product([0, 2, 40, 3000], [0.3, 1.0]):
+        choices = torch.tensor([[1.0, 0.0, top_k, top_p, 0.7]] * rows, dtype=torch.float64)
+        assert (kernels.draw(logits, choices) < width).all()
+    kernels.argmax(logits)
+    unpoison(memory.data_ptr(), memory.nbytes)
 if len(sys.argv) > 2:  # prove that a forbidden access would be noticed
     poison(scene.cache.data_ptr(), scene.cache.nbytes)
     scene.run(members)

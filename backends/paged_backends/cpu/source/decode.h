@@ -221,13 +221,20 @@ static auto chunk_function(int64_t heads) {
 // Heads that go over a chunk together.
 constexpr int heads_at_once(int dim) { return is_whole(dim) ? AT_ONCE : 1; }
 
-// Where dimension `i` lies among the sums of a part.
+// Puts 32 dimensions among the sums of a part.
 template <typename T>
-INLINE int64_t sums_place(int64_t i) {
+INLINE void store_sums(float* sums, const float* dimensions) {
 #if PAIR_DOT
-  if constexpr (sizeof(T) == 2) return i / 32 * 32 + i % 8 / 4 * 16 + i % 32 / 8 * 4 + i % 4;
+  if constexpr (sizeof(T) == 2) {
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(4));
+    __m512 a = (__m512)load(dimensions), b = (__m512)load(dimensions + 16);
+    store(sums, (vf)_mm512_permutex2var_ps(a, low, b));
+    store(sums + 16, (vf)_mm512_permutex2var_ps(a, high, b));
+    return;
+  }
 #endif
-  return i;
+  for (int i = 0; i < 32; i += WIDTH) store(sums + i, load(dimensions + i));
 }
 
 template <typename T>

@@ -327,9 +327,8 @@ static void attend_tile(const Attention<T>& a, const AttentionCall& call, const 
       Partial part = partial_at(call.partials + place * partial_size(group, a.dim), group);
       part.top[g] = m.top[r];
       part.total[g] = m.total[r];
-      float* sums = part.sums + g * sums_width(a.dim);
-      memset(sums, 0, size_t(sums_width(a.dim)) * 4);
-      for (int64_t i = 0; i < a.dim; i++) sums[sums_place<T>(i)] = *sum_at(r, i);
+      for (int64_t i = 0; i < a.dim; i += PANEL)
+        store_sums<T>(part.sums + g * sums_width(a.dim) + i, sum_at(r, i));
       continue;
     }
     T* out = a.out + m.batch_rows[q] * a.out_token + (item.head * group + g) * a.dim;
