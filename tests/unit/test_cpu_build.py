@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from paged_backends.attention.settings import CpuSettings
 from paged_backends.cpu import instruction_set
 from paged_backends.cpu.compiler import CannotCompile, Compiler
 from paged_backends.cpu.instruction_set import SETS, NoSuchInstructions, choose
 from paged_backends.cpu.library import Library
 from paged_backends.cpu.library_cache import library
 from paged_backends.cpu.obstacle import obstacle
+from paged_backends.runners.settings import NativeSettings
 from paged_core.registry import Registry
 
 UNIT = ["detect.cpp"]
@@ -220,3 +222,9 @@ def test_the_sources_are_shipped() -> None:
 
     assert all((SOURCES / unit).is_file() for unit in UNITS)
     assert shutil.which("c++") is None or Compiler.find().version
+
+
+@pytest.mark.parametrize("one", SETS, ids=lambda one: one.name)
+def test_every_instruction_set_can_be_asked_for(one: instruction_set.InstructionSet) -> None:
+    CpuSettings.model_validate({"instruction_set": one.name})
+    NativeSettings.model_validate({"kernels": one.name})

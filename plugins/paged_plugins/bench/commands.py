@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from paged_plugins.bench.attention_command import attention_command
 from paged_plugins.bench.compare_command import compare_command
 from paged_plugins.bench.latency_command import latency_command
 from paged_plugins.bench.scheduler_command import scheduler_command
@@ -14,6 +15,7 @@ app.command("throughput")(throughput_command)
 app.command("latency")(latency_command)
 app.command("compare")(compare_command)
 app.command("scheduler")(scheduler_command)
+app.command("attention")(attention_command)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,120 @@
+"""A batch for attention to measure: sequences with made-up keys in a cache of shuffled blocks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from paged_core.errors import SettingsError
+from paged_core.interfaces.attention import AttentionBackend, AttentionBatch
+from paged_core.layer import LayerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+_PATTERN = re.compile(r"(\d+)x(\d+)(?:\+(\d+))?")
+_CACHES = 1 << 27
+"""Bytes of all layers together at the least: more than a processor holds between two steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """Sequences alike: some tokens of each are cached, and some are new."""
+
+    num_sequences: int
+    num_cached: int
+    num_new: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``SEQUENCESxCACHED+NEW``; without ``+NEW``, one token is new.
+
+        Raises:
+            SettingsError: it is something else.
+        """
+        found = _PATTERN.fullmatch(text)
+        if found is None or not int(found[1]) or found[3] == "0":
+            raise SettingsError(
+                f"--batch {text}: say how many sequences, cached and new tokens of each, such as "
+                "16x255+1 (decoding), 1x0+512 (a prompt) or 8x512+32 (a chunk)"
+            )
+        return cls(int(found[1]), int(found[2]), int(found[3] or 1))
+
+    def __str__(self) -> str:
+        return f"{self.num_sequences}x{self.num_cached}+{self.num_new}"
+
+    @property
+    def length(self) -> int:
+        """Tokens of each sequence."""
+        return self.num_cached + self.num_new
+
+    def read_bytes(self, layer: LayerSpec, num_shared: int) -> int:
+        """Keys and values of a layer, those that all sequences share counted once."""
+        shared = min(num_shared, self.num_cached)
+        tokens = self.num_sequences * (self.length - shared) + shared
+        return tokens * layer.bytes_per_token
+
+    def operations(self, layer: LayerSpec) -> int:
+        """Floating-point operations of a layer: two products of every query with what it sees."""
+        seen = self.num_new * self.num_cached + self.num_new * (self.num_new + 1) // 2
+        return 4 * self.num_sequences * seen * layer.num_heads * layer.head_dim
+
+    def runner(
+        self, backend: AttentionBackend, layer: LayerSpec, num_shared: int
+    ) -> tuple[Callable[[], None], int]:
+        """Return what runs one step of several layers, and how many these are."""
+        import torch
+
+        batch, num_blocks = self._batch(layer, num_shared)
+        count = self.num_sequences * self.num_new
+        dtype = getattr(torch, layer.dtype)
+        made = torch.Generator().manual_seed(0)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=made).to(layer.device, dtype)
+
+        query = random(count, layer.num_heads, layer.head_dim)
+        key, value = (random(count, layer.num_kv_heads, layer.head_dim) for _ in range(2))
+        one = torch.zeros(backend.cache_shape(layer, num_blocks), dtype=dtype, device=layer.device)
+        num_layers = max(2, min(64, _CACHES // max(1, one.nbytes)))
+        del one
+        layers = [
+            backend.bind(layer, random(*backend.cache_shape(layer, num_blocks)))
+            for _ in range(num_layers)
+        ]
+
+        def run() -> None:
+            plan = backend.plan(batch)
+            for bound in layers:
+                bound.forward(query, key, value, plan)
+            if layer.device.startswith("cuda"):
+                torch.cuda.synchronize(layer.device)
+
+        return run, num_layers
+
+    def _batch(self, layer: LayerSpec, num_shared: int) -> tuple[AttentionBatch, int]:
+        import torch
+
+        size, count = layer.block_size, self.num_sequences
+        width = -(-self.length // size)
+        num_blocks = width * count
+        order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1))
+        tables = order.view(count, width)
+        num_common = min(num_shared, self.num_cached) // size
+        tables[:, :num_common] = tables[0, :num_common].clone()
+        positions = torch.arange(self.num_cached, self.length)
+        slots = tables[:, positions // size] * size + positions % size
+        return (
+            AttentionBatch(
+                query_start=(torch.arange(count + 1) * self.num_new).int().to(layer.device),
+                seq_lens=torch.full((count,), self.length).int().to(layer.device),
+                block_tables=tables.int().to(layer.device),
+                slot_mapping=slots.flatten().to(layer.device),
+                max_query_len=self.num_new,
+                max_seq_len=self.length,
+            ),
+            num_blocks,
+        )
