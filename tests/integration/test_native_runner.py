@@ -29,6 +29,7 @@ from paged_backends.runners.settings import NativeSettings
 from paged_core import LLM, SamplingParams
 from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
 from paged_core.interfaces.runner import Runner, RunnerParts
+from unit import cpu_kernels
 
 NUM_TOKENS = 8
 
@@ -189,6 +190,17 @@ def test_deterministic_tokens_in_16_bits_do_not_depend_on_the_batch(
     ]
     found = [answers(tmp_path, dtype="bfloat16", deterministic=True, scheduler=way) for way in ways]
     assert all(tokens == found[0] for tokens in found)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "opt", "gpt2"]
+)
+def test_all_layers_run_in_one_call_of_the_kernels(name: str, tmp_path: Path) -> None:
+    cpu_kernels.load("auto")  # skips the test where there are none
+    tiny_models.save(name, tmp_path)
+    runner = NativeRunner(NativeSettings(), RunnerParts(settings=settings(tmp_path)))
+    runner.load()
+    assert runner._decoder.fused is not None
 
 
 def test_stored_in_16_bits_and_computed_in_32(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def attention_command(
     cases = [AttentionCase.parse(text) for text in batch or _CASES]
     parts, refused = _backends(given, settings, layer, backends)
     rows = list(_rows(parts, layer, cases, shared_prefix, repeats))
-    found = {"machine": machine(), "refused": refused, "rows": rows}
+    found: dict[str, Any] = {"machine": machine(), "refused": refused, "rows": rows}
     if output is not None:
         output.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
     if as_json:
