@@ -292,6 +292,16 @@ def test_a_token_of_no_probability_is_never_drawn() -> None:
     assert set(make_sampler().draw(logits, rows).token_ids) == {5, 79}
 
 
+def test_however_hot_it_is_what_is_ruled_out_is_never_drawn() -> None:
+    logits = torch.full((200, VOCAB), -math.inf)
+    logits[:, [5, 79]] = torch.tensor([3.0, 0.0])
+    rows = [
+        make_row(SamplingParams(temperature=(1e30, 1e300)[index % 2]), index=index)
+        for index in range(200)
+    ]
+    assert set(make_sampler().draw(logits, rows).token_ids) == {5, 79}
+
+
 def test_penalties_count_the_output_and_see_the_prompt() -> None:
     logits = torch.zeros(4, VOCAB)
     logits[:, 10], logits[:, 11], logits[:, 12] = 4.0, 3.5, 3.0

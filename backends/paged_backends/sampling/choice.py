@@ -23,6 +23,8 @@ from paged_backends.sampling.row import Row
 _CHUNK = 512
 _WIDTHS = (64, 1024, 8192)
 _NUCLEUS_WIDTHS = (64, 1024)
+_HOTTEST = 1e30
+"""All tokens are alike from here on; what lies beyond float32 would divide infinity by infinity."""
 _REJECT_FROM = 0.25
 """Smallest ``top_p`` for which trying again is cheaper than sorting a flat row."""
 
@@ -53,7 +55,12 @@ class Slab:
         vocab_size = logits.shape[1]
         columns = torch.tensor(
             [
-                (params.temperature, params.min_p, params.top_p, params.top_k or vocab_size)
+                (
+                    min(params.temperature, _HOTTEST),
+                    params.min_p,
+                    params.top_p,
+                    params.top_k or vocab_size,
+                )
                 for params in (row.sampling for row in rows)
             ],
             dtype=torch.float64,

@@ -106,7 +106,6 @@ class Row {
   int64_t width() const { return width_; }
   int64_t spans() const { return (width_ + SPAN - 1) / SPAN; }
   double total() const { return total_; }
-  float logit(int64_t id) const { return logits_[id]; }
 
   void survey(const float* logits, const Choice& choice) {
     logits_ = logits;
@@ -134,8 +133,12 @@ class Row {
     for (int64_t lane = width_ - i; lane < WIDTH; lane++) value[lane] = -INFINITY;
     return value;
   }
-  // How far logits lie below the best, over the temperature.
-  vf below(vf logits) const { return (splat(best_) - logits) * splat(scale_); }
+  // How far logits lie below the best, over the temperature; without end where a token is ruled out,
+  // however hot it is.
+  vf below(vf logits) const {
+    const vf endless = splat(INFINITY);
+    return choose(logits == splat(-INFINITY), endless, (splat(best_) - logits) * splat(scale_));
+  }
   vf weights(vf below) const {
     vf weight = exp_of(splat(0.0f) - below);
     return choose(weight < splat(min_p_), splat(0.0f), weight);
