@@ -35,6 +35,10 @@ class TestCpuAvx512Bf16(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_bf16"}
 
 
+class TestCpuAvx512Bf16Mixed(OnCpu):
+    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_bf16_mixed"}
+
+
 class TestCpuAvx2(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx2"}
 

@@ -197,8 +197,27 @@ def test_what_the_processor_lacks_is_refused(
 def test_portable_is_always_there(compiler: Compiler) -> None:
     there = instruction_set.available(compiler)
     assert there[-1].name == "portable"
-    names = [one.name for one in SETS]
-    assert [one.name for one in there] == sorted((one.name for one in there), key=names.index)
+    names = [one.name for one in there if not one.name.endswith("_mixed")]
+    assert names == sorted(names, key=[one.name for one in SETS].index)
+    assert {one.name for one in there} <= {one.name for one in SETS}
+
+
+@pytest.mark.parametrize(("answer", "best"), [(15, "avx512_bf16_mixed"), (7, "avx512_bf16")])
+def test_slow_pairs_come_second(
+    answer: int, best: str, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Detector:
+        def __init__(self, _path: str) -> None: ...
+
+        def paged_core_instruction_sets(self) -> int:
+            return answer
+
+    monkeypatch.setattr(instruction_set.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(instruction_set.ctypes, "CDLL", Detector)
+    there = [one.name for one in instruction_set.available(compiler)]
+    assert there[0] == best
+    assert sorted(there) == sorted(one.name for one in SETS)
+    assert there[-1] == "portable"
 
 
 @pytest.mark.slow

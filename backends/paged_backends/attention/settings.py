@@ -19,7 +19,9 @@ class CpuSettings(ComponentSettings):
     """Our own kernels for CPUs, compiled on first use."""
 
     name: Literal["cpu"] = "cpu"
-    instruction_set: Literal["auto", "avx512_bf16", "avx512", "avx2", "portable"] = Field(
+    instruction_set: Literal[
+        "auto", "avx512_bf16", "avx512_bf16_mixed", "avx512", "avx2", "portable"
+    ] = Field(
         "auto",
         description="auto: the best that processor and compiler have; naming one that the "
         "processor lacks is an error",

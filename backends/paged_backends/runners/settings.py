@@ -23,7 +23,9 @@ class NativeSettings(ComponentSettings):
         default="checkpoint",
         description="`random`: made up from the seed, to measure what a bare config.json costs.",
     )
-    kernels: Literal["auto", "avx512_bf16", "avx512", "avx2", "portable", "off"] = Field(
+    kernels: Literal[
+        "auto", "avx512_bf16", "avx512_bf16_mixed", "avx512", "avx2", "portable", "off"
+    ] = Field(
         default="auto",
         description="our own for CPUs, by instruction set; off: plain PyTorch, as elsewhere",
     )
