@@ -42,8 +42,8 @@ def _line(
     if slot := registry.slots.get(key):
         components = registry.of(key)
         place = 1 if slot.many else 0  # a list has the index before the component's name
-        if len(rest) > place + 1 and rest[place] in components:  # ... which a lone one has not
-            component = components[rest.pop(place)]
+        if len(rest) > place + 1 and rest[place] in {*components, "auto"}:  # a lone one has none
+            component = components.get(rest.pop(place))
         elif len(components) == 1:
             component = next(iter(components.values()))
         elif not slot.many:
@@ -57,6 +57,13 @@ def _line(
             known = component.settings.model_fields if component else ()
             owner = component.name if component else key
             message = f"{owner} has no such option{did_you_mean(rest[-1], known)}"
+            having = [
+                other.name
+                for other in (registry.of(key) if slot else {}).values()
+                if rest[-1] in other.settings.model_fields
+            ]
+            if having:
+                message = f"{owner} has no such option; to set it, name {' or '.join(having)}"
         else:
             message = f"no such setting{_suggest_setting(key, registry, fields)}"
     where = f" ({entry.source})" if entry and str(entry.source) else ""

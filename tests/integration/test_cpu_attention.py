@@ -32,9 +32,10 @@ def test_greedy_tokens_are_those_of_torch(runner: str) -> None:
 
 
 def test_without_a_compiler_torch_serves_and_the_log_says_why(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with structlog.testing.capture_logs() as logs:
         assert tokens("auto")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import shutil
 import subprocess
@@ -120,6 +121,47 @@ def test_the_folder_is_for_the_user_alone(
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
+def test_what_lay_in_a_folder_open_to_others_is_not_trusted(
+    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
+    path = library("one", UNIT, (), compiler)
+    path.write_bytes(b"planted")
+    path.with_suffix(".sha256").write_text(hashlib.sha256(b"planted").hexdigest())
+    path.parent.chmod(0o770)
+    assert library("one", UNIT, (), compiler) == path
+    assert path.read_bytes() != b"planted"
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_library_that_cannot_be_loaded_is_built_again(
+    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
+    useless = library("one", UNIT, (), compiler).read_bytes()  # it lacks the functions
+    path = Library.load("portable").path
+    path.write_bytes(useless)
+    path.with_suffix(".sha256").write_text(hashlib.sha256(useless).hexdigest())
+    assert Library.load("portable").path == path
+    assert path.read_bytes() != useless
+
+
+def test_without_a_compiler_what_another_made_serves(
+    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
+    path = Library.load("portable").path
+    assert path.is_file()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert obstacle() is None
+    assert Library.load("portable").path == path
+    assert Library.load("auto").path == path
+    path.unlink()
+    with pytest.raises(CannotCompile, match="install g"):
+        Library.load("portable")
+
+
 def test_a_home_that_cannot_be_written_works(
     tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,12 +192,15 @@ def test_a_link_in_place_of_the_folder_is_not_followed(
 # ---------------------------------------------------------------------- the compiler
 
 
-def test_without_a_compiler_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(CannotCompile, match="install g"):
         Compiler.find({"PATH": ""})
     with pytest.raises(CannotCompile, match="CXX=no-such-compiler does not run"):
         Compiler.find({"PATH": os.environ["PATH"], "CXX": "no-such-compiler"})
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     assert "install g++" in str(obstacle())
     assert "install g++" in str(Registry.discover().get("attention", "cpu").obstacle())

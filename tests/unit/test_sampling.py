@@ -260,27 +260,27 @@ def test_frequencies_follow_the_distribution(name: str) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.01, 3.0, 40.0])
-@pytest.mark.parametrize("vocab_size", [5, 64, 3001])
-def test_all_ways_draw_the_same_of_the_best(scale: float, vocab_size: int) -> None:
-    """With top_k the order of what is left is defined, and so is the draw."""
-    logits = (make_logits(300, 4, vocab_size) * scale).round(decimals=2)
+@pytest.mark.parametrize("vocab_size", [5, 64, 3001, 9000])
+def test_all_ways_draw_the_same(scale: float, vocab_size: int) -> None:
+    """A seed gives the same text with and without kernels."""
+    count = 300 if vocab_size < 5000 else 60
+    logits = (make_logits(count, 4, vocab_size) * scale).round(decimals=2)
     chance = Random(5)
     rows = [
         make_row(
             SamplingParams(
                 temperature=chance.choice([0.4, 1.0, 3.0]),
-                top_k=chance.choice([2, 3, 40, 900]),
+                top_k=chance.choice([0, 2, 3, 40, 900]),
                 top_p=chance.choice([1.0, 0.9, 0.4]),
-                min_p=chance.choice([0.0, 0.1]),
+                min_p=chance.choice([0.0, 0.0, 0.1]),
             ),
             index=index,
         )
-        for index in range(300)
+        for index in range(count)
     ]
-    rows = [row for row in rows if row.sampling.top_k < vocab_size]
-    found = make_sampler(vocab_size).draw(logits[: len(rows)], rows).token_ids
+    found = make_sampler(vocab_size).draw(logits, rows).token_ids
     chooses.append(choose)
-    expected = make_sampler(vocab_size).draw(logits[: len(rows)], rows).token_ids
+    expected = make_sampler(vocab_size).draw(logits, rows).token_ids
     chooses.pop()
     assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1  # rounding
 
@@ -352,7 +352,6 @@ def test_streams_differ_by_seed_request_index_and_position() -> None:
     others = [
         uniform(row, 0),
         uniform(row, 1),
-        uniform(row, 0, 1),
         uniform(make_row(params, request_id="s"), 0),
         uniform(make_row(params, index=1), 0),
         uniform(make_row(params, [4]), 0),

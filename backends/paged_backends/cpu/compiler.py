@@ -21,6 +21,11 @@ class CannotCompile(Exception):
     """There is no compiler, or it refused; the message says what to do."""
 
 
+def all_flags(extra: Sequence[str]) -> list[str]:
+    """All flags but those that name files."""
+    return [*_FLAGS, *_MATHS, *extra]
+
+
 @dataclass(frozen=True, slots=True)
 class Compiler:
     """A compiler that was found."""
@@ -49,17 +54,13 @@ class Compiler:
             raise CannotCompile(f"CXX={chosen} does not run; {_REMEDY}")
         raise CannotCompile(f"there is no C++ compiler; {_REMEDY}")
 
-    def flags(self, extra: Sequence[str]) -> list[str]:
-        """All flags but those that name files."""
-        return [*_FLAGS, *_MATHS, *extra]
-
     def build(self, sources: Sequence[Path], extra: Sequence[str], target: Path) -> None:
         """Compile ``sources`` side by side and link them to the shared library ``target``.
 
         Raises:
             CannotCompile: it failed; the message ends with what the compiler said.
         """
-        flags = self.flags(extra)
+        flags = all_flags(extra)
         objects = [target.with_name(f"{target.name}.{source.stem}.o") for source in sources]
         jobs = [
             [*self.command, *flags, "-c", str(source), "-o", str(made)]
@@ -99,3 +100,11 @@ def _run(job: Sequence[str], timeout: float = 30) -> subprocess.CompletedProcess
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
+
+
+def find_compiler() -> Compiler | CannotCompile:
+    """Return the compiler, or why there is none: what was compiled before may still serve."""
+    try:
+        return Compiler.find()
+    except CannotCompile as error:
+        return error

@@ -6,7 +6,7 @@ import ctypes
 import platform
 from dataclasses import dataclass
 
-from paged_backends.cpu.compiler import Compiler
+from paged_backends.cpu.compiler import CannotCompile, Compiler
 from paged_backends.cpu.library_cache import library
 
 
@@ -47,7 +47,7 @@ class NoSuchInstructions(Exception):
     """The processor lacks what was asked for."""
 
 
-def available(compiler: Compiler) -> list[InstructionSet]:
+def available(compiler: Compiler | CannotCompile) -> list[InstructionSet]:
     """Return those that this processor and its system can run, best first.
 
     AMD's processors multiply pairs of bfloat16 at twice the rate of float32, Intel's at half of it:
@@ -67,7 +67,7 @@ def available(compiler: Compiler) -> list[InstructionSet]:
     return found
 
 
-def choose(name: str, compiler: Compiler) -> list[InstructionSet]:
+def choose(name: str, compiler: Compiler | CannotCompile) -> list[InstructionSet]:
     """Return what to try, best first: the one called ``name``, or for ``auto`` all there are.
 
     Raises:

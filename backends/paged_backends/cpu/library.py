@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from paged_backends.cpu.compiler import CannotCompile, Compiler
-from paged_backends.cpu.instruction_set import choose
-from paged_backends.cpu.library_cache import library
+from paged_backends.cpu.compiler import CannotCompile, Compiler, find_compiler
+from paged_backends.cpu.instruction_set import InstructionSet, choose
+from paged_backends.cpu.library_cache import discard, library
 from paged_core.log import get_logger
 
 UNITS = ("products.cpp", "attention.cpp", "decoder.cpp", "sampling.cpp")
@@ -109,17 +109,29 @@ class Library:
         """
         if os.name != "posix":
             raise CannotCompile("the kernels are compiled on Linux and macOS only")
-        compiler = Compiler.find()
+        compiler = find_compiler()
         candidates = choose(instruction_set, compiler)
         for place, candidate in enumerate(candidates):
             try:
-                path = library(f"kernels-{candidate.name}", UNITS, candidate.flags, compiler)
-                return cls.open(candidate.name, path)
+                return cls._made(candidate, compiler)
             except CannotCompile as error:
                 if place + 1 == len(candidates):
                     raise
                 _log.warning("instruction_set_not_compiled", name=candidate.name, reason=str(error))
         raise AssertionError("portable code is always a candidate")
+
+    @classmethod
+    def _made(cls, chosen: InstructionSet, compiler: Compiler | CannotCompile) -> Library:
+        name = f"kernels-{chosen.name}"
+        path = library(name, UNITS, chosen.flags, compiler)
+        try:
+            return cls.open(chosen.name, path)
+        except CannotCompile as error:
+            if isinstance(compiler, CannotCompile):
+                raise
+            _log.warning("kernels_compiled_again", path=str(path), reason=str(error))
+            discard(path)
+            return cls.open(chosen.name, library(name, UNITS, chosen.flags, compiler))
 
     @classmethod
     def open(cls, instruction_set: str, path: Path) -> Library:

@@ -1,9 +1,10 @@
 """Drawing a token by chance: one uniform number per row, through the inverse of its distribution.
 
 Filters come in vLLM's order: temperature, min_p, top_k, top_p; a token that equals the last one
-kept is kept or not by its id, lower ids first. ``top_k`` and ``top_p`` are found among the few best
-tokens of a row, in steps of growing width, so that no row is sorted whole unless it must be; the
-width at which a row is settled depends on that row only, and so does its draw.
+kept is kept or not by its id, lower ids first. Where ``top_k`` or ``top_p`` restricts the choice, the
+share is sought among what is left, best first; otherwise in the order of ids. What is left is found
+among the few best tokens of a row, in steps of growing width, so that no row is sorted whole unless
+it must be; the width at which a row is settled depends on that row only, and so does its draw.
 
 Shapes: S rows, V vocabulary, P the same padded to whole chunks of C, W candidates per row.
 """
@@ -22,14 +23,11 @@ from paged_backends.sampling.row import Row
 
 _CHUNK = 512
 _WIDTHS = (64, 1024, 8192)
-_NUCLEUS_WIDTHS = (64, 1024)
 _HOTTEST = 1e30
 """All tokens are alike from here on; what lies beyond float32 would divide infinity by infinity."""
-_REJECT_FROM = 0.25
-"""Smallest ``top_p`` for which trying again is cheaper than sorting a flat row."""
 
-Noise = Callable[[Row, int], float]
-"""``noise(row, attempt)`` in [0, 1)."""
+Noise = Callable[[Row], float]
+"""The share in [0, 1) that decides a row's token."""
 
 Choose = Callable[[Tensor, list[Row], Noise], list[int]]
 """Draws a token for each row of finite maximum; the logits [S, V] float32 are left as they are."""
@@ -79,9 +77,9 @@ class Slab:
         rows = [self.rows[place] for place in places]
         return Slab(self.logits[at], rows, self.noise, *(part[at] for part in parts))
 
-    def uniforms(self, attempt: int = 0) -> Tensor:
+    def uniforms(self) -> Tensor:
         """Return one number in [0, 1) per row [S, 1] float64."""
-        numbers = [[self.noise(row, attempt)] for row in self.rows]
+        numbers = [[self.noise(row)] for row in self.rows]
         return torch.tensor(numbers, dtype=torch.float64, device=self.logits.device)
 
 
@@ -119,7 +117,7 @@ def _draw_free(slab: Slab) -> list[int]:
 def _draw_limited(slab: Slab) -> list[int]:
     """Draw where ``top_k`` restricts the choice."""
     drawn = [0] * len(slab.rows)
-    pending = _draw_among_best(slab, None, _WIDTHS, drawn)
+    pending = _draw_among_best(slab, None, drawn)
     if pending:
         _draw_sorted(slab, pending, drawn)
     return drawn
@@ -130,14 +128,9 @@ def _draw_nucleus(slab: Slab) -> list[int]:
     weights = _weights(slab)
     mass = _mass(weights)
     drawn = [0] * len(slab.rows)
-    pending = _draw_among_best(slab, mass[:, -1:], _NUCLEUS_WIDTHS, drawn)
-    flat = [place for place in pending if slab.rows[place].sampling.top_p >= _REJECT_FROM]
-    if flat:
-        at = torch.tensor(flat, device=weights.device)
-        _draw_by_rejection(slab, flat, weights[at], mass[at], drawn)
-    narrow = [place for place in pending if slab.rows[place].sampling.top_p < _REJECT_FROM]
-    if narrow:
-        _draw_sorted(slab, narrow, drawn)
+    pending = _draw_among_best(slab, mass[:, -1:], drawn)
+    if pending:
+        _draw_sorted(slab, pending, drawn)
     return drawn
 
 
@@ -184,12 +177,10 @@ def _search(sums: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     return place, below
 
 
-def _draw_among_best(
-    slab: Slab, totals: Tensor | None, widths: Sequence[int], drawn: list[int]
-) -> list[int]:
+def _draw_among_best(slab: Slab, totals: Tensor | None, drawn: list[int]) -> list[int]:
     """Draw for the rows whose choice lies among their best tokens; return the others' places."""
     pending = list(range(len(slab.rows)))
-    for width in widths:
+    for width in _WIDTHS:
         if not pending or width >= slab.logits.shape[1]:
             break
         part = slab.select(pending)
@@ -234,29 +225,3 @@ def _draw_within(slab: Slab, total: Tensor | None, width: int) -> tuple[list[int
     settled = known & (values.gather(1, last) > values[:, -1:])
     place, _ = _search(sums.clamp_max(sums.gather(1, last)), slab.uniforms())
     return ids.gather(1, place)[:, 0].tolist(), settled[:, 0].tolist()
-
-
-def _draw_by_rejection(
-    slab: Slab, places: list[int], weights: Tensor, mass: Tensor, drawn: list[int]
-) -> None:
-    """Draw from whole rows until the token lies in the nucleus, as FlashInfer does.
-
-    A token does if all that rank before it sum to less than ``top_p``, which one pass over the row
-    tells; a try succeeds with a probability of at least ``top_p``.
-    """
-    part = slab.select(places)
-    ids = torch.arange(weights.shape[1], dtype=torch.int32, device=weights.device)
-    attempt = 0
-    while places:
-        attempt += 1  # the numbers of attempt 0 are those of the narrow draws
-        token = _pick(weights, mass, part.uniforms(attempt))[:, None]
-        weight = weights.gather(1, token)
-        ties = (weights == weight) & (ids < token)
-        before = weights.where((weights > weight) | ties, 0.0)
-        inside = _mass(before)[:, -1] < part.top_p * mass[:, -1]
-        _fill(drawn, places, token[:, 0].tolist())
-        again = [place for place, done in enumerate(inside.tolist()) if not done]
-        if again:
-            at = torch.tensor(again, device=weights.device)
-            weights, mass, part = weights[at], mass[at], part.select(again)
-        places = [places[place] for place in again]

@@ -15,7 +15,7 @@ def kernel_choice(kernels: Kernels) -> Choose:
 
     def choose(logits: Tensor, rows: list[Row], noise: Noise) -> list[int]:
         choices = [
-            (params.temperature, params.min_p, params.top_k, params.top_p, noise(row, 0))
+            (params.temperature, params.min_p, params.top_k, params.top_p, noise(row))
             for row, params in ((row, row.sampling) for row in rows)
         ]
         tokens: list[int] = kernels.draw(

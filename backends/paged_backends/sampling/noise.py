@@ -12,14 +12,14 @@ from hashlib import blake2b
 from paged_backends.sampling.row import Row
 
 
-def uniform(row: Row, engine_seed: int, attempt: int = 0) -> float:
+def uniform(row: Row, engine_seed: int) -> float:
     """Return the number in [0, 1) that decides ``row``'s next token.
 
     It is a function of the request's seed (or else of the engine's seed and the request's id), of
-    the sequence's index, of the position to be filled, and of ``attempt``.
+    the sequence's index, and of the position to be filled.
     """
     seed = row.sampling.seed
     source = f"request:{seed}" if seed is not None else f"engine:{engine_seed}:{row.request_id}"
-    key = f"{source}:{row.index}:{len(row.tokens)}:{attempt}"
+    key = f"{source}:{row.index}:{len(row.tokens)}:0"
     digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

@@ -180,8 +180,8 @@ class Sampler:
             for place, token_id in zip(some, drawn, strict=True):
                 token_ids[place] = token_id
 
-    def _noise(self, row: Row, attempt: int) -> float:
-        return uniform(row, self._seed, attempt)
+    def _noise(self, row: Row) -> float:
+        return uniform(row, self._seed)
 
     def _logprobs(
         self, logits: Tensor, rows: Sequence[Row], token_ids: list[int]

@@ -70,5 +70,8 @@ def latency_command(
     print_table(
         title,
         ["milliseconds", "p50", "p90", "p99"],
-        [[name, *(f"{value:.2f}" for value in found[key].values())] for name, key in named.items()],
+        [
+            [name, *("-" if value is None else f"{value:.2f}" for value in found[key].values())]
+            for name, key in named.items()
+        ],
     )

@@ -222,9 +222,11 @@ def _num_shared(items: Sequence[Item]) -> int:
     return count
 
 
-def percentiles(values: list[float]) -> dict[str, float]:
-    """Return p50, p90 and p99 in milliseconds."""
+def percentiles(values: list[float]) -> dict[str, float | None]:
+    """Return p50, p90 and p99 in milliseconds; ``None`` where there is nothing to measure."""
+    if not values:
+        return dict.fromkeys(("p50", "p90", "p99"))
     if len(values) < 2:
-        values = values * 2 or [0.0, 0.0]
+        values = values * 2
     cuts = quantiles(values, n=100, method="inclusive")
     return {f"p{share}": round(1000 * cuts[share - 1], 2) for share in (50, 90, 99)}

@@ -28,17 +28,21 @@ def throughput_command(
         typer.Option(metavar="NAME", help=f"May be repeated or separated by commas. {_WORKLOADS}."),
     ] = None,
     num_requests: Annotated[
-        int | None, typer.Option(min=1, help="Draw a workload of so many requests instead.")
+        int | None,
+        typer.Option(min=1, help="Draw a workload of so many requests, besides any named."),
     ] = None,
     input_len: Annotated[
-        str, typer.Option(metavar="MIN:MAX", help="Tokens of each prompt of a drawn workload.")
-    ] = "128",
+        str | None,
+        typer.Option(metavar="MIN:MAX", help="Tokens of each prompt of a drawn workload: 128."),
+    ] = None,
     output_len: Annotated[
-        str, typer.Option(metavar="MIN:MAX", help="Tokens that each of its requests generates.")
-    ] = "64",
+        str | None,
+        typer.Option(metavar="MIN:MAX", help="Tokens that each of its requests generates: 64."),
+    ] = None,
     shared_prefix: Annotated[
-        int, typer.Option(min=0, help="Tokens that all of its prompts begin with, besides.")
-    ] = 0,
+        int | None,
+        typer.Option(min=0, help="Tokens that all of its prompts begin with, besides: 0."),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="The median of so many runs.")] = 3,
     roofline: Annotated[
         bool, typer.Option(help="Measure the machine's limits after each workload, a second each.")
@@ -61,8 +65,13 @@ def throughput_command(
     """
     drawing = None
     if num_requests is not None:
-        bounds = (_range("input-len", input_len), _range("output-len", output_len))
-        drawing = drawn(num_requests, *bounds, shared_prefix)
+        bounds = (_range("input-len", input_len or "128"), _range("output-len", output_len or "64"))
+        drawing = drawn(num_requests, *bounds, shared_prefix or 0)
+    elif any(told is not None for told in (input_len, output_len, shared_prefix)):
+        raise SettingsError(
+            "--input-len, --output-len and --shared-prefix describe a drawn workload; say how many "
+            "requests it has with --num-requests"
+        )
     chosen = chosen_workloads(workload, drawing)
     rows = []
     with open_bench(given, chosen, trace=trace) as bench:
@@ -164,14 +173,15 @@ def _figures(row: Mapping[str, Any]) -> list[object]:
         f"{row['elapsed_s']:.2f}",
         row["output_tokens_per_s"],
         row["total_tokens_per_s"],
-        *(
-            "/".join(
-                f"{value:.0f}" if value >= 100 else f"{value:.1f}" for value in row[key].values()
-            )
-            for key in ("ttft_ms", "tpot_ms")
-        ),
+        *("/".join(map(_short, row[key].values())) for key in ("ttft_ms", "tpot_ms")),
         row["peak_memory_bytes"] >> 20,
         f"{100 * roofline['share']:.0f}% of {roofline['ceiling_tokens_per_s']:.0f}"
         if roofline
         else "unknown",
     ]
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
