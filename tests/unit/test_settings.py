@@ -211,13 +211,9 @@ class TestKeywords:
                 "observers.0.pat: decision_log has no such option; did you mean 'path'?",
             ),
             (
-                {"scheduler": {"name": "token_budget", "swap_in_by_order": True}},
-                "scheduler.swap_in_by_order: token_budget has no such option;"
+                {"scheduler": {"name": "token_budget", "delay_factor": 1}},
+                "scheduler.delay_factor: token_budget has no such option;"
                 " to set it, name prefill_or_decode",
-            ),
-            (
-                {"runner": {"kernels": "avx2"}},
-                "runner.kernels: runner has no such option; to set it, name native",
             ),
             ({"scheduler": 5}, "scheduler: give the name of a component, or a table"),
             ({"scheduler": None}, "scheduler: give the name of a component, or a table"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import os
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
@@ -142,9 +143,13 @@ class Library:
         """
         try:
             loaded = ctypes.CDLL(str(path))
-            functions = {name: getattr(loaded, f"paged_core_{name}") for name in _ARGUMENTS}
-        except (OSError, AttributeError) as error:
+        except OSError as error:
             raise CannotCompile(f"the compiled kernels cannot be loaded: {error}") from error
+        try:
+            functions = {name: getattr(loaded, f"paged_core_{name}") for name in _ARGUMENTS}
+        except AttributeError as error:
+            _ctypes.dlclose(loaded._handle)  # or a better one of that name would not be looked at
+            raise CannotCompile(f"the compiled kernels are not these: {error}") from error
         for name, (arguments, result) in _ARGUMENTS.items():
             functions[name].argtypes = arguments
             functions[name].restype = result

@@ -1,9 +1,9 @@
 """Compiled libraries, kept in the user's cache directory and made again when anything changes.
 
 A library's name carries two hashes: of its sources, the flags and the kind of machine; and of the
-compiler. Where there is no compiler, what another has made serves. It is written beside its place and
-renamed into it; a lock keeps a second process from building the same. Its own hash lies beside it, so
-that a damaged file is noticed before it is loaded.
+compiler. Where there is no compiler, what another has made serves. It is written beside its place
+and renamed into it; a lock keeps a second process from building the same. Its own hash lies beside
+it, so that a damaged file is noticed before it is loaded.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Drawing a token by chance: one uniform number per row, through the inverse of its distribution.
 
 Filters come in vLLM's order: temperature, min_p, top_k, top_p; a token that equals the last one
-kept is kept or not by its id, lower ids first. Where ``top_k`` or ``top_p`` restricts the choice, the
-share is sought among what is left, best first; otherwise in the order of ids. What is left is found
-among the few best tokens of a row, in steps of growing width, so that no row is sorted whole unless
-it must be; the width at which a row is settled depends on that row only, and so does its draw.
+kept is kept or not by its id, lower ids first. Where ``top_k`` or ``top_p`` restricts the choice,
+the share is sought among what is left, best first; otherwise in the order of ids. What is left is
+found among the few best tokens of a row, in steps of growing width, so that no row is sorted whole
+unless it must be; the width at which a row is settled depends on that row only, and so does its
+draw.
 
 Shapes: S rows, V vocabulary, P the same padded to whole chunks of C, W candidates per row.
 """
