@@ -76,6 +76,24 @@ def test_linear_takes_rows_that_lie_apart(name: str, dtype: torch.dtype) -> None
     assert not out[:, 40:].any()
 
 
+@each_set
+@each_dtype
+@pytest.mark.parametrize("shape", [(3, 576, 1000), (25, 77, 333), (97, 64, 4100)], ids=str)
+def test_bits_depend_neither_on_threads_nor_on_company(
+    name: str, dtype: torch.dtype, shape: tuple[int, int, int]
+) -> None:
+    rows, columns, width = shape
+    x = random(rows, columns, dtype=dtype)
+    weight = random(width, columns, dtype=dtype, seed=1)
+    outputs = []
+    for threads in (1, 2, 3, 7):
+        kernels = load(name, threads)
+        packed = kernels.pack(weight)
+        outputs.append(kernels.linear(x, packed))
+        assert torch.equal(kernels.linear(x[-1:], packed)[0], outputs[-1][-1])
+    assert all(torch.equal(out, outputs[0]) for out in outputs)
+
+
 def test_pack_refuses_other_types() -> None:
     with pytest.raises(TypeError, match="float16"):
         load("portable").pack(torch.zeros(4, 4, dtype=torch.float16))
