@@ -88,6 +88,7 @@ class _Transformers:
         import transformers
 
         torch.set_num_threads(task.threads)
+        transformers.utils.logging.disable_progress_bar()  # the terminal has our own
         self.version = transformers.__version__
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             task.model, dtype=getattr(torch, task.dtype), attn_implementation="sdpa"
