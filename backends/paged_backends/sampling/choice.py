@@ -117,22 +117,12 @@ def _draw_free(slab: Slab) -> list[int]:
 
 def _draw_limited(slab: Slab) -> list[int]:
     """Draw where ``top_k`` restricts the choice."""
-    drawn = [0] * len(slab.rows)
-    pending = _draw_among_best(slab, None, drawn)
-    if pending:
-        _draw_sorted(slab, pending, drawn)
-    return drawn
+    return _draw_restricted(slab, None)
 
 
 def _draw_nucleus(slab: Slab) -> list[int]:
     """Draw where ``top_p``, and no ``top_k``, restricts the choice."""
-    weights = _weights(slab)
-    mass = _mass(weights)
-    drawn = [0] * len(slab.rows)
-    pending = _draw_among_best(slab, mass[:, -1:], drawn)
-    if pending:
-        _draw_sorted(slab, pending, drawn)
-    return drawn
+    return _draw_restricted(slab, _mass(_weights(slab))[:, -1:])
 
 
 def _weights(slab: Slab) -> Tensor:
@@ -178,8 +168,9 @@ def _search(sums: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     return place, below
 
 
-def _draw_among_best(slab: Slab, totals: Tensor | None, drawn: list[int]) -> list[int]:
-    """Draw for the rows whose choice lies among their best tokens; return the others' places."""
+def _draw_restricted(slab: Slab, totals: Tensor | None) -> list[int]:
+    """Draw among the few best tokens of a row if its choice lies there, else of the whole row."""
+    drawn = [0] * len(slab.rows)
     pending = list(range(len(slab.rows)))
     for width in _WIDTHS:
         if not pending or width >= slab.logits.shape[1]:
@@ -191,13 +182,11 @@ def _draw_among_best(slab: Slab, totals: Tensor | None, drawn: list[int]) -> lis
         tokens, settled = _draw_within(part, total, width)
         _fill(drawn, pending, tokens)
         pending = [place for place, done in zip(pending, settled, strict=True) if not done]
-    return pending
-
-
-def _draw_sorted(slab: Slab, places: list[int], drawn: list[int]) -> None:
-    part = slab.select(places)
-    tokens, _ = _draw_within(part, None, slab.logits.shape[1])
-    _fill(drawn, places, tokens)
+    if pending:
+        part = slab.select(pending)
+        tokens, _ = _draw_within(part, None, slab.logits.shape[1])
+        _fill(drawn, pending, tokens)
+    return drawn
 
 
 def _draw_within(slab: Slab, total: Tensor | None, width: int) -> tuple[list[int], list[bool]]:

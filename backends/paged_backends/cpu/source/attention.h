@@ -156,7 +156,7 @@ static void find_families(const Layout& l, const std::vector<int32_t>& some, int
   }
 }
 
-// The work on a family's common keys. Leaves in `shared` how many keys and parts each member is spared.
+// The work on a family's common keys. Of its members, only the parts of these are known then.
 static void share_keys(const Layout& l, const Family& family, Work& work) {
   int64_t count = int64_t(family.sequences.size()), at_once = std::max<int64_t>(1, MANY_ROWS / l.group());
   int64_t tiles = l.kv_heads * ((count + at_once - 1) / at_once);

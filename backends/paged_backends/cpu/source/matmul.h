@@ -385,7 +385,7 @@ struct GatedProduct {
   T* out;             // [rows, width]
   int64_t out_stride;
   int64_t rows, width, columns;  // the width is a multiple of PANEL
-  int kind;
+  int activation;
 };
 
 // out = activation(x times the gates) * (x times the rest).
@@ -415,7 +415,7 @@ void multiply_gated(const Team& team, const GatedProduct<T>& p, const Room<T>& r
             gate = gate + load(p.bias + c + i);
             value = value + load(p.bias + p.width + c + i);
           }
-          store(p.out + (first + r) * p.out_stride + c + i, activate(p.kind, gate) * value);
+          store(p.out + (first + r) * p.out_stride + c + i, activate(p.activation, gate) * value);
         }
     }
   });

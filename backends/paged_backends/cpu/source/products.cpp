@@ -18,9 +18,6 @@ template void multiply(const Team&, const Product<bf16>&, const Room<bf16>&);
 template void multiply_gated(const Team&, const GatedProduct<float>&, const Room<float>&);
 template void multiply_gated(const Team&, const GatedProduct<bf16>&, const Room<bf16>&);
 
-// Small work is not worth waking others for.
-static int threads_for(int64_t numbers, int threads) { return numbers < 8192 ? 1 : threads; }
-
 #pragma GCC visibility push(default)
 extern "C" {
 

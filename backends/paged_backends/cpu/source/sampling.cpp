@@ -296,9 +296,8 @@ class Classes {
     if (held_ == which) return members_;
     held_ = which;
     members_.clear();
-    constexpr int64_t SPAN = 64;
-    for (int64_t first = 0; first < row_->width(); first += SPAN) {
-      int64_t end = std::min(first + SPAN, row_->width());
+    for (int64_t first = 0; first < row_->width(); first += Row::SPAN) {
+      int64_t end = std::min(first + Row::SPAN, row_->width());
       int any = 0;
       for (int64_t id = first; id < end; id++) any |= classes_[size_t(id)] == which;
       if (!any) continue;
@@ -364,7 +363,7 @@ extern "C" {
 void paged_core_argmax(int type, const void* logits, int64_t stride, int64_t rows, int64_t width,
                        int64_t* places, int threads) {
   std::vector<Best> found(size_t(rows) * size_t(std::max(1, threads)));
-  work_together(threads, [&](const Team& team) {
+  work_together(threads_for(rows * width, threads), [&](const Team& team) {
     if (type)
       argmax(team, (const bf16*)logits, stride, rows, width, places, found.data());
     else

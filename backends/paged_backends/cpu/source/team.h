@@ -70,6 +70,9 @@ static void work_together(int threads, const Body& body) {
   body(Team(omp_get_thread_num(), omp_get_num_threads(), &meeting));
 }
 
+// Small work is not worth waking others for.
+INLINE int threads_for(int64_t numbers, int threads) { return numbers < 8192 ? 1 : threads; }
+
 // Memory of one thread, aligned to a cache line, contents undefined.
 class Workspace {
  public:
