@@ -25,6 +25,7 @@ def paged_core_components() -> Iterator[Component]:
         "paged_backends.attention.cpu_attention:CpuAttention",
         rank=10,
         check="paged_backends.cpu.obstacle:obstacle",
+        details="paged_backends.cpu.obstacle:details",
         summary="our own kernels for CPUs (AVX-512, AVX2, portable), compiled on first use",
     )
     yield Component(

@@ -27,6 +27,24 @@ class TestCpuInTiles(OnCpu):
     deterministic = True
 
 
+class TestCpuAvx512Amx(OnCpu):
+    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_amx"}
+
+
+class TestCpuAvx512AmxEmulated(OnCpu):
+    component: ClassVar[Mapping[str, Any]] = {
+        "name": "cpu",
+        "instruction_set": "avx512_amx_emulated",
+    }
+
+
+class TestCpuPortableAmxEmulated(OnCpu):
+    component: ClassVar[Mapping[str, Any]] = {
+        "name": "cpu",
+        "instruction_set": "portable_amx_emulated",
+    }
+
+
 class TestCpuAvx512(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512"}
 

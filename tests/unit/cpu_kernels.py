@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from paged_backends.cpu.compiler import CannotCompile
+from paged_backends.cpu.instruction_set import EMULATED, NoSuchInstructions
 from paged_backends.cpu.instruction_set import SETS as ALL
-from paged_backends.cpu.instruction_set import NoSuchInstructions
 from paged_backends.cpu.kernels import Kernels
 
-SETS = [one.name for one in ALL]
+SETS = [one.name for one in (*ALL, *EMULATED)]
 
 
 def load(name: str, num_threads: int = 2) -> Kernels:

@@ -269,6 +269,24 @@ def test_doctor(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert "no token_budget here" in run(capsys, "doctor")
 
 
+def test_doctor_says_how_a_component_would_serve(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paged_core.cli.machine._torch", lambda: {"version": None})
+    monkeypatch.setattr(Component, "obstacle", lambda self: None)
+    monkeypatch.setattr("paged_backends.cpu.obstacle.details", lambda: "with wings")
+    assert "yes: with wings" in run(capsys, "doctor")
+
+    def fails() -> str:
+        raise OSError("no wings")
+
+    monkeypatch.setattr("paged_backends.cpu.obstacle.details", fails)
+    found = json.loads(run(capsys, "doctor", "--json"))
+    details = {(one["slot"], one["name"]): one["details"] for one in found["components"]}
+    assert details["attention", "cpu"] == "its details failed: OSError: no wings"
+    assert details["attention", "torch"] == ""
+
+
 class FastSettings(ComponentSettings):
     name: Literal["fast"] = "fast"
     speed: int = 3

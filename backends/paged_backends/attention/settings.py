@@ -20,7 +20,15 @@ class CpuSettings(ComponentSettings):
 
     name: Literal["cpu"] = "cpu"
     instruction_set: Literal[
-        "auto", "avx512_bf16", "avx512_bf16_mixed", "avx512", "avx2", "portable"
+        "auto",
+        "avx512_amx",
+        "avx512_bf16",
+        "avx512_bf16_mixed",
+        "avx512",
+        "avx2",
+        "portable",
+        "avx512_amx_emulated",
+        "portable_amx_emulated",
     ] = Field(
         "auto",
         description="auto: the best that processor and compiler have; naming one that the "

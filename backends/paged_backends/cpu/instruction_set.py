@@ -22,7 +22,7 @@ class InstructionSet:
 
 
 _SLOW = 8
-"""A bit of the answer of ``detect.cpp``."""
+"""A bit of the answer of ``detect.cpp``: pairs of bfloat16 are slower than float32."""
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (
     *_AVX2,
@@ -33,22 +33,32 @@ _AVX512 = (
     "-mprefer-vector-width=512",
 )
 _BF16 = (*_AVX512, "-mavx512bf16")
+_MIXED = (*_BF16, "-DSLOW_PAIRS")
 SETS = (
+    InstructionSet("avx512_amx", (*_MIXED, "-mamx-tile", "-mamx-bf16"), 16),
     InstructionSet("avx512_bf16", _BF16, 4),
-    InstructionSet("avx512_bf16_mixed", (*_BF16, "-DSLOW_PAIRS"), 4),
+    InstructionSet("avx512_bf16_mixed", _MIXED, 4),
     InstructionSet("avx512", _AVX512, 2),
     InstructionSet("avx2", _AVX2, 1),
     InstructionSet("portable", (), 0),
 )
 """Best first; see :func:`available`."""
+_INTEL = ("avx512_amx", "avx512_bf16_mixed")
+"""What comes first where pairs are slow."""
+EMULATED = (
+    InstructionSet("avx512_amx_emulated", (*_MIXED, "-DEMULATE_AMX"), 4),
+    InstructionSet("portable_amx_emulated", ("-DEMULATE_AMX",), 0),
+)
+"""What runs in tile registers, emulated where there are none: for tests, slow, never chosen by
+``auto``. The first does everything else as ``avx512_amx`` does, and has its bits."""
 
 
 class NoSuchInstructions(Exception):
-    """The processor lacks what was asked for."""
+    """The processor lacks what was asked for, or the system does not let this process use it."""
 
 
 def available(compiler: Compiler | CannotCompile) -> list[InstructionSet]:
-    """Return those that this processor and its system can run, best first.
+    """Return those that this processor and its system can run, best first, without the emulated.
 
     AMD's processors multiply pairs of bfloat16 at twice the rate of float32, Intel's at half of it:
     there ``avx512_bf16_mixed`` is better, which makes products of floats, and takes pairs where
@@ -57,13 +67,10 @@ def available(compiler: Compiler | CannotCompile) -> list[InstructionSet]:
     Raises:
         CannotCompile: the question itself cannot be compiled.
     """
-    bits = 0
-    if platform.machine() in {"x86_64", "AMD64"}:
-        path = library("detect", ["detect.cpp"], (), compiler)
-        bits = ctypes.CDLL(str(path)).paged_core_instruction_sets()
+    bits = _bits(compiler)
     found = [one for one in SETS if one.bit & bits == one.bit]
     if bits & _SLOW:
-        found.sort(key=lambda one: one.name != "avx512_bf16_mixed")  # it comes first
+        found.sort(key=lambda one: _INTEL.index(one.name) if one.name in _INTEL else len(_INTEL))
     return found
 
 
@@ -77,10 +84,21 @@ def choose(name: str, compiler: Compiler | CannotCompile) -> list[InstructionSet
     there = available(compiler)
     if name == "auto":
         return there
-    found = [one for one in there if one.name == name]
+    bits = _bits(compiler)
+    emulated = [one for one in EMULATED if one.bit & bits == one.bit]
+    found = [one for one in (*there, *emulated) if one.name == name]
     if not found:
         names = ", ".join(one.name for one in there)
         raise NoSuchInstructions(
             f"this processor cannot run instruction_set {name!r}; it can run: {names}"
         )
     return found
+
+
+def _bits(compiler: Compiler | CannotCompile) -> int:
+    """What ``detect.cpp`` answers."""
+    if platform.machine() not in {"x86_64", "AMD64"}:
+        return 0
+    path = library("detect", ["detect.cpp"], (), compiler)
+    bits: int = ctypes.CDLL(str(path)).paged_core_instruction_sets()
+    return bits

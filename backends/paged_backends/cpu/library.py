@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from paged_backends.cpu.compiler import CannotCompile, Compiler, find_compiler
-from paged_backends.cpu.instruction_set import InstructionSet, choose
+from paged_backends.cpu.instruction_set import InstructionSet, NoSuchInstructions, choose
 from paged_backends.cpu.library_cache import discard, library
 from paged_core.log import get_logger
 
-UNITS = ("products.cpp", "attention.cpp", "decoder.cpp", "sampling.cpp")
+UNITS = ("products.cpp", "attention.cpp", "decoder.cpp", "sampling.cpp", "permission.cpp")
 
 _log = get_logger()
 
 _P, _I, _F = c_void_p, c_int64, c_float
 _ARGUMENTS: dict[str, tuple[list[Any], Any]] = {
+    "ask_permission": ([], c_int),
     "packed_size": ([c_int, _I, _I], _I),
     "pack": ([c_int, _P, _P, _I, _I, c_int], None),
     "linear": ([c_int, _P, _I, _P, _P, _P, _P, _I, _I, _I, _I, c_int], None),
@@ -85,6 +86,7 @@ class Library:
 
     instruction_set: str
     path: Path
+    ask_permission: Any
     packed_size: Any
     pack: Any
     linear: Any
@@ -102,11 +104,13 @@ class Library:
     def load(cls, instruction_set: str = "auto") -> Library:
         """Compile what is not compiled yet, and load it.
 
-        With ``auto``, an instruction set that the compiler does not know gives way to the next.
+        With ``auto``, an instruction set that the compiler does not know, or that the system does
+        not let this process use, gives way to the next.
 
         Raises:
             CannotCompile: there is no compiler, or it fails.
-            NoSuchInstructions: this processor lacks the instruction set that was named.
+            NoSuchInstructions: this processor lacks the instruction set that was named, or the
+                system does not let this process use it.
         """
         if os.name != "posix":
             raise CannotCompile("the kernels are compiled on Linux and macOS only")
@@ -115,10 +119,10 @@ class Library:
         for place, candidate in enumerate(candidates):
             try:
                 return cls._made(candidate, compiler)
-            except CannotCompile as error:
+            except (CannotCompile, NoSuchInstructions) as error:
                 if place + 1 == len(candidates):
                     raise
-                _log.warning("instruction_set_not_compiled", name=candidate.name, reason=str(error))
+                _log.warning("instruction_set_passed_over", name=candidate.name, reason=str(error))
         raise AssertionError("portable code is always a candidate")
 
     @classmethod
@@ -136,10 +140,11 @@ class Library:
 
     @classmethod
     def open(cls, instruction_set: str, path: Path) -> Library:
-        """Load a compiled library.
+        """Load a compiled library, and ask the system for what its instructions need.
 
         Raises:
             CannotCompile: the system cannot load it.
+            NoSuchInstructions: the system does not let this process use them.
         """
         try:
             loaded = ctypes.CDLL(str(path))
@@ -153,4 +158,9 @@ class Library:
         for name, (arguments, result) in _ARGUMENTS.items():
             functions[name].argtypes = arguments
             functions[name].restype = result
+        if refused := functions["ask_permission"]():
+            raise NoSuchInstructions(
+                f"the system does not let this process use {instruction_set}: "
+                f"{os.strerror(refused)} (an alternative signal stack may be too small)"
+            )
         return cls(instruction_set, path, **functions)

@@ -1,17 +1,17 @@
-"""Whether there can be kernels for CPUs here; light: it compiles nothing and loads nothing."""
+"""Whether there can be kernels for CPUs here, and for which instruction sets."""
 
 from __future__ import annotations
 
 import os
 
 from paged_backends.cpu.compiler import CannotCompile, find_compiler
-from paged_backends.cpu.instruction_set import SETS
+from paged_backends.cpu.instruction_set import SETS, available
 from paged_backends.cpu.library import UNITS
 from paged_backends.cpu.library_cache import is_kept
 
 
 def obstacle() -> str | None:
-    """Say why not, or return ``None``."""
+    """Say why not, or return ``None``; it compiles nothing and loads nothing."""
     if os.name != "posix":
         return "the kernels are compiled on Linux and macOS only; attention 'torch' serves here"
     compiler = find_compiler()
@@ -20,3 +20,13 @@ def obstacle() -> str | None:
     ):
         return f"{compiler}; until then attention 'torch' serves, more slowly"
     return None
+
+
+def details() -> str:
+    """Name the instruction set that ``auto`` takes, and the others that can be named.
+
+    Raises:
+        CannotCompile: what looks at the processor cannot be compiled.
+    """
+    best, *others = (one.name for one in available(find_compiler()))
+    return f"instruction_set {best}" + (f", or {', '.join(others)}" if others else "")

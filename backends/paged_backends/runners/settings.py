@@ -24,7 +24,16 @@ class NativeSettings(ComponentSettings):
         description="`random`: made up from the seed, to measure what a bare config.json costs.",
     )
     kernels: Literal[
-        "auto", "avx512_bf16", "avx512_bf16_mixed", "avx512", "avx2", "portable", "off"
+        "auto",
+        "avx512_amx",
+        "avx512_bf16",
+        "avx512_bf16_mixed",
+        "avx512",
+        "avx2",
+        "portable",
+        "avx512_amx_emulated",
+        "portable_amx_emulated",
+        "off",
     ] = Field(
         default="auto",
         description="our own for CPUs, by instruction set; off: plain PyTorch, as elsewhere",

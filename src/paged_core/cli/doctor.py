@@ -40,10 +40,7 @@ def command(
     print_table(
         "Components",
         ("slot", "name", "can serve here"),
-        [
-            (c["slot"], c["name"], f"no: {c['reason']}" if c["reason"] else "yes")
-            for c in components
-        ],
+        [(c["slot"], c["name"], _answer(c["reason"], c["details"])) for c in components],
     )
     for plugin in broken:
         message = f"plugin {plugin['name']!r} ({plugin['distribution']} {plugin['version']})"
@@ -53,11 +50,21 @@ def command(
 
 
 def _components(registry: Registry) -> list[dict[str, Any]]:
-    return [
-        {"slot": slot, "name": component.name, "reason": component.obstacle()}
-        for slot in registry.slots
-        for component in registry.of(slot).values()
-    ]
+    found = []
+    for slot in registry.slots:
+        for component in registry.of(slot).values():
+            reason = component.obstacle()
+            details = component.describe() if reason is None else ""
+            found.append(
+                {"slot": slot, "name": component.name, "reason": reason, "details": details}
+            )
+    return found
+
+
+def _answer(reason: str | None, details: str) -> str:
+    if reason is not None:
+        return f"no: {reason}"
+    return f"yes: {details}" if details else "yes"
 
 
 def _flat(machine: dict[str, Any]) -> list[tuple[str, object]]:

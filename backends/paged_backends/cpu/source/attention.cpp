@@ -11,7 +11,7 @@ size_t attention_bytes(const AttentionCall& call) {
   int64_t rows = 0, group = call.heads / call.kv_heads;
   for (int64_t i = 0; i < call.num_items && call.items[i].partial <= TILE; i++)
     rows = std::max<int64_t>(rows, (call.items[i].end - call.items[i].begin) * group);
-  size_t tiles = rows ? TileMemory<T>::bytes(rounded_rows(rows), call.dim) : 0;
+  size_t tiles = rows ? Tile<T>::bytes(rows, call.dim) : 0;
   return std::max(tiles, decode_bytes<T>(group, call.dim));
 }
 
@@ -44,6 +44,7 @@ static void attend_batch(const AttentionCall& call) {
   Attention<T> a = view<T>(call);
   size_t bytes = attention_bytes<T>(call);
   work_together(call.threads, [&](const Team& team) {
+    TileConfig tiles;
     Workspace memory(bytes);
     int64_t begin, end;
     team.share(a.tokens, begin, end);

@@ -7,9 +7,11 @@
 #include "pointwise.h"
 
 extern template void multiply(const Team&, const Product<float>&, const Room<float>&);
-extern template void multiply(const Team&, const Product<bf16>&, const Room<bf16>&);
 extern template void multiply_gated(const Team&, const GatedProduct<float>&, const Room<float>&);
+#if !AMX
+extern template void multiply(const Team&, const Product<bf16>&, const Room<bf16>&);
 extern template void multiply_gated(const Team&, const GatedProduct<bf16>&, const Room<bf16>&);
+#endif
 extern template size_t attention_bytes<float>(const AttentionCall&);
 extern template size_t attention_bytes<bf16>(const AttentionCall&);
 extern template void attend(const Team&, const Attention<float>&, const AttentionCall&, char*);
@@ -187,6 +189,7 @@ static void run(const DecoderCall& call) {
       columns = std::max(columns, m->columns);
   }
   work_together(call.threads, [&](const Team& team) {
+    TileConfig tiles;
     Workspace memory(bytes + Room<T>::bytes(call.rows, columns));
     Room<T> room(memory, call.rows, columns);
     Step<T> step{call, team, buffers_of<T>(call), room, memory.take<char>(int64_t(bytes))};

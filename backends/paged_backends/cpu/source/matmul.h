@@ -8,12 +8,13 @@
 // known when this is compiled; where pairs cannot be multiplied as such, they become floats then.
 //
 // Every result is one chain of additions in the order of K, however many rows, panels and threads
-// there are: the bits of a row do not depend on its company.
+// there are: the bits of a row do not depend on the rest of the batch.
 #pragma once
 
 #include <algorithm>
 #include <type_traits>
 
+#include "amx.h"
 #include "pointwise.h"
 #include "team.h"
 
@@ -49,9 +50,15 @@ template <typename T>
 INLINE int64_t steps_of(int64_t columns) {
   return (columns + Steps<T>::NUMBERS - 1) / Steps<T>::NUMBERS;
 }
+// Steps that a panel has room for: whole tiles where there are tile registers.
+template <typename T>
+INLINE int64_t packed_steps(int64_t columns) {
+  constexpr int64_t WHOLE_STEPS = AMX && sizeof(T) == 2 ? TILE_DEPTH / 2 : 1;
+  return (steps_of<T>(columns) + WHOLE_STEPS - 1) / WHOLE_STEPS * WHOLE_STEPS;
+}
 template <typename T>
 INLINE int64_t panel_size(int64_t columns) {
-  return steps_of<T>(columns) * PANEL * Steps<T>::NUMBERS;
+  return packed_steps<T>(columns) * PANEL * Steps<T>::NUMBERS;
 }
 
 // Numbers from one row to the next, such that rows do not fall on the same lines of a cache.
@@ -69,7 +76,7 @@ INLINE uint32_t step_of(const T* row, int64_t k, int64_t columns) {
   uint32_t step = 0;
   if (k * N + N <= columns)
     memcpy(&step, row + k * N, 4);
-  else
+  else if (k * N < columns)
     memcpy(&step, row + k * N, sizeof(T));
   return step;
 }
@@ -77,7 +84,7 @@ INLINE uint32_t step_of(const T* row, int64_t k, int64_t columns) {
 template <typename T>
 static void pack_weight(const T* weight, T* packed, int64_t rows, int64_t columns, int threads) {
   constexpr int LINE = 16;  // steps: a line of the cache from every row in turn
-  int64_t panels = (rows + PANEL - 1) / PANEL, steps = steps_of<T>(columns);
+  int64_t panels = (rows + PANEL - 1) / PANEL, steps = packed_steps<T>(columns);
   work_together(threads, [&](const Team& team) {
     int64_t begin, end;
     team.share(panels, begin, end);
@@ -303,10 +310,13 @@ constexpr int RUNS = 8;  // of panels, for each thread
 // panel with which this thread goes on, or -1. Where a machine is shared, some processors are slower
 // than others for a while; with few rows, all wait for the same memory.
 template <typename Work>
-INLINE void share_panels(const Team& team, int64_t rows, int64_t panels, const Work& work) {
+INLINE void share_panels(const Team& team, int64_t rows, int64_t block_rows, int64_t panels,
+                         int64_t least_runs, const Work& work) {
   bool even = team.size == 1 || panels_at_once(rows) > 1;
-  int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-  int64_t runs = std::min<int64_t>(panels, team.size * (even ? 1 : RUNS)), items = blocks * runs;
+  int64_t blocks = (rows + block_rows - 1) / block_rows;
+  int64_t runs = std::max<int64_t>(least_runs, team.size * (even ? 1 : RUNS));
+  runs = std::min<int64_t>(panels, runs);
+  int64_t items = blocks * runs;
   if (!even) team.open();
   int64_t item = even ? team.rank : team.take();
   while (item < items) {
@@ -331,13 +341,19 @@ INLINE const T* panel_at(const T* packed, int64_t panel, int64_t size) {
 template <typename T>
 INLINE void store_panel_row(T* out, const float* result, const float* bias, const T* residual,
                             int64_t columns, int activation) {
-  for (int64_t c = 0; c < std::min<int64_t>(columns, PANEL); c += WIDTH) {
+  auto value_at = [&](int64_t c) __attribute__((always_inline)) {
     vf value = load(result + c);
     if (bias) value = value + load_upto(bias + c, columns - c);
     if (activation != NONE) value = activate(activation, value);
     if (residual) value = value + load_upto(residual + c, columns - c);
-    store_upto(out + c, value, columns - c);
+    return value;
+  };
+  if (columns >= PANEL) {
+#pragma GCC unroll 4
+    for (int c = 0; c < PANEL; c += 2 * WIDTH) store_two(out + c, value_at(c), value_at(c + WIDTH));
+    return;
   }
+  for (int64_t c = 0; c < columns; c += WIDTH) store_upto(out + c, value_at(c), columns - c);
 }
 
 template <typename T>
@@ -353,11 +369,23 @@ struct Product {
   int activation = NONE;  // of the sum, before a residual is added
 };
 
+template <typename T>
+struct GatedProduct {
+  const T* x;  // [rows, columns]
+  int64_t x_stride;
+  const T* packed;    // of gates, then of what they let through: 2 * width rows of weights
+  const float* bias;  // [2 * width] or null
+  T* out;             // [rows, width]
+  int64_t out_stride;
+  int64_t rows, width, columns;  // the width is a multiple of PANEL
+  int activation;
+};
+
 // out = activation(x times the weight, transposed, + bias) + residual.
 template <typename T>
 void multiply(const Team& team, const Product<T>& p, const Room<T>& room) {
   int64_t size = panel_size<T>(p.columns), panels = (p.width + PANEL - 1) / PANEL, held = -1;
-  share_panels(team, p.rows, panels, [&](int64_t block, int64_t begin, int64_t end, auto& next) {
+  share_panels(team, p.rows, BLOCK_ROWS, panels, 1, [&](int64_t block, int64_t begin, int64_t end, auto& next) {
     int64_t first = block * BLOCK_ROWS, rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
     if (block != held) room.put(p.x + first * p.x_stride, p.x_stride, rows, p.columns);
     held = block;
@@ -376,23 +404,11 @@ void multiply(const Team& team, const Product<T>& p, const Room<T>& room) {
   });
 }
 
-template <typename T>
-struct GatedProduct {
-  const T* x;  // [rows, columns]
-  int64_t x_stride;
-  const T* packed;    // of gates, then of what they let through: 2 * width rows of weights
-  const float* bias;  // [2 * width] or null
-  T* out;             // [rows, width]
-  int64_t out_stride;
-  int64_t rows, width, columns;  // the width is a multiple of PANEL
-  int activation;
-};
-
 // out = activation(x times the gates) * (x times the rest).
 template <typename T>
 void multiply_gated(const Team& team, const GatedProduct<T>& p, const Room<T>& room) {
   int64_t size = panel_size<T>(p.columns), half = p.width / PANEL, held = -1;
-  share_panels(team, p.rows, half, [&](int64_t block, int64_t begin, int64_t end, auto& next) {
+  share_panels(team, p.rows, BLOCK_ROWS, half, 1, [&](int64_t block, int64_t begin, int64_t end, auto& next) {
     int64_t first = block * BLOCK_ROWS, rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
     if (block != held) room.put(p.x + first * p.x_stride, p.x_stride, rows, p.columns);
     held = block;
@@ -420,3 +436,7 @@ void multiply_gated(const Team& team, const GatedProduct<T>& p, const Room<T>& r
     }
   });
 }
+
+#if AMX
+#include "amx_scratch.h"
+#endif

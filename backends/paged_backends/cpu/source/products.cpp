@@ -4,19 +4,25 @@
 // `type` is 0 for float32 and 1 for bfloat16; strides count numbers; `threads` work on a call.
 #include "matmul.h"
 #include "pointwise.h"
+#if AMX
+#include "amx_matmul.h"
+#endif
 
 template <typename T>
 static void multiply_batch(const Product<T>& product, int threads) {
   work_together(threads, [&](const Team& team) {
+    TileConfig tiles;
     Workspace memory(Room<T>::bytes(product.rows, product.columns));
     multiply(team, product, Room<T>(memory, product.rows, product.columns));
   });
 }
 
 template void multiply(const Team&, const Product<float>&, const Room<float>&);
-template void multiply(const Team&, const Product<bf16>&, const Room<bf16>&);
 template void multiply_gated(const Team&, const GatedProduct<float>&, const Room<float>&);
+#if !AMX
+template void multiply(const Team&, const Product<bf16>&, const Room<bf16>&);
 template void multiply_gated(const Team&, const GatedProduct<bf16>&, const Room<bf16>&);
+#endif
 
 #pragma GCC visibility push(default)
 extern "C" {

@@ -99,3 +99,20 @@ class Workspace {
   char* memory_ = nullptr;
   size_t used_ = 0;
 };
+
+// Divides memory into arrays that begin at cache lines; from null, to learn how many bytes they take.
+class Division {
+ public:
+  explicit Division(char* memory) : memory_(memory) {}
+
+  template <typename T>
+  void take(T*& place, int64_t count) {
+    place = (T*)(memory_ + bytes_);
+    bytes_ += Workspace::bytes_for<T>(count);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  char* memory_;
+  size_t bytes_ = 0;
+};

@@ -6,6 +6,7 @@
 // where reading is what takes time, and products of many rows are made of floats.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -34,7 +35,8 @@ constexpr int WIDTH = 4;
 #define PAIR_PRODUCTS 0
 #endif
 
-#define INLINE static inline __attribute__((always_inline))
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#define INLINE static ALWAYS_INLINE
 
 typedef float vf __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t vi __attribute__((vector_size(WIDTH * 4)));
@@ -107,6 +109,20 @@ INLINE void store(bf16* place, vf value) {
 #endif
 }
 
+// Two vectors, one after the other.
+INLINE void store_two(float* place, vf low, vf high) {
+  store(place, low);
+  store(place + WIDTH, high);
+}
+INLINE void store_two(bf16* place, vf low, vf high) {
+#if PAIR_DOT
+  _mm512_storeu_si512(place, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+#else
+  store(place, low);
+  store(place + WIDTH, high);
+#endif
+}
+
 // The first `count` numbers, 1 to WIDTH of them; what follows is not touched, and zero in the result.
 INLINE vf load_some(const float* place, int count) {
 #if defined(__AVX512F__)
@@ -171,6 +187,17 @@ INLINE float largest_of(vf value) {
 #endif
 }
 
+INLINE bool all_equal(vf a, vf b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_EQ_OQ) == 0xffff;
+#else
+  float left[WIDTH], right[WIDTH];
+  store(left, a);
+  store(right, b);
+  return std::equal(left, left + WIDTH, right);
+#endif
+}
+
 // Lane i of the result is the sum of the lanes of `rows[i]`.
 INLINE vf sums_of(const vf* rows) {
 #if defined(__AVX512F__)
@@ -200,6 +227,34 @@ INLINE vf sums_of(const vf* rows) {
 #else
   vf result;
   for (int i = 0; i < WIDTH; i++) result[i] = sum_of(rows[i]);
+  return result;
+#endif
+}
+
+// Lane i of the result is the largest lane of `rows[i]`.
+INLINE vf largest_of_rows(const vf* rows) {
+#if defined(__AVX512F__)
+  const __m512* in = (const __m512*)rows;
+  __m512 pair[8], quad[4];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++)
+    pair[i] = _mm512_max_ps(_mm512_unpacklo_ps(in[2 * i], in[2 * i + 1]),
+                            _mm512_unpackhi_ps(in[2 * i], in[2 * i + 1]));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    __m512d a = _mm512_castps_pd(pair[2 * i]), b = _mm512_castps_pd(pair[2 * i + 1]);
+    quad[i] = _mm512_max_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                            _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  __m512 low = _mm512_max_ps(_mm512_shuffle_f32x4(quad[0], quad[1], 0x88),
+                             _mm512_shuffle_f32x4(quad[0], quad[1], 0xdd));
+  __m512 high = _mm512_max_ps(_mm512_shuffle_f32x4(quad[2], quad[3], 0x88),
+                              _mm512_shuffle_f32x4(quad[2], quad[3], 0xdd));
+  return (vf)_mm512_max_ps(_mm512_shuffle_f32x4(low, high, 0x88),
+                           _mm512_shuffle_f32x4(low, high, 0xdd));
+#else
+  vf result;
+  for (int i = 0; i < WIDTH; i++) result[i] = largest_of(rows[i]);
   return result;
 #endif
 }
@@ -234,6 +289,28 @@ INLINE vf exp_of(vf x) {
   return (vf)(~tiny & (vi)(sum * (vf)power));
 }
 
+// 2^x to 8e-5 of it; where x is below -126, nothing larger than for that.
+INLINE vf exp2_of(vf x) {
+#if defined(__AVX512F__)
+  vf rest = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);  // x less the whole number below
+#else
+  const vf shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  x = choose(x < splat(-126.0f), splat(-126.0f), x);
+  vf whole = (x + shift) - shift;
+  whole = choose(whole > x, whole - splat(1.0f), whole);
+  vf rest = x - whole;
+#endif
+  vf sum = splat(7.802422e-2f);  // minimax in relative error, from 0 to 1
+  sum = sum * rest + splat(2.260669e-1f);
+  sum = sum * rest + splat(6.9583401e-1f);
+  sum = sum * rest + splat(9.9992513e-1f);
+#if defined(__AVX512F__)
+  return (vf)_mm512_scalef_ps((__m512)sum, (__m512)x);
+#else
+  return (vf)((vi)sum + ((vi)(whole + shift) << 23));
+#endif
+}
+
 INLINE vf tanh_of(vf x) {
   return splat(1.0f) - splat(2.0f) / (exp_of(x + x) + splat(1.0f));
 }
@@ -243,7 +320,12 @@ INLINE void prefetch(const void* place) { __builtin_prefetch(place); }
 #if PAIR_DOT
 // sum + a[2i] * b[2i] + a[2i + 1] * b[2i + 1] in lane i; takes denormal numbers for zero.
 INLINE vf dot_pairs(vf sum, __m512i a, __m512i b) {
+#if defined(__clang__)  // version 16 fails on its own intrinsic in loops
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "vm"(b));
+  return sum;
+#else
   return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#endif
 }
 INLINE __m512i load_pairs(const bf16* place) { return _mm512_loadu_si512(place); }
 INLINE __m512i load_pairs_upto(const bf16* place, int64_t left) {

@@ -1,0 +1,131 @@
+// Intel's Advanced Matrix Extensions: eight tile registers of 16 rows of 64 bytes; two of pairs of
+// bfloat16 are multiplied and added to a third of float32.
+//
+// AMX is 1 where the compiler is told to use them. With EMULATE_AMX the same functions work on an array,
+// to the same bits (hardware and this rule were compared on 512,000 sums): a product of two bfloat16 is
+// exact in float32; the even and the odd numbers of a row are two chains of additions, each rounded to
+// nearest; their sum is added once; denormal numbers count as zero. So a processor without AMX can test
+// what is built on it.
+#pragma once
+
+#include "vector.h"
+
+#if defined(EMULATE_AMX) || (defined(__AMX_BF16__) && defined(__AMX_TILE__))
+#define AMX 1
+#else
+#define AMX 0
+#endif
+
+constexpr int TILE_ROWS = 16;     // of a register
+constexpr int TILE_DEPTH = 32;    // bfloat16 in a row of it
+constexpr int TILE_COLUMNS = 16;  // float32 in a row of it
+
+#if !AMX
+
+// Nothing to configure.
+struct TileConfig {};
+
+#elif !defined(EMULATE_AMX)
+
+// All eight registers are configured, in this thread, while this lives. Afterwards they are released:
+// other libraries in the same thread configure their own, and what is configured costs the system 8 KiB
+// to save whenever it changes threads. The process must have the system's permission (detect.cpp).
+class TileConfig {
+ public:
+  TileConfig() {
+    struct {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } config;
+    asm volatile("ldtilecfg %0" ::"m"(config));
+  }
+  ~TileConfig() { asm volatile("tilerelease" ::: "memory"); }
+  TileConfig(const TileConfig&) = delete;
+  TileConfig& operator=(const TileConfig&) = delete;
+};
+
+// The compilers' intrinsics take literal numbers of registers, which a template's argument is not, and
+// those of GCC 12 do not declare that they read memory.
+template <int TILE>
+INLINE void tile_load(const void* place, int64_t stride) {  // bytes from row to row
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(place), "r"(stride), "i"(TILE) : "memory");
+}
+template <int TILE>
+INLINE void tile_store(void* place, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(place), "r"(stride), "i"(TILE) : "memory");
+}
+template <int TILE>
+INLINE void tile_zero() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(TILE));
+}
+// SUM [16][16] += A [16][32] times B [16 pairs][16 columns][2].
+template <int SUM, int A, int B>
+INLINE void tile_dot() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B));
+}
+
+#else
+
+// The registers of a thread; reading or writing one that is not configured would be a fault.
+struct TileRegisters {
+  alignas(64) float tiles[8][TILE_ROWS][TILE_COLUMNS];
+  bool configured = false;
+};
+inline TileRegisters& tile_registers() {
+  static thread_local TileRegisters registers;
+  return registers;
+}
+inline float (*tile_at(int tile))[TILE_COLUMNS] {
+  if (!tile_registers().configured) __builtin_trap();
+  return tile_registers().tiles[tile];
+}
+
+class TileConfig {
+ public:
+  TileConfig() { tile_registers().configured = true; }
+  ~TileConfig() { tile_registers().configured = false; }
+  TileConfig(const TileConfig&) = delete;
+  TileConfig& operator=(const TileConfig&) = delete;
+};
+
+template <int TILE>
+static void tile_load(const void* place, int64_t stride) {
+  for (int r = 0; r < TILE_ROWS; r++) memcpy(tile_at(TILE)[r], (const char*)place + r * stride, 64);
+}
+template <int TILE>
+static void tile_store(void* place, int64_t stride) {
+  for (int r = 0; r < TILE_ROWS; r++) memcpy((char*)place + r * stride, tile_at(TILE)[r], 64);
+}
+template <int TILE>
+static void tile_zero() {
+  memset(tile_at(TILE), 0, TILE_ROWS * 64);
+}
+
+INLINE vf without_denormals(vf value) {
+  vi exponent = (vi)value & 0x7f800000;
+  return (vf)(exponent == 0 ? vi{} : (vi)value);
+}
+template <int SUM, int A, int B>
+static void tile_dot() {
+  auto *sums = tile_at(SUM), *a = tile_at(A), *b = tile_at(B);
+  for (int r = 0; r < TILE_ROWS; r++)
+    for (int c = 0; c < TILE_COLUMNS; c += WIDTH) {
+      vf even = splat(0.0f), odd = splat(0.0f);
+      for (int k = 0; k < TILE_ROWS; k++) {  // pairs
+        int32_t pair;
+        memcpy(&pair, a[r] + k, 4);
+        vi line, x = vi{} + pair;
+        memcpy(&line, b[k] + c, sizeof line);
+        const vi upper = vi{} - 65536;
+        even = without_denormals(even + without_denormals((vf)(x << 16)) *
+                                            without_denormals((vf)(line << 16)));
+        odd = without_denormals(odd + without_denormals((vf)(x & upper)) *
+                                          without_denormals((vf)(line & upper)));
+      }
+      vf sum = without_denormals(load(sums[r] + c));
+      store(sums[r] + c, without_denormals(sum + without_denormals(even + odd)));
+    }
+}
+
+#endif
