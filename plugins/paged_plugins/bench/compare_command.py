@@ -23,7 +23,7 @@ from paged_plugins.bench.peers import OURS, PEERS, Peer, Task
 from paged_plugins.bench.progress import progress
 from paged_plugins.bench.roofline import measure_rates
 from paged_plugins.bench.throughput_command import chosen_workloads
-from paged_plugins.bench.workloads import Item, Workload
+from paged_plugins.bench.workloads import NAMED, Item, Workload
 
 _MAX_LEN = 1024
 _MANY = 1 << 31
@@ -57,7 +57,7 @@ def compare_command(
     settings = given.resolve().settings
     _check(settings.model, settings.dtype)
     peers = [_named(name) for name in peer or [p.name for p in PEERS.values() if p.installed]]
-    chosen = chosen_workloads(workload, None)
+    chosen = chosen_workloads(workload, None) or list(NAMED.values())
     rows = []
     with ExitStack() as stack:
         task = Task(
