@@ -12,8 +12,6 @@ from paged_plugins.bench.peers.contender import Contender, Task
 from paged_plugins.bench.workloads import Item
 
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-_IDLE_MS = 5
-"""Milliseconds after which OpenMP's idle threads sleep: what vLLM gives its worker processes."""
 
 
 class Vllm(Contender):
@@ -22,10 +20,9 @@ class Vllm(Contender):
     @staticmethod
     def environment(task: Task, prefix: str) -> dict[str, str]:
         """Bind its threads, and preload the libraries that its documentation advises."""
-        cores = ",".join(map(str, cores_to_use(task.threads)))
         found = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_CPU_OMP_THREADS_BIND": cores,
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores_to_use(task.threads))),
             "VLLM_CPU_KVCACHE_SPACE": str(task.cache_gib),
             "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_NO_USAGE_STATS": "1",
@@ -34,9 +31,6 @@ class Vllm(Contender):
         openmp = Path(prefix, "lib", "libiomp5.so")
         if openmp.is_file():
             libraries.append(str(openmp))
-            # with a single process, vLLM leaves binding to the environment
-            found["KMP_AFFINITY"] = f"granularity=fine,explicit,proclist=[{cores}]"
-            found["KMP_BLOCKTIME"] = str(_IDLE_MS)
         if preloaded := ":".join(filter(None, [*libraries, os.environ.get("LD_PRELOAD")])):
             found["LD_PRELOAD"] = preloaded
         if Path(task.model).is_dir():
