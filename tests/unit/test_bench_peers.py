@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from paged_plugins.bench.peers.contender import Contender, Task
+from paged_plugins.bench.peers.contender import Task
 from paged_plugins.bench.peers.llama_cpp import LlamaCpp, num_common
 from paged_plugins.bench.peers.openvino import OpenVino
 from paged_plugins.bench.peers.server import measure
 from paged_plugins.bench.peers.vllm import Vllm, cores_to_use
 from paged_plugins.bench.workloads import NAMED, Item
-from unit.bench_fakes import (
-    VOCAB_SIZE,
-    ContinuousBatchingPipeline,
-    LlamaLibrary,
-    expected,
-    generated,
-    openvino_modules,
-)
+from unit.fake_llama_cpp import LlamaLibrary
+from unit.fake_openvino import ContinuousBatchingPipeline, openvino_modules
+from unit.made_up_model import VOCAB_SIZE, expected, generated
 
 ITEMS = [Item([5, 6, 7], 3), Item([8, 9], 5)]
 CHAT = [*ITEMS, Item([4, 4], 2, follows=1), Item([1, 2, 3], 4, follows=0), Item([7], 1, follows=2)]
@@ -106,14 +100,14 @@ class TestVllm:
 
 class TestOpenVino:
     @pytest.fixture
-    def load(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Task], Contender]:
+    def load(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[OpenVino]:
         for name, module in openvino_modules().items():
             monkeypatch.setitem(sys.modules, name, module)
         (tmp_path / "model.ov").mkdir()
         (tmp_path / "model.ov" / "openvino_model.xml").touch()
         return OpenVino
 
-    def test_generates(self, load: Callable[[Task], Contender], tmp_path: Path) -> None:
+    def test_generates(self, load: type[OpenVino], tmp_path: Path) -> None:
         contender = load(task(tmp_path / "model"))
         assert contender.version == "2026.4.1.0"
         assert measure(contender, CHAT)["outputs"] == expected(CHAT)
@@ -121,7 +115,7 @@ class TestOpenVino:
     @pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", "bf16"), ("float32", "f32")])
     def test_what_it_is_asked(
         self,
-        load: Callable[[Task], Contender],
+        load: type[OpenVino],
         dtype: str,
         precision: str,
         tmp_path: Path,

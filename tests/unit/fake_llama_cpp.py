@@ -1,118 +1,17 @@
-"""A model without weights, and engines that run it, with the interfaces of OpenVINO and llama.cpp.
+"""Stands for llama-cpp-python: the functions that our peer calls.
 
-They refuse what the real ones refuse: arguments of another type, positions with gaps, requests that
-do not fit. What a sequence generates follows from all of its tokens, so that tokens which were
-dropped, mixed up or left over change it.
+They keep tokens instead of keys and values, and refuse arguments of another type, positions with
+gaps, and requests that do not fit.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from paged_plugins.bench.turns import full_prompt
-from paged_plugins.bench.workloads import Item
-
-VOCAB_SIZE = 97
-
-
-def next_token(tokens: Sequence[int]) -> int:
-    """Return what follows ``tokens``."""
-    value = 7
-    for token in tokens:
-        value = (value * 31 + token + 1) % 1_000_003
-    return value % VOCAB_SIZE
-
-
-def generated(prompt: Sequence[int], num_output: int) -> list[int]:
-    """Return what a prompt is completed with."""
-    tokens = list(prompt)
-    while len(tokens) < len(prompt) + num_output:
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
-
-
-def expected(items: Sequence[Item]) -> list[list[int]]:
-    """Return what every engine must generate for a workload."""
-    outputs: dict[int, list[int]] = {}
-    for place, item in enumerate(items):
-        outputs[place] = generated(full_prompt(items, place, outputs), item.num_output)
-    return list(outputs.values())
-
-
-def _need(value: object, kind: type) -> None:
-    if type(value) is not kind:
-        raise TypeError(f"{value!r} is not {kind.__name__}")
-
-
-# ---------------------------------------------------------------------- OpenVINO
-
-
-class _Typed:
-    """Has only the attributes that are annotated, of just these types."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        _need(value, {"int": int, "bool": bool}[type(self).__annotations__[name]])
-        super().__setattr__(name, value)
-
-
-class SchedulerConfig(_Typed):
-    cache_size: int
-    max_num_batched_tokens: int
-    enable_prefix_caching: bool
-
-
-class GenerationConfig(_Typed):
-    max_new_tokens: int
-    ignore_eos: bool
-    do_sample: bool
-
-
-class Tensor:
-    def __init__(self, data: Any) -> None:
-        _need(data, np.ndarray)
-        self.data = data
-
-
-class ContinuousBatchingPipeline:
-    def __init__(
-        self, models_path: str, scheduler_config: Any, device: str, properties: dict[str, Any]
-    ) -> None:
-        _need(scheduler_config, SchedulerConfig)
-        assert (Path(models_path) / "openvino_model.xml").is_file()
-        assert device == "CPU"
-        self.asked = {**vars(scheduler_config), **properties}
-
-    def generate(self, inputs: list[Any], configs: list[Any]) -> list[Any]:
-        results = []
-        for tensor, config in zip(inputs, configs, strict=True):
-            _need(tensor, Tensor)
-            assert (tensor.data.dtype, tensor.data.shape[0]) == (np.int64, 1)
-            assert config.ignore_eos
-            assert not config.do_sample
-            result = ModuleType("result")
-            tokens = generated(tensor.data[0].tolist(), config.max_new_tokens)
-            vars(result)["m_generation_ids"] = [tokens]
-            results.append(result)
-        return results
-
-
-def openvino_modules() -> dict[str, ModuleType]:
-    """Return what ``import`` must find."""
-    genai, openvino = ModuleType("openvino_genai"), ModuleType("openvino")
-    for kind in (SchedulerConfig, GenerationConfig, ContinuousBatchingPipeline):
-        setattr(genai, kind.__name__, kind)
-    vars(genai)["get_version"] = lambda: "2026.4.1.0-2889-abc"
-    vars(openvino)["Tensor"] = Tensor
-    return {"openvino_genai": genai, "openvino": openvino}
-
-
-# ---------------------------------------------------------------------- llama.cpp
+from unit.made_up_model import VOCAB_SIZE, next_token
 
 
 class ContextParams(ctypes.Structure):
@@ -135,7 +34,7 @@ class Batch:
 
 
 class LlamaLibrary(ModuleType):
-    """The functions that our peer calls, over sequences of tokens instead of keys and values."""
+    """The module, its one model and its one context."""
 
     __version__ = "0.3.36"
     GGML_TYPE_F32 = 0
@@ -162,7 +61,6 @@ class LlamaLibrary(ModuleType):
         return "defaults"
 
     def llama_model_load_from_file(self, path: bytes, params: str) -> str | None:
-        _need(path, bytes)
         assert params == "defaults"
         return "model" if self.loads and Path(path.decode()).is_file() else None
 
