@@ -1,11 +1,9 @@
-"""``bench compare``: contenders in processes of their own, who take turns."""
+"""``bench compare``: contenders in processes of their own, which take turns."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +11,19 @@ import pytest
 from integration import tiny_models
 from paged_core.cli import main
 from paged_core.errors import EngineError
+from paged_core.settings import EngineSettings
+from paged_plugins.bench.compare_command import task_for
+from paged_plugins.bench.comparison import compare
+from paged_plugins.bench.comparison_table import memory, print_comparison, speeds
 from paged_plugins.bench.peer_process import PeerProcess
-from paged_plugins.bench.peers import OURS, PEERS, Peer, Task, Vllm
+from paged_plugins.bench.peers.contender import Task
+from paged_plugins.bench.peers.table import OURS
 from paged_plugins.bench.workloads import NAMED, Item, Workload
+from unit import foreign_python
 
 Capture = pytest.CaptureFixture[str]
 
-ITEMS = [Item([5, 6, 7], 3), Item([8, 9], 5)]
+CHAT = [Item([5, 6, 7], 3), Item([8, 9], 5), Item([4], 2, follows=1), Item([3, 2], 4, follows=0)]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +33,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def task(model: str) -> Task:
     settings = {"model": model, "dtype": "float32", "threads": 1, "num_blocks": 32}
-    return Task(model=model, dtype="float32", threads=1, max_model_len=64, settings=settings)
+    return Task(
+        model=model, dtype="float32", threads=1, max_model_len=64, cache_gib=1, settings=settings
+    )
 
 
 def run(capfd: Capture, *argv: str, status: int = 0) -> str:
@@ -39,22 +45,40 @@ def run(capfd: Capture, *argv: str, status: int = 0) -> str:
     return err if status else out
 
 
-def test_all_generate_the_same(
-    model: str, capfd: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(NAMED, "W2", Workload("W2", "", lambda _: ITEMS))
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NAMED, "W7", Workload("W7", "", lambda _: CHAT))
     monkeypatch.setattr("paged_plugins.bench.roofline._READ_BYTES", 1 << 20)
-    argv = ("--model", model, "--dtype", "float32", "--workload", "W2", "--repeats", "1")
+
+
+@pytest.mark.usefixtures("small")
+def test_all_generate_the_same(model: str, capfd: Capture, tmp_path: Path) -> None:
+    argv = ("--model", model, "--dtype", "float32", "--workload", "W7", "--repeats", "1")
     out = run(
         *(capfd, *argv, "--threads", "1", "--peer", "transformers_static", "--json"),
         *("--output", str(tmp_path / "rows"), "--num-blocks", "32"),
     )
     (row,) = [json.loads(line) for line in out.splitlines()]
-    assert (row["workload"], row["requests"], row["output_tokens"]) == ("W2", 2, 8)
+    assert (row["workload"], row["requests"], row["output_tokens"]) == ("W7", 4, 14)
     ours, other = row["contenders"]
     assert (ours["name"], other["name"]) == (OURS.name, "transformers_static")
     assert ours["ratio"] == ours["same_tokens"] == other["same_tokens"] == 1
+    assert (row["best_peer"], row["ratio_to_best"]) == ("transformers_static", other["ratio"])
     assert (tmp_path / "rows").read_text() == out
+
+
+@pytest.mark.usefixtures("small")
+def test_a_peer_of_another_environment(model: str, capfd: Capture, tmp_path: Path) -> None:
+    argv = ("--model", model, "--dtype", "float32", "--workload", "W7", "--repeats", "2")
+    out = run(
+        *(capfd, *argv, "--threads", "1", "--peer", f"vllm={foreign_python.make(tmp_path)}"),
+        *("--num-blocks", "32"),
+    )
+    lines = [line.split() for line in out.splitlines()]
+    assert ["engine", "W7"] in lines
+    assert any(line[:4] == ["vllm", "paged_plugins", "4", "GiB"] for line in lines)
+    assert any(line[:5] == ["this", "engine", "/", "best", "other"] for line in lines)
+    assert "Peak MiB" in out
 
 
 @pytest.mark.parametrize(
@@ -63,19 +87,14 @@ def test_all_generate_the_same(
         ((), "--model demo"),
         (("--model", "x"), "--dtype auto"),
         (("--model", "x", "--dtype", "float32", "--peer", "none"), "no peer is called 'none'"),
+        (("--model", "x", "--dtype", "float32", "--workload", "W9"), "no workload is called 'W9'"),
     ],
 )
 def test_errors(argv: tuple[str, ...], message: str, capfd: Capture) -> None:
     assert message in run(capfd, *argv, status=2)
 
 
-def test_a_peer_that_is_not_installed(capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PEERS, "absent", Peer("absent", "no_such_package", Vllm, ""))
-    argv = ("--model", "x", "--dtype", "float32", "--peer", "absent")
-    assert "needs the package no_such_package" in run(capfd, *argv, status=2)
-
-
-def test_a_contender_that_cannot_load_says_why(model: str) -> None:
+def test_a_contender_that_cannot_load_says_why() -> None:
     with pytest.raises(EngineError, match=r"paged_core: .*no folder"):
         PeerProcess(OURS, task("./none"))
 
@@ -85,23 +104,94 @@ def test_a_contender_that_fails_says_why(model: str) -> None:
         ours.run([Item([100_000], 2)])
 
 
-def test_what_vllm_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+class TestTask:
+    @pytest.mark.parametrize(
+        ("names", "length"), [("W1,W2", 1024), ("W5", 2048), ("W7,W4", 1024), ("W6", 1024)]
+    )
+    def test_there_is_room_for_the_longest_request(self, names: str, length: int) -> None:
+        settings = EngineSettings(model="m", dtype="float32")
+        workloads = [NAMED[name] for name in names.split(",")]
+        assert task_for(settings, workloads).max_model_len == length
 
-    class Engine:
-        def __init__(self, model: str, **options: Any) -> None:
-            asked.update(options, model=model)
+    @pytest.mark.parametrize(("asked", "gib"), [(None, 4), ("2GiB", 2), ("100MiB", 1)])
+    def test_all_get_the_same_cache(self, asked: str | None, gib: int) -> None:
+        settings = EngineSettings(model="m", dtype="float32", kv_cache_memory=asked)
+        assert task_for(settings, [NAMED["W4"]]).cache_gib == gib
 
-        def generate(self, prompts: Any, sampling: Any, use_tqdm: bool) -> Any:
-            asked.update(prompts=prompts, sampling=sampling)
-            answers = [
-                SimpleNamespace(token_ids=(1,) * params["max_tokens"]) for params in sampling
-            ]
-            return [SimpleNamespace(outputs=[answer]) for answer in answers]
+    def test_a_share_of_the_memory(self) -> None:
+        settings = EngineSettings(model="m", dtype="float32", kv_cache_memory=1.0)
+        assert task_for(settings, [NAMED["W4"]]).cache_gib >= 1
 
-    module = SimpleNamespace(LLM=Engine, SamplingParams=dict, __version__="0")
-    monkeypatch.setitem(sys.modules, "vllm", module)
-    assert [len(output) for output in Vllm(task("some/model")).run(ITEMS)] == [3, 5]
-    assert (asked["model"], asked["dtype"], asked["max_model_len"]) == ("some/model", "float32", 64)
-    assert asked["prompts"][0] == {"prompt_token_ids": [5, 6, 7]}
-    assert asked["sampling"][0]["ignore_eos"]
+
+class Contender:
+    """Answers at once, and notes when it was its turn."""
+
+    version, vocab_size, start_seconds = "1", 50, 1.5
+
+    def __init__(self, name: str, elapsed: list[float], order: list[str], extra: int = 0) -> None:
+        self.name = name
+        self._elapsed, self._order, self._extra = iter(elapsed), order, extra
+
+    def run(self, items: list[Item]) -> dict[str, Any]:
+        self._order.append(self.name)
+        outputs = [[1] * (item.num_output + self._extra) for item in items]
+        return {"elapsed": next(self._elapsed), "peak_memory": 5 << 20, "outputs": outputs}
+
+    def settle(self) -> bool:
+        self._order.append("rest")
+        return True
+
+
+def compared(*contenders: Any, repeats: int = 3) -> dict[str, Any]:
+    row = compare(Workload("W7", "", lambda _: CHAT), contenders, repeats, lambda: None)
+    return row | {"model": "m", "dtype": "bfloat16", "repeats": repeats}
+
+
+class TestRows:
+    def test_they_take_turns_and_rest(self) -> None:
+        order: list[str] = []
+        names = (OURS.name, "a", "b")
+        compared(*(Contender(name, [1.0] * 3, order) for name in names))
+        rest = iter(order)
+        assert [name for name, then in zip(rest, rest, strict=True) if then == "rest"] == [
+            *(OURS.name, "a", "b", "a", "b", OURS.name, "b", OURS.name, "a"),
+        ]
+
+    def test_medians_and_the_best_other(self) -> None:
+        row = compared(
+            Contender(OURS.name, [2.0, 1.0, 9.0], []),
+            Contender("a", [8.0, 6.0, 7.0], []),
+            Contender("b", [5.0, 1.0, 5.0], []),
+        )
+        assert [one["output_tokens_per_s"] for one in row["contenders"]] == [7.0, 2.0, 2.8]
+        assert [one["ratio"] for one in row["contenders"]] == [1.0, 3.5, 2.5]
+        assert (row["best_peer"], row["ratio_to_best"]) == ("b", 2.5)
+        assert row["contenders"][0]["elapsed_s"] == [2.0, 1.0, 9.0]
+
+    def test_another_number_of_tokens_is_an_error(self) -> None:
+        with pytest.raises(EngineError, match="a generated 4 tokens instead of 3"):
+            compared(Contender(OURS.name, [1.0], []), Contender("a", [1.0], [], 1), repeats=1)
+
+    def test_the_table(self, capsys: Capture) -> None:
+        row = compared(
+            Contender(OURS.name, [1.0] * 3, []),
+            Contender("a", [2.0] * 3, []),
+            Contender("b", [4.0] * 3, []),
+        )
+        rows = [row, row | {"workload": "W8", "ratio_to_best": 0.5}]
+        assert list(speeds(rows)) == [
+            [f"{OURS.name} 1", 14.0, 14.0],
+            ["a 1", 7.0, 7.0],
+            ["b 1", 3.5, 3.5],
+            ["this engine / best other", "2.00", "0.50"],
+        ]
+        assert next(memory(rows)) == [f"{OURS.name} 1", 5, 5, 1.5]
+        print_comparison(rows)
+        out = capsys.readouterr().out
+        assert out.startswith("m in bfloat16: output tokens/s, median of 3, in turns\n")
+        assert ["engine", "W7", "W8"] in [line.split() for line in out.splitlines()]
+
+    def test_without_others_there_is_no_best(self) -> None:
+        row = compared(Contender(OURS.name, [1.0] * 3, []))
+        assert row["best_peer"] is row["ratio_to_best"] is None
+        assert list(speeds([row])) == [[f"{OURS.name} 1", 14.0]]

@@ -13,6 +13,7 @@ from paged_core.layer import LayerSpec
 from paged_core.model_size import ModelSize
 from paged_plugins.bench.memory_peak import forget_peak, peak_memory
 from paged_plugins.bench.roofline import Rates, least_seconds, measure_rates
+from paged_plugins.bench.turns import rounds
 from paged_plugins.bench.workloads import NAMED, Item, drawn
 
 Capture = pytest.CaptureFixture[str]
@@ -37,6 +38,9 @@ class TestWorkloads:
             ("W2", 16, 32, 32, (128, 128)),
             ("W3", 24, 544, 544, (32, 32)),
             ("W4", 1, 128, 128, (64, 64)),
+            ("W5", 10, 900, 1500, (16, 16)),
+            ("W6", 40, 8, 40, (150, 300)),
+            ("W8", 4, 200, 200, (120, 120)),
         ],
     )
     def test_named(
@@ -46,6 +50,21 @@ class TestWorkloads:
         assert len(items) == requests
         assert all(shortest <= len(item.prompt) <= longest for item in items)
         assert all(outputs[0] <= item.num_output <= outputs[1] for item in items)
+
+    def test_conversations(self) -> None:
+        items = NAMED["W7"].items()
+        assert [len(turn) for turn in rounds(items)] == [8, 8, 8, 8]
+        for turn, indices in enumerate(rounds(items)):
+            shortest, most = (20, 80) if turn else (150, 400)
+            assert all(shortest <= len(items[place].prompt) <= most for place in indices)
+        assert all(48 <= item.num_output <= 96 for item in items)
+
+    @pytest.mark.parametrize("name", NAMED)
+    def test_a_workload_is_the_same_every_time(self, name: str) -> None:
+        assert NAMED[name].items(2) == NAMED[name].items(2)
+        assert [item.follows for item in NAMED[name].items(0)] == [
+            item.follows for item in NAMED[name].items(1)
+        ]
 
     def test_the_first_tokens_are_those_that_others_measure_with(self) -> None:
         assert NAMED["W2"].items()[0].prompt[:4] == [6311, 6890, 663, 4242]
@@ -75,6 +94,18 @@ class TestRoofline:
         assert cache == 2 * 2 * 2 * 8 * 2
         expected = 2 * 1500 / 1e6 + (2 * 1500 + 4 * cache) / 1e6
         assert least_seconds([Item([1, 2, 3], 2)], SIZE, rates, 0) == pytest.approx(expected)
+
+    def test_a_later_turn_computes_what_it_adds(self) -> None:
+        rates = Rates(read=1e6, sums=1e15)
+        cache = SIZE.cache_bytes_per_token
+        items = [Item([1, 2, 3], 2), Item([4, 5], 1, follows=0)]
+        alone = least_seconds(items[:1], SIZE, rates, 0)
+        both = least_seconds(items, SIZE, rates, 0)  # 4 of the first turn's 5 tokens are cached
+        assert both - alone == pytest.approx((2 * 1500 + 4 * cache) / 1e6)
+        rates = Rates(read=1e15, sums=1e6)
+        added = least_seconds(items, SIZE, rates, 0) - least_seconds(items[:1], SIZE, rates, 0)
+        attended = SIZE.attention_operations * (3 * 4 + 3 * 3 / 2)
+        assert added == pytest.approx((2 * (1000 * 3 + 500) + attended) / 1e6)
 
     def test_arithmetic_bounds_long_prompts(self) -> None:
         rates = Rates(read=1e15, sums=1e6)
@@ -151,6 +182,17 @@ class TestThroughput:
     )
     def test_errors(self, argv: tuple[str, ...], message: str, capsys: Capture) -> None:
         assert message in run(capsys, "throughput", *argv, status=2)
+
+    def test_without_a_name_what_fits_is_run(self, capsys: Capture) -> None:
+        argv = ("--executor", "memory", "--max-model-len", "330", "--repeats", "1", "--json")
+        assert main(["bench", "throughput", *argv], {"PATH": ""}) == 0
+        out, err = capsys.readouterr()
+        assert [json.loads(line)["workload"] for line in out.splitlines()] == ["W2", "W4", "W8"]
+        assert "left out W1, W3, W5, W6, W7: the engine serves requests of 330 tokens" in err
+
+    def test_without_a_name_and_room(self, capsys: Capture) -> None:
+        argv = ("--executor", "memory", "--max-model-len", "32")
+        assert "the engine serves 32" in run(capsys, "throughput", *argv, status=2)
 
     def test_named_workloads_run_without_a_model(self, capsys: Capture) -> None:
         out = run(

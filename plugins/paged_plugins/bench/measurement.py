@@ -10,14 +10,14 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import Any, Self
 
-from paged_core.errors import EngineError, SettingsError
-from paged_core.generation import Generation
+from paged_core.errors import SettingsError
 from paged_core.interfaces.runner import SupportsModelSize
 from paged_core.llm import LLM
 from paged_core.model_size import ModelSize
-from paged_core.request import SamplingParams
+from paged_plugins.bench.completion import complete
 from paged_plugins.bench.memory_peak import forget_peak, peak_memory
 from paged_plugins.bench.roofline import least_seconds, measure_rates
+from paged_plugins.bench.turns import longest, prompt_lengths
 from paged_plugins.bench.workloads import Item, Workload
 
 _ANY_VOCABULARY = 10_000
@@ -65,20 +65,23 @@ class Bench:
         """Token ids are below it."""
         return self.llm.engine.capacity.vocab_size or _ANY_VOCABULARY
 
+    def fits(self, workload: Workload) -> bool:
+        """Whether the engine can serve its longest request."""
+        return longest(workload.items()) <= self.llm.engine.capacity.max_model_len
+
     def check_room(self, workloads: Sequence[Workload]) -> None:
         """See that every request fits before any is run.
 
         Raises:
             SettingsError: the longest does not.
         """
-        limit = self.llm.engine.capacity.max_model_len
         for workload in workloads:
-            longest = max(len(item.prompt) + item.num_output for item in workload.items())
-            if longest > limit:
+            if not self.fits(workload):
                 raise SettingsError(
-                    f"workload {workload.name} has a request of {longest} tokens, and the engine "
-                    f"serves {limit}; take a model with more positions, raise max_model_len or "
-                    "num_blocks, or draw a shorter workload with --num-requests"
+                    f"workload {workload.name} has a request of {longest(workload.items())} "
+                    f"tokens, and the engine serves {self.llm.engine.capacity.max_model_len}; take "
+                    "a model with more positions, raise max_model_len or num_blocks, or draw a "
+                    "shorter workload with --num-requests"
                 )
 
     def warm_up(self) -> None:
@@ -87,6 +90,8 @@ class Bench:
 
     def run(self, items: Sequence[Item], advance: Callable[[], None] = lambda: None) -> Run:
         """Complete ``items`` as one batch, greedily and whatever ends a sequence.
+
+        A later turn of a conversation arrives when the turn before it has ended.
 
         Args:
             advance: called once for each request that ends.
@@ -99,16 +104,10 @@ class Bench:
         before = dict(llm.engine.seconds)
         num_steps = llm.engine.num_steps
         started = perf_counter()
-        generations = llm.submit(
-            [item.prompt for item in items],
-            [SamplingParams(max_tokens=item.num_output, ignore_eos=True) for item in items],
-        )
-        for _ in llm.run(generations):
-            advance()
+        generations = complete(llm, items, advance)
         elapsed = perf_counter() - started
         outputs = [generation.output() for generation in generations]
         detokenise = perf_counter() - started - elapsed
-        _check(generations, items)
         seconds = {
             phase: llm.engine.seconds.get(phase, 0.0) - before.get(phase, 0.0) for phase in _PHASES
         }
@@ -155,7 +154,7 @@ class Bench:
         self, workload: Workload, items: Sequence[Item], runs: list[Run]
     ) -> dict[str, Any]:
         num_output = sum(item.num_output for item in items)
-        num_input = sum(len(item.prompt) for item in items)
+        num_input = sum(prompt_lengths(items))
         elapsed = median(run.elapsed for run in runs)
         phases = {
             phase: round(median(run.seconds[phase] for run in runs), 6) for phase in runs[0].seconds
@@ -199,23 +198,13 @@ class Bench:
         return executor.model_size() if isinstance(executor, SupportsModelSize) else None
 
 
-def _check(generations: Sequence[Generation], items: Sequence[Item]) -> None:
-    for generation, item in zip(generations, items, strict=True):
-        sequence = generation.group.sequences[0]
-        if sequence.error is not None or len(sequence.output) != item.num_output:
-            raise EngineError(
-                f"request {generation.group.id} ended after {len(sequence.output)} of "
-                f"{item.num_output} tokens ({sequence.error or sequence.finish_reason}); raise "
-                "max_model_len or num_blocks"
-            )
-
-
 def _num_shared(items: Sequence[Item]) -> int:
-    """Return how many leading tokens all prompts have in common."""
-    if len(items) < 2:
+    """Return how many leading tokens the prompts of all first turns have in common."""
+    prompts = [item.prompt for item in items if item.follows is None]
+    if len(prompts) < 2:
         return 0
     count = 0
-    for tokens in zip(*(item.prompt for item in items), strict=False):
+    for tokens in zip(*prompts, strict=False):
         if len(set(tokens)) > 1:
             break
         count += 1

@@ -1,45 +1,54 @@
-"""A contender in a process of its own: lines of JSON in, lines of JSON out.
-
-Run as ``python -m paged_plugins.bench.peer_process NAME``. The first line in is the task, the first
-line out says that the model is loaded; then each line of items is answered with what they took.
-"""
+"""A contender in a process of its own, from the side of the comparison."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from time import perf_counter
+from time import monotonic, perf_counter, sleep
 from typing import Any, Self
 
-from paged_core.cli.logs import configure_logs
+import psutil
+
 from paged_core.errors import EngineError
-from paged_plugins.bench.memory_peak import peak_memory
-from paged_plugins.bench.peers import OURS, PEERS, Peer, Task
+from paged_plugins.bench.peer_python import PeerPython
+from paged_plugins.bench.peers.contender import Task
+from paged_plugins.bench.peers.table import Peer
 from paged_plugins.bench.workloads import Item
+
+_WINDOW = 0.05
+_IDLE_SHARE = 0.2
+"""Of one core, within a window of so many seconds, for a process that is taken to rest."""
 
 
 class PeerProcess:
-    """One contender, from the side of whoever compares.
+    """One contender; leaving its ``with`` ends the process.
+
+    Args:
+        python: what it runs on; ``None``: ours.
 
     Raises:
         EngineError: it cannot load the model, or dies; its own words are on standard error.
     """
 
-    def __init__(self, peer: Peer, task: Task) -> None:
+    def __init__(self, peer: Peer, task: Task, python: PeerPython | None = None) -> None:
         self.name = peer.name
+        python = python or PeerPython()
+        variables = {"OMP_NUM_THREADS": str(task.threads)}
         started = perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, peer.name],
+            python.command(peer),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(task.threads)},
+            env=python.environ(variables | peer.kind.environment(task, python.prefix)),
         )
-        ready = self._ask(asdict(task))
+        try:
+            ready = self._ask(asdict(task))
+        except BaseException:
+            self.__exit__()
+            raise
         self.version: str = ready["version"]
         self.vocab_size: int | None = ready["vocab_size"]
         self.start_seconds = perf_counter() - started
@@ -47,6 +56,22 @@ class PeerProcess:
     def run(self, items: Sequence[Item]) -> dict[str, Any]:
         """Return ``elapsed``, ``peak_memory`` and ``outputs`` of completing ``items``."""
         return self._ask([asdict(item) for item in items])
+
+    def settle(self, seconds: float = 2.0) -> bool:
+        """Wait until the process rests, but not longer than so; return whether it does.
+
+        Threads of an engine may look for work a while after the last of it, and would slow down
+        the one whose turn is next.
+        """
+        end = monotonic() + seconds
+        used = self._processor_seconds()
+        while True:
+            sleep(_WINDOW)
+            before, used = used, self._processor_seconds()
+            if used - before <= _IDLE_SHARE * _WINDOW:
+                return True
+            if monotonic() > end:
+                return False
 
     def __enter__(self) -> Self:
         return self
@@ -62,6 +87,18 @@ class PeerProcess:
             self._process.wait()
         self._process.stdout.close()
 
+    def _processor_seconds(self) -> float:
+        """Return what the process and its children have used; processes that ended use nothing."""
+        total = 0.0
+        try:
+            process = psutil.Process(self._process.pid)
+            for one in [process, *process.children(recursive=True)]:
+                times = one.cpu_times()
+                total += times.user + times.system
+        except psutil.NoSuchProcess:
+            return total
+        return total
+
     def _ask(self, question: Any) -> dict[str, Any]:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
@@ -73,41 +110,11 @@ class PeerProcess:
             pass  # what it said last is below
         line = stdout.readline()
         if not line:
-            raise EngineError(f"{self.name} ended with status {self._process.wait()}")
+            raise EngineError(
+                f"{self.name} ended with status {self._process.wait()} and without an answer; "
+                "what it said is on standard error"
+            )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise EngineError(f"{self.name}: {answer['error']}")
         return answer
-
-
-def serve(name: str) -> None:
-    """Answer what comes on standard input until it ends."""
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print does not belong among the answers
-    configure_logs(None, os.environ)
-
-    def reply(answer: dict[str, Any]) -> None:
-        replies.write(json.dumps(answer) + "\n")
-        replies.flush()
-
-    peer = OURS if name == OURS.name else PEERS[name]
-    try:
-        contender = peer.load(Task(**json.loads(sys.stdin.readline())))
-    except Exception as error:  # noqa: BLE001 - another's engine: whatever it is, it is told
-        reply({"error": f"{type(error).__name__}: {str(error)[:500]}"})
-        return
-    reply({"version": contender.version, "vocab_size": contender.vocab_size})
-    for line in sys.stdin:
-        items = [Item(**fields) for fields in json.loads(line)]
-        try:
-            started = perf_counter()
-            outputs = contender.run(items)
-            elapsed = perf_counter() - started
-        except Exception as error:  # noqa: BLE001 - as above
-            reply({"error": f"{type(error).__name__}: {str(error)[:500]}"})
-            return
-        reply({"elapsed": elapsed, "peak_memory": peak_memory(), "outputs": outputs})
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])

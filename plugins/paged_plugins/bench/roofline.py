@@ -2,7 +2,8 @@
 
 The rates are measured on the spot, because those of a shared machine wander. A step can be no
 faster than reading every weight and every cached key and value once, nor than its arithmetic; the
-best schedule computes all prompts first, shared tokens once, and then everyone decodes together.
+best schedule computes all prompts first, shared tokens once, and then all sequences decode
+together. A conversation is one sequence that stays cached: each turn computes only what it adds.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from paged_core.model_size import ModelSize
+from paged_plugins.bench.turns import conversations
 from paged_plugins.bench.workloads import Item
 
 if TYPE_CHECKING:
@@ -80,20 +82,39 @@ def least_seconds(items: Sequence[Item], model: ModelSize, rates: Rates, num_sha
         num_shared: tokens that all prompts begin with, which need to be computed once.
     """
     layers, head = model.layer_weights, model.head_weights
-    again = num_shared * (len(items) - 1)
-    computed = sum(len(item.prompt) for item in items) - again
-    attended = sum(len(item.prompt) ** 2 for item in items) / 2 - again * num_shared / 2
     weights = (layers + head) * _WIDTH[model.layers[0].dtype]
-
-    def seconds(sums: float, num_attended: float, num_read: float) -> float:
-        operations = 2 * sums + model.attention_operations * num_attended
+    sequences = [_chunks(items, turns) for turns in conversations(items)]
+    total = 0.0
+    for step in range(max(map(len, sequences))):
+        running = [chunks[step] for chunks in sequences if len(chunks) > step]
+        again = num_shared * (len(running) - 1)
+        computed = sum(new for new, _ in running)
+        attended = sum(new * cached + new * new / 2 for new, cached in running)
+        num_read = sum(cached for _, cached in running)
+        if step:
+            num_read -= again
+        else:
+            computed -= again
+            attended -= again * num_shared / 2
+        sums = layers * computed + head * len(running)
+        operations = 2 * sums + model.attention_operations * attended
         num_bytes = weights + model.cache_bytes_per_token * num_read
-        return max(operations / rates.sums, num_bytes / rates.read)
-
-    total = seconds(layers * computed + head * len(items), attended, 0)
-    for step in range(1, max(item.num_output for item in items)):
-        running = [item for item in items if item.num_output > step]
-        context = sum(len(item.prompt) + step for item in running)
-        distinct = context - num_shared * (len(running) - 1)
-        total += seconds((layers + head) * len(running), context, distinct)
+        total += max(operations / rates.sums, num_bytes / rates.read)
     return total
+
+
+def _chunks(items: Sequence[Item], turns: Sequence[int]) -> list[tuple[int, int]]:
+    """Return, for every step of a conversation, the tokens computed and those read from the cache.
+
+    A token that decodes reads itself, too. The last token of a turn is computed with the next one.
+    """
+    chunks: list[tuple[int, int]] = []
+    length = 0
+    for turn in turns:
+        new = len(items[turn].prompt) + bool(length)
+        cached = length - bool(length)
+        chunks.append((new, cached))
+        length = new + cached
+        chunks += [(1, length + place) for place in range(1, items[turn].num_output)]
+        length += items[turn].num_output
+    return chunks

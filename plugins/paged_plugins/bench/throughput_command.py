@@ -25,7 +25,11 @@ def throughput_command(
     given: Given,
     workload: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help=f"May be repeated or separated by commas. {_WORKLOADS}."),
+        typer.Option(
+            metavar="NAME",
+            help="May be repeated or separated by commas (default: those of W1 to W8 whose "
+            f"requests fit the model). {_WORKLOADS}.",
+        ),
     ] = None,
     num_requests: Annotated[
         int | None,
@@ -60,8 +64,9 @@ def throughput_command(
 
     Greedy, whatever ends a sequence, from token ids to token ids; making text of them is measured
     beside. Two short requests run first. Each repeat has other tokens, so that none finds the
-    cached prefixes of another. The share of the roofline compares with the least time that the
-    workload can take on this machine, whose limits are measured on the spot.
+    cached prefixes of another. A later turn of a conversation arrives when the one before it has
+    ended. The share of the roofline compares with the least time that the workload can take on this
+    machine, whose limits are measured on the spot.
     """
     drawing = None
     if num_requests is not None:
@@ -75,6 +80,7 @@ def throughput_command(
     chosen = chosen_workloads(workload, drawing)
     rows = []
     with open_bench(given, chosen, trace=trace) as bench:
+        chosen = chosen or _fitting(bench)
         total = repeats * sum(len(some.items()) for some in chosen)
         with progress(total, "measuring") as advance:
             for some in chosen:
@@ -91,7 +97,7 @@ def throughput_command(
 
 
 def chosen_workloads(names: Sequence[str] | None, drawing: Workload | None) -> list[Workload]:
-    """Return the workloads that were named, and the one that was drawn; without either, W1 to W4.
+    """Return the workloads that were named, and the one that was drawn.
 
     Raises:
         SettingsError: there is none of that name.
@@ -103,7 +109,27 @@ def chosen_workloads(names: Sequence[str] | None, drawing: Workload | None) -> l
     chosen = [NAMED[name] for name in listed]
     if drawing is not None:
         chosen.append(drawing)
-    return chosen or list(NAMED.values())
+    return chosen
+
+
+def _fitting(bench: Bench) -> list[Workload]:
+    """Return the named workloads that the engine can serve; say which ones it cannot.
+
+    Raises:
+        SettingsError: it can serve none.
+    """
+    chosen = [workload for workload in NAMED.values() if bench.fits(workload)]
+    if not chosen:
+        bench.check_room(list(NAMED.values()))
+    left_out = [name for name, workload in NAMED.items() if workload not in chosen]
+    if left_out:
+        limit = bench.llm.engine.capacity.max_model_len
+        typer.echo(
+            f"left out {', '.join(left_out)}: the engine serves requests of {limit} tokens, and "
+            "theirs are longer",
+            err=True,
+        )
+    return chosen
 
 
 def open_bench(

@@ -2,16 +2,20 @@
 
 A workload is made from a seed alone. Each repeat shifts all token ids by the same amount, so that
 lengths stay and nothing of an earlier repeat is found in a cache.
+
+An item that follows another one is a later turn of the same conversation: its prompt continues the
+tokens of the turn before it. :mod:`paged_plugins.bench.turns` puts such prompts together.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _NUM_IDS = 10_000
 _SHIFT = 3331
+_CONVERSATIONS, _TURNS = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,11 @@ class Item:
     """One request: its prompt, and how many tokens it generates whatever they are."""
 
     prompt: list[int]
+    """Token ids; of a later turn, those that come after the turn before it."""
     num_output: int
+    follows: int | None = None
+    """Index of an earlier item of the workload; the full prompt of this one is that item's full
+    prompt, the tokens generated for it, and ``prompt``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +41,9 @@ class Workload:
     def items(self, repeat: int = 0, *, vocab_size: int = _NUM_IDS) -> list[Item]:
         """Return the requests of one repeat, in the order in which they come."""
         items = self.make(random.Random(0))
+        shift = repeat * _SHIFT
         return [
-            Item(
-                [(token + repeat * _SHIFT) % _NUM_IDS % vocab_size for token in item.prompt],
-                item.num_output,
-            )
+            replace(item, prompt=[(token + shift) % _NUM_IDS % vocab_size for token in item.prompt])
             for item in items
         ]
 
@@ -67,6 +73,29 @@ def _single(chance: random.Random) -> list[Item]:
     return [Item(_ids(chance, 128), 64)]
 
 
+def _long(chance: random.Random) -> list[Item]:
+    return [Item(_ids(chance, chance.randint(900, 1500)), 16) for _ in range(10)]
+
+
+def _many(chance: random.Random) -> list[Item]:
+    return [Item(_ids(chance, chance.randint(8, 40)), chance.randint(150, 300)) for _ in range(40)]
+
+
+def _conversations(chance: random.Random) -> list[Item]:
+    """Draw all first turns, then all second turns, and so on."""
+    items: list[Item] = []
+    for turn in range(_TURNS):
+        for _ in range(_CONVERSATIONS):
+            num_input = chance.randint(20, 80) if turn else chance.randint(150, 400)
+            follows = len(items) - _CONVERSATIONS if turn else None
+            items.append(Item(_ids(chance, num_input), chance.randint(48, 96), follows))
+    return items
+
+
+def _streams(chance: random.Random) -> list[Item]:
+    return [Item(_ids(chance, 200), 120) for _ in range(4)]
+
+
 NAMED = {
     workload.name: workload
     for workload in (
@@ -76,6 +105,15 @@ NAMED = {
             "W3", "24 requests that share 512 tokens and have 32 of their own, 32 out", _shared
         ),
         Workload("W4", "one request, 128 tokens in, 64 out", _single),
+        Workload("W5", "10 requests, 900 to 1500 tokens in, 16 out: long prompts", _long),
+        Workload("W6", "40 requests, 8 to 40 tokens in, 150 to 300 out", _many),
+        Workload(
+            "W7",
+            f"{_CONVERSATIONS} conversations of {_TURNS} turns, 150 to 400 tokens in at first and "
+            "20 to 80 more with each turn, 48 to 96 out",
+            _conversations,
+        ),
+        Workload("W8", "four requests, 200 tokens in, 120 out", _streams),
     )
 }
 

@@ -1,0 +1,58 @@
+"""Which peers take part in a comparison, and what each of them runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paged_core.errors import SettingsError
+from paged_plugins.bench.peer_python import PeerPython
+from paged_plugins.bench.peers.table import PEERS, Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A peer and its Python."""
+
+    peer: Peer
+    python: PeerPython
+
+
+def named_peers(named: Sequence[str], model: str, dtype: str) -> list[Choice]:
+    """Return peers given as ``NAME``, from this environment, or ``NAME=PYTHON``, from another.
+
+    Raises:
+        SettingsError: there is no such peer, it is named twice, or its Python, package or
+            converted checkpoint is missing.
+    """
+    chosen: dict[str, Choice] = {}
+    for text in named:
+        name, _, path = text.partition("=")
+        if name not in PEERS:
+            raise SettingsError(f"no peer is called {name!r}; there are {', '.join(PEERS)}")
+        if name in chosen:
+            raise SettingsError(f"peer {name!r} is named twice; name it once")
+        peer, python = PEERS[name], PeerPython(path or None)
+        python.check(peer)
+        if missing := peer.kind.missing(model, dtype):
+            raise SettingsError(f"peer {name!r} has no checkpoint: {missing}")
+        chosen[name] = Choice(peer, python)
+    return list(chosen.values())
+
+
+def installed_peers(model: str, dtype: str, tell: Callable[[str], None]) -> list[Choice]:
+    """Return the peers of this environment that can load the model.
+
+    Args:
+        tell: called with a line for each that is installed and has no converted checkpoint.
+    """
+    python = PeerPython()
+    chosen = []
+    for peer in PEERS.values():
+        if not python.has(peer.package):
+            continue
+        if missing := peer.kind.missing(model, dtype):
+            tell(f"left out {peer.name}: {missing}")
+        else:
+            chosen.append(Choice(peer, python))
+    return chosen

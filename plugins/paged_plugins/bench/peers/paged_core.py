@@ -1,0 +1,32 @@
+"""Our own engine, as one contender among others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from paged_plugins.bench.peers.contender import Contender, Task
+from paged_plugins.bench.workloads import Item
+
+
+class PagedCore(Contender):
+    """An ``LLM`` with the settings given."""
+
+    def __init__(self, task: Task) -> None:
+        from paged_core import LLM, __version__
+        from paged_core.cli.logs import configure_logs
+
+        configure_logs(None, os.environ)
+        self.version = __version__
+        self._llm = LLM(**task.settings)
+        self.vocab_size = self._llm.engine.capacity.vocab_size
+
+    def run(self, items: Sequence[Item], /) -> list[list[int]]:
+        """All at once; the engine makes its batches."""
+        from paged_core import SamplingParams
+
+        outputs = self._llm.generate(
+            [item.prompt for item in items],
+            [SamplingParams(max_tokens=item.num_output, ignore_eos=True) for item in items],
+        )
+        return [output.outputs[0].token_ids for output in outputs]

@@ -1,0 +1,64 @@
+"""The peers, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged_plugins.bench.peers.contender import Contender
+from paged_plugins.bench.peers.llama_cpp import LlamaCpp
+from paged_plugins.bench.peers.openvino import OpenVino
+from paged_plugins.bench.peers.paged_core import PagedCore
+from paged_plugins.bench.peers.transformers import BATCH, TransformersSingle, TransformersStatic
+from paged_plugins.bench.peers.vllm import Vllm
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """How to get one."""
+
+    name: str
+    package: str
+    """What must be importable where it runs."""
+    distribution: str
+    """What to install for that."""
+    kind: type[Contender]
+    summary: str
+
+
+OURS = Peer(
+    "paged_core", "paged_core", "paged-core", PagedCore, "this engine, with the settings given"
+)
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer(
+            "transformers_static",
+            "transformers",
+            "transformers",
+            TransformersStatic,
+            f"transformers generate over batches of {BATCH}",
+        ),
+        Peer(
+            "transformers_single",
+            "transformers",
+            "transformers",
+            TransformersSingle,
+            "transformers generate for one request after another",
+        ),
+        Peer("vllm", "vllm", "vllm", Vllm, "vLLM in one process"),
+        Peer(
+            "openvino",
+            "openvino_genai",
+            "openvino-genai",
+            OpenVino,
+            "OpenVINO GenAI with continuous batching",
+        ),
+        Peer(
+            "llama_cpp",
+            "llama_cpp",
+            "llama-cpp-python",
+            LlamaCpp,
+            "llama.cpp with all requests in one batch",
+        ),
+    )
+}
