@@ -25,6 +25,7 @@ constexpr int MAX_ROWS = WIDTH == 16 ? 12 : 4;    // of a tile
 constexpr int BLOCK_ROWS = 96;                    // that share one pass over the weight
 constexpr int AHEAD = 16384;                      // bytes of the weight fetched ahead
 constexpr int SLICE_STEPS = 64;                   // of a panel, held in the nearest cache
+constexpr int UNPACK_FROM = 3;                    // tiles of rows for which a slice is unpacked
 
 template <typename T>
 struct Steps {
@@ -149,6 +150,45 @@ INLINE void multiply_step(const Operand<bf16>* rows, const bf16* line, vf (*sums
 #endif
 }
 
+// A slice of a panel of bfloat16 as floats: of every step and stripe, the first of each pair, then the
+// second. It serves where many rows are multiplied with it, as its pairs need not be taken apart for each.
+struct Unpacked {
+  float number;
+};
+template <>
+struct Steps<Unpacked> {
+  static constexpr int NUMBERS = 2;
+};
+
+INLINE void unpack(const bf16* panel, int64_t steps, Unpacked* slice) {
+  for (int64_t first = 0; first < steps * PANEL; first += STRIPE)
+    for (int c = 0; c < STRIPE; c += WIDTH) {
+      vi both;
+      memcpy(&both, panel + 2 * (first + c), sizeof both);
+      float* place = (float*)(slice + 2 * first) + c;
+      store(place, (vf)(both << 16));
+      store(place + STRIPE, (vf)(both & (vi{} - 65536)));
+    }
+}
+template <int ROWS, int COUNT>
+INLINE void multiply_step(const float* rows, const Unpacked* line, vf (*sums)[COUNT]) {
+  vf even[COUNT], odd[COUNT];
+#pragma GCC unroll 8
+  for (int v = 0; v < COUNT; v++) {
+    even[v] = load((const float*)line + v * WIDTH);
+    odd[v] = load((const float*)line + STRIPE + v * WIDTH);
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < ROWS; r++) {
+    vf x = splat(rows[r * SLICE<bf16>]), y = splat(rows[r * SLICE<bf16> + 1]);
+#pragma GCC unroll 8
+    for (int v = 0; v < COUNT; v++) {
+      sums[r][v] = sums[r][v] + x * even[v];
+      sums[r][v] = sums[r][v] + y * odd[v];
+    }
+  }
+}
+
 // Panels that lie the same distance apart.
 template <typename T>
 struct Panels {
@@ -156,12 +196,18 @@ struct Panels {
   int64_t stride;
 };
 
+// What is fetched meanwhile: `pace` bytes in each step of as many panels as are multiplied, a line of the
+// cache or two.
+struct Ahead {
+  const char* first;
+  int64_t stride, pace;  // bytes
+};
+
 // result [PANELS][all rows][PANEL], of which ROWS rows are computed: a product over `steps` steps, at
-// most a slice of the rows, added to what is there unless FRESH. Of each panel that is read `ahead`,
-// `pace` bytes are fetched in a step: a line of the cache or two.
+// most a slice of the rows, added to what is there unless FRESH.
 template <typename T, int ROWS, int PANELS>
 static void multiply_tile(const Operand<T>* rows, Panels<T> panels, int64_t steps, float* result,
-                          int64_t all_rows, bool fresh, Panels<T> ahead, int64_t pace) {
+                          int64_t all_rows, bool fresh, Ahead ahead) {
   constexpr int N = Steps<T>::NUMBERS;
   for (int first = 0; first < PANEL; first += STRIPE) {
     vf sums[PANELS][ROWS][VECTORS];
@@ -175,15 +221,15 @@ static void multiply_tile(const Operand<T>* rows, Panels<T> panels, int64_t step
                                 : load(result + (p * all_rows + r) * PANEL + first + v * WIDTH);
     const Operand<T>* x = rows;
     const T* line = panels.first + first * N;
-    const char* coming = (const char*)ahead.first;
+    const char* coming = ahead.first;
     for (int64_t k = 0; k < steps; k++) {
       if (first == 0) {
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; p++) {
-          prefetch(coming + p * ahead.stride * int64_t(sizeof(T)));
-          if (pace > 64) prefetch(coming + p * ahead.stride * int64_t(sizeof(T)) + 64);
+          prefetch(coming + p * ahead.stride);
+          if (ahead.pace > 64) prefetch(coming + p * ahead.stride + 64);
         }
-        coming += pace;
+        coming += ahead.pace;
       }
 #pragma GCC unroll 4
       for (int p = 0; p < PANELS; p++)
@@ -202,8 +248,7 @@ static void multiply_tile(const Operand<T>* rows, Panels<T> panels, int64_t step
 }
 
 template <typename T>
-using TileProduct = void (*)(const Operand<T>*, Panels<T>, int64_t, float*, int64_t, bool, Panels<T>,
-                             int64_t);
+using TileProduct = void (*)(const Operand<T>*, Panels<T>, int64_t, float*, int64_t, bool, Ahead);
 
 // Several panels at once keep the multipliers busy where rows are few.
 constexpr int panels_at_once(int64_t rows) {
@@ -255,18 +300,21 @@ INLINE void put_slice(Operand<T>* place, const T* numbers, int64_t count) {
 template <typename T>
 struct Room {
   float* result;
-  Operand<T>* rows;  // [slices][up to BLOCK_ROWS rows][SLICE]
+  Operand<T>* rows;    // [slices][up to BLOCK_ROWS rows][SLICE]
+  Unpacked* unpacked;  // a slice of a panel
 
   static int64_t numbers(int64_t rows, int64_t columns) {
     return std::min<int64_t>(rows, BLOCK_ROWS) * slices_of<T>(columns) * SLICE<T>;
   }
   static size_t bytes(int64_t rows, int64_t columns) {
     return Workspace::bytes_for<float>(RESULTS) +
-           Workspace::bytes_for<Operand<T>>(numbers(rows, columns));
+           Workspace::bytes_for<Operand<T>>(numbers(rows, columns)) +
+           Workspace::bytes_for<Unpacked>(SLICE<Unpacked> * PANEL);
   }
   Room(Workspace& memory, int64_t rows, int64_t columns)
       : result(memory.take<float>(RESULTS)),
-        rows(memory.take<Operand<T>>(numbers(rows, columns))) {}
+        rows(memory.take<Operand<T>>(numbers(rows, columns))),
+        unpacked(memory.take<Unpacked>(SLICE<Unpacked> * PANEL)) {}
 
   // Copies `count` rows, at most BLOCK_ROWS; the numbers of a last, odd step are followed by zero.
   void put(const T* x, int64_t stride, int64_t count, int64_t columns) const {
@@ -277,30 +325,41 @@ struct Room {
   }
 };
 
-// result [1 or panels_at_once(rows)][rows][PANEL]: the rows that `Room::put` has copied to `x`, times
-// panels. Towards the end those at `next()` are fetched, unless it is null.
+// result [1 or panels_at_once(rows)][rows][PANEL]: the rows that `Room::put` has copied, times panels.
+// Towards the end those at `next()` are fetched, unless it is null.
 template <typename T, typename Next>
-INLINE void multiply_panels(const Operand<T>* x, int64_t rows, int64_t columns, Panels<T> panels,
+INLINE void multiply_panels(const Room<T>& room, int64_t rows, int64_t columns, Panels<T> panels,
                             int64_t count, const Next& next, float* result) {
-  constexpr int N = Steps<T>::NUMBERS;
+  constexpr int N = Steps<T>::NUMBERS, BYTES = int(sizeof(T));
+  constexpr bool CAN_UNPACK = sizeof(T) == 2 && !PAIR_PRODUCTS;
   int64_t height = tile_rows(rows), tiles = (rows + height - 1) / height;
-  auto full = count > 1 ? tile_product<T, true>(height) : tile_product<T, false>(height);
-  auto rest = tiles == 1 ? full : tile_product<T, false>(rows - (tiles - 1) * height);
-  int64_t steps = steps_of<T>(columns), size = panel_size<T>(columns);
-  int64_t pace = PANEL * N * int64_t(sizeof(T)) / tiles, distance = AHEAD / int64_t(sizeof(T)) / count;
+  int64_t rest = rows - (tiles - 1) * height, steps = steps_of<T>(columns), size = panel_size<T>(columns);
+  int64_t pace = PANEL * N * BYTES / tiles, distance = AHEAD / BYTES / count;
+  auto multiply_slice = [&](auto now, int64_t k, int64_t some, Ahead ahead) {
+    using Weight = typename std::remove_const<typename std::remove_pointer<decltype(now.first)>::type>::type;
+    auto full = count > 1 ? tile_product<Weight, true>(height) : tile_product<Weight, false>(height);
+    auto last = tiles == 1 ? full : tile_product<Weight, false>(rest);
+    for (int64_t t = 0; t < tiles; t++) {
+      (t + 1 < tiles ? full : last)(room.rows + (k / SLICE_STEPS * rows + t * height) * SLICE<T>, now, some,
+                                    result + t * height * PANEL, rows, k == 0, ahead);
+      ahead.first += pace * some;
+    }
+  };
   for (int64_t k = 0; k < steps; k += SLICE_STEPS) {
     int64_t some = std::min<int64_t>(SLICE_STEPS, steps - k), place = k * PANEL * N + distance;
     Panels<T> now{panels.first + k * PANEL * N, panels.stride};
-    Panels<T> ahead{panels.first + place, panels.stride};
+    Ahead ahead{(const char*)(panels.first + place), panels.stride * BYTES, pace};
     if (place >= size) {
       const T* coming = next();
-      ahead.first = coming ? coming + (place - size) : now.first;
+      ahead.first = (const char*)(coming ? coming + (place - size) : now.first);
     }
-    for (int64_t t = 0; t < tiles; t++) {
-      (t + 1 < tiles ? full : rest)(x + (k / SLICE_STEPS * rows + t * height) * SLICE<T>, now, some,
-                                    result + t * height * PANEL, rows, k == 0, ahead, pace);
-      ahead.first += pace * some / int64_t(sizeof(T));
-    }
+    if constexpr (CAN_UNPACK)
+      if (tiles >= UNPACK_FROM) {
+        unpack(now.first, some, room.unpacked);
+        multiply_slice(Panels<Unpacked>{room.unpacked, 0}, k, some, ahead);
+        continue;
+      }
+    multiply_slice(now, k, some, ahead);
   }
 }
 
@@ -393,7 +452,7 @@ void multiply(const Team& team, const Product<T>& p, const Room<T>& room) {
     for (int64_t panel = begin; panel < end; panel += count) {
       if (panel + count > end) count = 1;
       auto coming = [&] { return panel_at(p.packed, panel + count < end ? panel + count : next(), size); };
-      multiply_panels<T>(room.rows, rows, p.columns, {p.packed + panel * size, size}, count, coming,
+      multiply_panels<T>(room, rows, p.columns, {p.packed + panel * size, size}, count, coming,
                          room.result);
       for (int64_t i = 0; i < count * rows; i++) {
         int64_t c = (panel + i / rows) * PANEL, place = (first + i % rows) * p.out_stride + c;
@@ -418,11 +477,11 @@ void multiply_gated(const Team& team, const GatedProduct<T>& p, const Room<T>& r
       float* result = room.result + rows * PANEL;
       int64_t c = panel * PANEL;
       if (panels_at_once(rows) > 1) {
-        multiply_panels<T>(room.rows, rows, p.columns, {gates, half * size}, 2, coming, room.result);
+        multiply_panels<T>(room, rows, p.columns, {gates, half * size}, 2, coming, room.result);
       } else {
-        multiply_panels<T>(room.rows, rows, p.columns, {gates, 0}, 1, [&] { return values; },
+        multiply_panels<T>(room, rows, p.columns, {gates, 0}, 1, [&] { return values; },
                            room.result);
-        multiply_panels<T>(room.rows, rows, p.columns, {values, 0}, 1, coming, result);
+        multiply_panels<T>(room, rows, p.columns, {values, 0}, 1, coming, result);
       }
       for (int64_t r = 0; r < rows; r++)
         for (int i = 0; i < PANEL; i += WIDTH) {

@@ -61,7 +61,7 @@ INLINE void multiply_slices(const P* rows, const P* panel, int64_t steps, float*
     multiply_tile<P, TALL, 1>(rows + k / SLICE_STEPS * TALL * SLICE<P>,
                               {panel + k * PANEL * Steps<P>::NUMBERS, 0},
                               std::min<int64_t>(SLICE_STEPS, steps - k), result, TALL,
-                              fresh && k == 0, {panel, 0}, 1);
+                              fresh && k == 0, {(const char*)panel, 0, 1});
 }
 
 template <typename T>
