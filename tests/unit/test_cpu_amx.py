@@ -128,15 +128,11 @@ def test_emulated_attention_is_close_on_any_machine(changes: dict[str, Any]) -> 
 def refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system does not give the first library that is loaded what it asks for."""
     asked: list[str] = []
-    real = ctypes.CDLL
 
-    class Refused:
-        def __init__(self, path: str) -> None:
-            self._loaded = real(path)
-
+    class Refused(ctypes.CDLL):
         def __getattr__(self, name: str) -> Any:
             if name != "paged_core_ask_permission" or asked:
-                return getattr(self._loaded, name)
+                return super().__getattr__(name)
             asked.append(name)
             return Refusal()
 

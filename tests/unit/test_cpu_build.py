@@ -296,3 +296,13 @@ def test_the_sources_are_shipped() -> None:
 def test_every_instruction_set_can_be_asked_for(one: instruction_set.InstructionSet) -> None:
     CpuSettings.model_validate({"instruction_set": one.name})
     NativeSettings.model_validate({"kernels": one.name})
+
+
+def test_a_library_of_other_structures_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        path = Library.load("portable").path
+    except CannotCompile as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr("paged_backends.cpu.library.BYTES", (1, 2, 3, 4, 5, 6, 7))
+    with pytest.raises(CannotCompile, match=r"structures of \(.*\) bytes, and these are \(1, 2, 3"):
+        Library.open("portable", path)

@@ -25,7 +25,8 @@ from torch import Tensor
 from paged_backends.attention.settings import CpuSettings
 from paged_backends.cpu.compiler import CannotCompile
 from paged_backends.cpu.instruction_set import NoSuchInstructions
-from paged_backends.cpu.library import AttentionCall, Library
+from paged_backends.cpu.library import Library
+from paged_backends.cpu.structs import INT32S, AttentionCall
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -35,8 +36,6 @@ from paged_core.interfaces.attention import (
 from paged_core.layer import LayerSpec
 
 _TYPES = {"float32": 0, "bfloat16": 1}
-_LISTS = (5, 4, 4, 3)
-"""Numbers of 32 bits in an item of work, a join, a share, a member: see ``source/attention.h``."""
 
 
 Shape = tuple[int, int, int, int, int]
@@ -100,7 +99,7 @@ class Plan:
         *counts, num_floats = sizes
         lists = [
             torch.empty(count * numbers, dtype=torch.int32)
-            for count, numbers in zip(counts, _LISTS, strict=True)
+            for count, numbers in zip(counts, INT32S, strict=True)
         ]
         plan(*(made.data_ptr() for made in lists))
         lists.append(torch.empty(num_floats))

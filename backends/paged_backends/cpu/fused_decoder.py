@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_void_p
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from paged_backends.cpu.kernels import Kernels, PackedWeight
 from paged_backends.cpu.memory import Arena
+from paged_backends.cpu.structs import DecoderCall, DecoderLayer, Matrix, Norm
 
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2}
 _NORMS = {"rms": 0, "layer": 1}
@@ -64,52 +65,6 @@ class FusedLayer:
     mlp_output_norm: FusedNorm | None = None
 
 
-class _Norm(ctypes.Structure):
-    _fields_: ClassVar[Any] = [("weight", c_void_p), ("bias", c_void_p)]
-
-
-class _Matrix(ctypes.Structure):
-    _fields_: ClassVar[Any] = [
-        ("packed", c_void_p),
-        ("bias", c_void_p),
-        ("width", c_int64),
-        ("columns", c_int64),
-    ]
-
-
-class _Layer(ctypes.Structure):
-    """The order of the fields is that of ``decoder.cpp``."""
-
-    _fields_: ClassVar[Any] = [
-        ("attention_norm", _Norm),
-        ("attention_output_norm", _Norm),
-        ("mlp_norm", _Norm),
-        ("mlp_output_norm", _Norm),
-        ("query_norm", c_void_p),
-        ("key_norm", c_void_p),
-        ("query_key_value", _Matrix),
-        ("output", _Matrix),
-        ("up", _Matrix),
-        ("down", _Matrix),
-        ("rope", c_int64),
-        ("attention", c_void_p),
-    ]
-
-
-class _Call(ctypes.Structure):
-    _fields_: ClassVar[Any] = [
-        *((name, c_void_p) for name in ("layers", "hidden", "positions")),
-        *((name, c_void_p) for name in ("cosines", "sines", "memory")),
-        *((name, c_int64) for name in ("num_layers", "hidden_stride", "rows")),
-        *((name, c_int64) for name in ("width", "half")),
-        *((name, c_int32) for name in ("activation", "gated", "norm_kind")),
-        ("epsilon", c_float),
-        ("offset", c_float),
-        ("type", c_int32),
-        ("threads", c_int32),
-    ]
-
-
 class FusedDecoder:
     """Layers whose norms stand before attention and before the feed-forward, gated or not.
 
@@ -150,9 +105,9 @@ class FusedDecoder:
         self._kernels = kernels
         self._layers = list(layers)  # held here, because the kernels get bare addresses
         self._dtype = first.output.dtype
-        self._structs = (_Layer * len(layers))(*(_struct(layer) for layer in layers))
+        self._structs = (DecoderLayer * len(layers))(*(_struct(layer) for layer in layers))
         self._memory = torch.empty(0, dtype=self._dtype)
-        self._call = _Call(
+        self._call = DecoderCall(
             layers=ctypes.addressof(self._structs),
             num_layers=len(layers),
             width=first.output.width,
@@ -208,18 +163,18 @@ def _shape(layer: FusedLayer) -> object:
     return [(weight.dtype, weight.width, weight.columns) for weight in weights]
 
 
-def _struct(layer: FusedLayer) -> _Layer:
-    def matrix(weight: PackedWeight) -> _Matrix:
+def _struct(layer: FusedLayer) -> DecoderLayer:
+    def matrix(weight: PackedWeight) -> Matrix:
         bias = None if weight.bias is None else weight.bias.data_ptr()
-        return _Matrix(weight.data.data_ptr(), bias, weight.width, weight.columns)
+        return Matrix(weight.data.data_ptr(), bias, weight.width, weight.columns)
 
     def vector(weight: Tensor | None) -> int | None:
         return None if weight is None else weight.data_ptr()
 
-    def norm(weights: FusedNorm | None) -> _Norm:
-        return _Norm() if weights is None else _Norm(vector(weights.weight), vector(weights.bias))
+    def norm(weights: FusedNorm | None) -> Norm:
+        return Norm() if weights is None else Norm(vector(weights.weight), vector(weights.bias))
 
-    return _Layer(
+    return DecoderLayer(
         attention_norm=norm(layer.attention_norm),
         attention_output_norm=norm(layer.attention_output_norm),
         mlp_norm=norm(layer.mlp_norm),

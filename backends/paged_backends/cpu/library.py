@@ -5,14 +5,15 @@ from __future__ import annotations
 import _ctypes
 import ctypes
 import os
-from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from paged_backends.cpu.compiler import CannotCompile, Compiler, find_compiler
 from paged_backends.cpu.instruction_set import InstructionSet, NoSuchInstructions, choose
 from paged_backends.cpu.library_cache import discard, library
+from paged_backends.cpu.structs import BYTES
 from paged_core.log import get_logger
 
 UNITS = ("products.cpp", "attention.cpp", "decoder.cpp", "sampling.cpp", "permission.cpp")
@@ -38,46 +39,6 @@ _ARGUMENTS: dict[str, tuple[list[Any], Any]] = {
     "decoder_numbers": ([_P], _I),
     "decoder": ([_P], None),
 }
-
-
-class AttentionCall(ctypes.Structure):
-    """The argument of ``attend``; the order of the fields is that of ``attention.cpp``."""
-
-    _fields_: ClassVar[Any] = [
-        *((name, c_void_p) for name in ("query", "key", "value", "out", "cache")),
-        *(
-            (name, c_int64)
-            for name in (
-                "query_token",
-                "query_head",
-                "key_token",
-                "key_head",
-                "value_token",
-                "value_head",
-                "out_token",
-            )
-        ),
-        *((name, c_void_p) for name in ("starts", "lengths", "tables", "slots")),
-        *(
-            (name, c_int64)
-            for name in (
-                "table_width",
-                "tokens",
-                "heads",
-                "kv_heads",
-                "dim",
-                "block_size",
-                "window",
-            )
-        ),
-        *((name, c_void_p) for name in ("slopes", "items", "joins", "shares", "members")),
-        ("partials", c_void_p),
-        *((name, c_int64) for name in ("num_items", "num_joins")),
-        ("scale", c_float),
-        ("soft_cap", c_float),
-        ("type", c_int32),
-        ("threads", c_int32),
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +113,18 @@ class Library:
             raise CannotCompile(f"the compiled kernels cannot be loaded: {error}") from error
         try:
             functions = {name: getattr(loaded, f"paged_core_{name}") for name in _ARGUMENTS}
-        except AttributeError as error:
+            found = tuple((c_int64 * len(BYTES)).in_dll(loaded, "paged_core_struct_bytes"))
+        except (AttributeError, ValueError) as error:
             _ctypes.dlclose(loaded._handle)  # or a better one of that name would not be looked at
             raise CannotCompile(f"the compiled kernels are not these: {error}") from error
         for name, (arguments, result) in _ARGUMENTS.items():
             functions[name].argtypes = arguments
             functions[name].restype = result
+        if found != BYTES:
+            _ctypes.dlclose(loaded._handle)
+            raise CannotCompile(
+                f"the compiled kernels take structures of {found} bytes, and these are {BYTES}"
+            )
         if refused := functions["ask_permission"]():
             raise NoSuchInstructions(
                 f"the system does not let this process use {instruction_set}: "

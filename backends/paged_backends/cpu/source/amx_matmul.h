@@ -30,7 +30,7 @@ INLINE void load_rows(const TileRows& rows, int64_t k) {
 // The rows of an item of work, ready for tiles.
 class Activations {
  public:
-  explicit Activations(const Room<bf16>& room) : room(room) {}
+  explicit Activations(const Scratch<bf16>& scratch) : scratch(scratch) {}
 
   void set(const bf16* x, int64_t stride, int64_t rows, int64_t columns) {
     x_ = x;
@@ -39,7 +39,7 @@ class Activations {
     copied_from_ = columns % TILE_DEPTH ? 0 : rows / TILE_ROWS * TILE_ROWS;
     int64_t end = (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     for (int64_t r = copied_from_; r < end; r++) {
-      bf16* row = room.copied + (r - copied_from_) * width_;
+      bf16* row = scratch.copied + (r - copied_from_) * width_;
       int64_t count = r < rows ? columns : 0;
       if (count) memcpy((void*)row, x + r * stride, size_t(count) * 2);
       memset((void*)(row + count), 0, size_t(tile_steps(columns) * TILE_DEPTH - count) * 2);
@@ -47,11 +47,11 @@ class Activations {
   }
   TileRows at(int64_t row) const {
     if (row < copied_from_) return {x_ + row * stride_, stride_};
-    return {room.copied + (row - copied_from_) * width_, width_};
+    return {scratch.copied + (row - copied_from_) * width_, width_};
   }
 
  private:
-  const Room<bf16>& room;
+  const Scratch<bf16>& scratch;
   const bf16* x_ = nullptr;
   int64_t stride_ = 0, width_ = 0, copied_from_ = 0;
 };
@@ -212,11 +212,11 @@ static void multiply_item(const Activations& x, int64_t first_row, int64_t rows,
 // Shares `panels` out and multiplies: `run_of(begin, end)` says where they lie.
 template <bool GATED, typename RunOf, typename Finish>
 INLINE void multiply_in_tiles(const Team& team, const bf16* x, int64_t stride, int64_t rows,
-                              int64_t columns, int64_t panels, const RunOf& run_of, const Room<bf16>& room,
+                              int64_t columns, int64_t panels, const RunOf& run_of, const Scratch<bf16>& scratch,
                               const Finish& finish) {
   const int64_t size = rows_of_item(rows, columns), bytes = panels * tile_steps(columns) * PANEL_STEP;
   const int64_t runs = rows > TILE_BLOCK ? bytes * (GATED ? 2 : 1) / RUN_BYTES + 1 : 1;
-  Activations activations(room);
+  Activations activations(scratch);
   int64_t held = -1;
   auto work = [&](int64_t block, int64_t begin, int64_t end, auto& next) {
     const int64_t first = block * size, some = std::min<int64_t>(size, rows - first);
@@ -226,14 +226,14 @@ INLINE void multiply_in_tiles(const Team& team, const bf16* x, int64_t stride, i
       const int64_t panel = next();
       return panel < 0 ? Run{} : run_of(panel, std::min(panels, panel + end - begin));
     };
-    multiply_item<GATED>(activations, first, some, columns, run_of(begin, end), begin, following, room.sums,
+    multiply_item<GATED>(activations, first, some, columns, run_of(begin, end), begin, following, scratch.sums,
                          finish);
   };
   share_panels(team, rows, size, panels, runs, work);
 }
 
 template <>
-void multiply(const Team& team, const Product<bf16>& p, const Room<bf16>& room) {
+void multiply(const Team& team, const Product<bf16>& p, const Scratch<bf16>& scratch) {
   const int64_t size = panel_size<bf16>(p.columns), panels = (p.width + PANEL - 1) / PANEL;
   auto run_of = [&](int64_t begin, int64_t end) {
     return Run{{(const char*)(p.packed + begin * size), nullptr}, (end - begin) * size * 2};
@@ -244,11 +244,11 @@ void multiply(const Team& team, const Product<bf16>& p, const Room<bf16>& room) 
     store_panel_row(p.out + place, sums, p.bias ? p.bias + column : nullptr,
                     p.residual ? p.residual + place : nullptr, p.width - column, p.activation);
   };
-  multiply_in_tiles<false>(team, p.x, p.x_stride, p.rows, p.columns, panels, run_of, room, finish);
+  multiply_in_tiles<false>(team, p.x, p.x_stride, p.rows, p.columns, panels, run_of, scratch, finish);
 }
 
 template <>
-void multiply_gated(const Team& team, const GatedProduct<bf16>& p, const Room<bf16>& room) {
+void multiply_gated(const Team& team, const GatedProduct<bf16>& p, const Scratch<bf16>& scratch) {
   const int64_t size = panel_size<bf16>(p.columns), panels = p.width / PANEL;
   auto run_of = [&](int64_t begin, int64_t end) {
     const bf16* gates = p.packed + begin * size;
@@ -266,5 +266,5 @@ void multiply_gated(const Team& team, const GatedProduct<bf16>& p, const Room<bf
       store(out + i, activate(p.activation, gate) * value);
     }
   };
-  multiply_in_tiles<true>(team, p.x, p.x_stride, p.rows, p.columns, panels, run_of, room, finish);
+  multiply_in_tiles<true>(team, p.x, p.x_stride, p.rows, p.columns, panels, run_of, scratch, finish);
 }

@@ -19,7 +19,7 @@ INLINE int64_t rows_of_item(int64_t rows, int64_t columns) {
 }
 
 template <>
-struct Room<bf16> {
+struct Scratch<bf16> {
   static constexpr int64_t SUMS = 2 * TILE_BLOCK * PANEL;  // two blocks
 
   float* sums;
@@ -34,11 +34,11 @@ struct Room<bf16> {
   static size_t bytes(int64_t rows, int64_t columns) {
     return Workspace::bytes_for<float>(SUMS) + Workspace::bytes_for<bf16>(copies(rows, columns));
   }
-  Room(Workspace& memory, int64_t rows, int64_t columns)
+  Scratch(Workspace& memory, int64_t rows, int64_t columns)
       : sums(memory.take<float>(SUMS)), copied(memory.take<bf16>(copies(rows, columns))) {}
 };
 
 template <>
-void multiply(const Team& team, const Product<bf16>& p, const Room<bf16>& room);
+void multiply(const Team& team, const Product<bf16>& p, const Scratch<bf16>& scratch);
 template <>
-void multiply_gated(const Team& team, const GatedProduct<bf16>& p, const Room<bf16>& room);
+void multiply_gated(const Team& team, const GatedProduct<bf16>& p, const Scratch<bf16>& scratch);

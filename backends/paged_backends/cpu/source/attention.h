@@ -131,7 +131,7 @@ struct Family {
 };
 
 // Families of sequences that begin with the same blocks, of those in `some`, which agree on the first
-// `agreed` blocks. A block that is not full yet is nobody else's.
+// `agreed` blocks. A block that is not full yet is not shared.
 static void find_families(const Layout& l, const std::vector<int32_t>& some, int64_t agreed,
                           std::vector<Family>& found) {
   if (int64_t(some.size()) * l.group() < FEW_ROWS_SHARED) return;
@@ -261,7 +261,7 @@ INLINE void write_token(const Attention<T>& a, int64_t t) {
   }
 }
 
-// What Python fills in; see `library.py`.
+// What Python fills in; `structs.py` has the same.
 struct AttentionCall {
   const void *query, *key, *value;
   void *out, *cache;

@@ -313,16 +313,21 @@ static void attend_item(const Attention<T>& a, const Item& item, const Item* nex
 template <typename T>
 INLINE void attend_single(const Attention<T>& a, const Item& item, const Item* next,
                           float* partials, char* memory) {
-  if (a.dim % 32)
+  if (a.dim % 32) {
     attend_item<T, ANY>(a, item, next, partials, memory);
-  else if (sizeof(T) == 4)
-    attend_item<T, MULTIPLE>(a, item, next, partials, memory);
-  else if (a.dim == 64)
-    attend_item<bf16, 64>((const Attention<bf16>&)a, item, next, partials, memory);
-  else if (a.dim == 128)
-    attend_item<bf16, 128>((const Attention<bf16>&)a, item, next, partials, memory);
-  else
-    attend_item<T, MULTIPLE>(a, item, next, partials, memory);
+    return;
+  }
+  if constexpr (sizeof(T) == 2) {
+    if (a.dim == 64) {
+      attend_item<T, 64>(a, item, next, partials, memory);
+      return;
+    }
+    if (a.dim == 128) {
+      attend_item<T, 128>(a, item, next, partials, memory);
+      return;
+    }
+  }
+  attend_item<T, MULTIPLE>(a, item, next, partials, memory);
 }
 
 // Puts the parts of one sequence together, first to last.

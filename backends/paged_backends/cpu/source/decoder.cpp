@@ -1,4 +1,4 @@
-// All layers of a decoder in one call: one team of threads, who wait for one another between steps.
+// All layers of a decoder in one call: one team of threads, with barriers between steps.
 //
 // It covers layers with norms before attention and before the feed-forward, which may be gated, and,
 // where there are any, norms of what these return. Plain C; nothing is kept.
@@ -6,18 +6,18 @@
 #include "matmul.h"
 #include "pointwise.h"
 
-extern template void multiply(const Team&, const Product<float>&, const Room<float>&);
-extern template void multiply_gated(const Team&, const GatedProduct<float>&, const Room<float>&);
+extern template void multiply(const Team&, const Product<float>&, const Scratch<float>&);
+extern template void multiply_gated(const Team&, const GatedProduct<float>&, const Scratch<float>&);
 #if !AMX
-extern template void multiply(const Team&, const Product<bf16>&, const Room<bf16>&);
-extern template void multiply_gated(const Team&, const GatedProduct<bf16>&, const Room<bf16>&);
+extern template void multiply(const Team&, const Product<bf16>&, const Scratch<bf16>&);
+extern template void multiply_gated(const Team&, const GatedProduct<bf16>&, const Scratch<bf16>&);
 #endif
 extern template size_t attention_bytes<float>(const AttentionCall&);
 extern template size_t attention_bytes<bf16>(const AttentionCall&);
 extern template void attend(const Team&, const Attention<float>&, const AttentionCall&, char*);
 extern template void attend(const Team&, const Attention<bf16>&, const AttentionCall&, char*);
 
-// A packed weight; see `fused_decoder.py` for this and what follows.
+// A packed weight; `structs.py` has the same for this and what follows.
 struct Matrix {
   const void* packed;
   const float* bias;  // or null
@@ -83,8 +83,8 @@ template <typename T>
 struct Step {
   const DecoderCall& call;
   const Team& team;
-  Buffers<T> room;
-  Room<T> products;
+  Buffers<T> buffers;
+  Scratch<T> scratch;
   char* memory;
 
   static NormWeights<T> typed(const NormPair& norm) {
@@ -92,8 +92,8 @@ struct Step {
   }
 
   void normalise_hidden(const NormPair& norm) const {
-    normalise_rows<T>(team, {(const T*)call.hidden, nullptr, typed(norm), room.normed,
-                             call.hidden_stride, 0, room.normed_stride, call.rows, call.width,
+    normalise_rows<T>(team, {(const T*)call.hidden, nullptr, typed(norm), buffers.normed,
+                             call.hidden_stride, 0, buffers.normed_stride, call.rows, call.width,
                              call.norm_rule()});
   }
 
@@ -104,17 +104,17 @@ struct Step {
                        call.hidden_stride, call.rows, matrix.width, matrix.columns};
     if (!norm.weight) {
       product.residual = hidden;
-      multiply(team, product, products);
+      multiply(team, product, scratch);
       return;
     }
-    product.out = room.normed;
-    product.out_stride = room.normed_stride;
-    multiply(team, product, products);
+    product.out = buffers.normed;
+    product.out_stride = buffers.normed_stride;
+    multiply(team, product, scratch);
     team.wait();
     int64_t begin, end;
     team.share(call.rows, begin, end);
     for (int64_t r = begin; r < end; r++) {
-      T *row = room.normed + r * room.normed_stride, *sum = hidden + r * call.hidden_stride;
+      T *row = buffers.normed + r * buffers.normed_stride, *sum = hidden + r * call.hidden_stride;
       normalise(row, row, typed(norm), call.width, call.norm_rule());
       for (int64_t i = 0; i < call.width; i += WIDTH)
         store_upto(sum + i, load_upto(sum + i, call.width - i) + load_upto(row + i, call.width - i),
@@ -128,24 +128,24 @@ struct Step {
     normalise_hidden(l.attention_norm);
     team.wait();
     multiply(team,
-             Product<T>{room.normed, room.normed_stride, (const T*)l.query_key_value.packed,
-                        l.query_key_value.bias, nullptr, room.fused, room.fused_stride, rows,
+             Product<T>{buffers.normed, buffers.normed_stride, (const T*)l.query_key_value.packed,
+                        l.query_key_value.bias, nullptr, buffers.fused, buffers.fused_stride, rows,
                         l.query_key_value.width, l.query_key_value.columns},
-             products);
+             scratch);
     team.wait();
 
     Attention<T> a = view<T>(ac);
-    a.query = room.fused;
-    a.key = room.fused + queries;
-    a.value = room.fused + queries + keys;
-    a.out = room.attended;
-    a.query_token = a.key_token = a.value_token = room.fused_stride;
+    a.query = buffers.fused;
+    a.key = buffers.fused + queries;
+    a.value = buffers.fused + queries + keys;
+    a.out = buffers.attended;
+    a.query_token = a.key_token = a.value_token = buffers.fused_stride;
     a.query_head = a.key_head = a.value_head = ac.dim;
-    a.out_token = room.attended_stride;
-    Rotation<T> rotation{room.fused, room.fused + queries, (const T*)l.query_norm,
+    a.out_token = buffers.attended_stride;
+    Rotation<T> rotation{buffers.fused, buffers.fused + queries, (const T*)l.query_norm,
                          (const T*)l.key_norm, l.rope < 0 ? nullptr : call.cosines[l.rope],
                          l.rope < 0 ? nullptr : call.sines[l.rope], call.positions,
-                         room.fused_stride, room.fused_stride, rows, ac.heads, ac.kv_heads, ac.dim,
+                         buffers.fused_stride, buffers.fused_stride, rows, ac.heads, ac.kv_heads, ac.dim,
                          l.rope < 0 ? 0 : call.half, {RMS, call.epsilon, call.offset}};
     team.share(rows, begin, end);
     for (int64_t r = begin; r < end; r++) {
@@ -155,7 +155,7 @@ struct Step {
     team.wait();
     attend(team, a, ac, memory);
     team.wait();
-    add(room.attended, room.attended_stride, l.output, l.attention_output_norm);
+    add(buffers.attended, buffers.attended_stride, l.output, l.attention_output_norm);
     team.wait();
 
     normalise_hidden(l.mlp_norm);
@@ -163,17 +163,17 @@ struct Step {
     const T* up = (const T*)l.up.packed;
     if (call.gated)
       multiply_gated(team,
-                     GatedProduct<T>{room.normed, room.normed_stride, up, l.up.bias, room.gated,
-                                     room.gated_stride, rows, l.up.width / 2, l.up.columns,
+                     GatedProduct<T>{buffers.normed, buffers.normed_stride, up, l.up.bias, buffers.gated,
+                                     buffers.gated_stride, rows, l.up.width / 2, l.up.columns,
                                      call.activation},
-                     products);
+                     scratch);
     else
       multiply(team,
-               Product<T>{room.normed, room.normed_stride, up, l.up.bias, nullptr, room.gated,
-                          room.gated_stride, rows, l.up.width, l.up.columns, call.activation},
-               products);
+               Product<T>{buffers.normed, buffers.normed_stride, up, l.up.bias, nullptr, buffers.gated,
+                          buffers.gated_stride, rows, l.up.width, l.up.columns, call.activation},
+               scratch);
     team.wait();
-    add(room.gated, room.gated_stride, l.down, l.mlp_output_norm);
+    add(buffers.gated, buffers.gated_stride, l.down, l.mlp_output_norm);
     team.wait();
   }
 };
@@ -190,15 +190,20 @@ static void run(const DecoderCall& call) {
   }
   work_together(call.threads, [&](const Team& team) {
     TileConfig tiles;
-    Workspace memory(bytes + Room<T>::bytes(call.rows, columns));
-    Room<T> room(memory, call.rows, columns);
-    Step<T> step{call, team, buffers_of<T>(call), room, memory.take<char>(int64_t(bytes))};
+    Workspace memory(bytes + Scratch<T>::bytes(call.rows, columns));
+    Scratch<T> scratch(memory, call.rows, columns);
+    Step<T> step{call, team, buffers_of<T>(call), scratch, memory.take<char>(int64_t(bytes))};
     for (int64_t i = 0; i < call.num_layers; i++) step.layer(call.layers[i]);
   });
 }
 
 #pragma GCC visibility push(default)
 extern "C" {
+
+// Bytes of what Python fills in or makes room for, in the order of `structs.py`.
+extern const int64_t paged_core_struct_bytes[];
+const int64_t paged_core_struct_bytes[] = {sizeof(AttentionCall), sizeof(DecoderCall), sizeof(DecoderLayer),
+                                           sizeof(Item), sizeof(Join), sizeof(Share), sizeof(Member)};
 
 // Numbers of `call.memory`, whose rows and layers are set already.
 int64_t paged_core_decoder_numbers(const DecoderCall* call) {

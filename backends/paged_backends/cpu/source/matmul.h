@@ -298,7 +298,7 @@ INLINE void put_slice(Operand<T>* place, const T* numbers, int64_t count) {
 
 // What a thread needs for products.
 template <typename T>
-struct Room {
+struct Scratch {
   float* result;
   Operand<T>* rows;    // [slices][up to BLOCK_ROWS rows][SLICE]
   Unpacked* unpacked;  // a slice of a panel
@@ -311,7 +311,7 @@ struct Room {
            Workspace::bytes_for<Operand<T>>(numbers(rows, columns)) +
            Workspace::bytes_for<Unpacked>(SLICE<Unpacked> * PANEL);
   }
-  Room(Workspace& memory, int64_t rows, int64_t columns)
+  Scratch(Workspace& memory, int64_t rows, int64_t columns)
       : result(memory.take<float>(RESULTS)),
         rows(memory.take<Operand<T>>(numbers(rows, columns))),
         unpacked(memory.take<Unpacked>(SLICE<Unpacked> * PANEL)) {}
@@ -325,10 +325,10 @@ struct Room {
   }
 };
 
-// result [1 or panels_at_once(rows)][rows][PANEL]: the rows that `Room::put` has copied, times panels.
+// result [1 or panels_at_once(rows)][rows][PANEL]: the rows that `Scratch::put` has copied, times panels.
 // Towards the end those at `next()` are fetched, unless it is null.
 template <typename T, typename Next>
-INLINE void multiply_panels(const Room<T>& room, int64_t rows, int64_t columns, Panels<T> panels,
+INLINE void multiply_panels(const Scratch<T>& scratch, int64_t rows, int64_t columns, Panels<T> panels,
                             int64_t count, const Next& next, float* result) {
   constexpr int N = Steps<T>::NUMBERS, BYTES = int(sizeof(T));
   constexpr bool CAN_UNPACK = sizeof(T) == 2 && !PAIR_PRODUCTS;
@@ -340,7 +340,7 @@ INLINE void multiply_panels(const Room<T>& room, int64_t rows, int64_t columns, 
     auto full = count > 1 ? tile_product<Weight, true>(height) : tile_product<Weight, false>(height);
     auto last = tiles == 1 ? full : tile_product<Weight, false>(rest);
     for (int64_t t = 0; t < tiles; t++) {
-      (t + 1 < tiles ? full : last)(room.rows + (k / SLICE_STEPS * rows + t * height) * SLICE<T>, now, some,
+      (t + 1 < tiles ? full : last)(scratch.rows + (k / SLICE_STEPS * rows + t * height) * SLICE<T>, now, some,
                                     result + t * height * PANEL, rows, k == 0, ahead);
       ahead.first += pace * some;
     }
@@ -355,8 +355,8 @@ INLINE void multiply_panels(const Room<T>& room, int64_t rows, int64_t columns, 
     }
     if constexpr (CAN_UNPACK)
       if (tiles >= UNPACK_FROM) {
-        unpack(now.first, some, room.unpacked);
-        multiply_slice(Panels<Unpacked>{room.unpacked, 0}, k, some, ahead);
+        unpack(now.first, some, scratch.unpacked);
+        multiply_slice(Panels<Unpacked>{scratch.unpacked, 0}, k, some, ahead);
         continue;
       }
     multiply_slice(now, k, some, ahead);
@@ -442,21 +442,21 @@ struct GatedProduct {
 
 // out = activation(x times the weight, transposed, + bias) + residual.
 template <typename T>
-void multiply(const Team& team, const Product<T>& p, const Room<T>& room) {
+void multiply(const Team& team, const Product<T>& p, const Scratch<T>& scratch) {
   int64_t size = panel_size<T>(p.columns), panels = (p.width + PANEL - 1) / PANEL, held = -1;
   share_panels(team, p.rows, BLOCK_ROWS, panels, 1, [&](int64_t block, int64_t begin, int64_t end, auto& next) {
     int64_t first = block * BLOCK_ROWS, rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
-    if (block != held) room.put(p.x + first * p.x_stride, p.x_stride, rows, p.columns);
+    if (block != held) scratch.put(p.x + first * p.x_stride, p.x_stride, rows, p.columns);
     held = block;
     int64_t count = panels_at_once(rows);
     for (int64_t panel = begin; panel < end; panel += count) {
       if (panel + count > end) count = 1;
       auto coming = [&] { return panel_at(p.packed, panel + count < end ? panel + count : next(), size); };
-      multiply_panels<T>(room, rows, p.columns, {p.packed + panel * size, size}, count, coming,
-                         room.result);
+      multiply_panels<T>(scratch, rows, p.columns, {p.packed + panel * size, size}, count, coming,
+                         scratch.result);
       for (int64_t i = 0; i < count * rows; i++) {
         int64_t c = (panel + i / rows) * PANEL, place = (first + i % rows) * p.out_stride + c;
-        store_panel_row(p.out + place, room.result + i * PANEL, p.bias ? p.bias + c : nullptr,
+        store_panel_row(p.out + place, scratch.result + i * PANEL, p.bias ? p.bias + c : nullptr,
                         p.residual ? p.residual + place : nullptr, p.width - c, p.activation);
       }
     }
@@ -465,27 +465,27 @@ void multiply(const Team& team, const Product<T>& p, const Room<T>& room) {
 
 // out = activation(x times the gates) * (x times the rest).
 template <typename T>
-void multiply_gated(const Team& team, const GatedProduct<T>& p, const Room<T>& room) {
+void multiply_gated(const Team& team, const GatedProduct<T>& p, const Scratch<T>& scratch) {
   int64_t size = panel_size<T>(p.columns), half = p.width / PANEL, held = -1;
   share_panels(team, p.rows, BLOCK_ROWS, half, 1, [&](int64_t block, int64_t begin, int64_t end, auto& next) {
     int64_t first = block * BLOCK_ROWS, rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
-    if (block != held) room.put(p.x + first * p.x_stride, p.x_stride, rows, p.columns);
+    if (block != held) scratch.put(p.x + first * p.x_stride, p.x_stride, rows, p.columns);
     held = block;
     for (int64_t panel = begin; panel < end; panel++) {
       const T *gates = p.packed + panel * size, *values = gates + half * size;
       auto coming = [&] { return panel_at(p.packed, panel + 1 < end ? panel + 1 : next(), size); };
-      float* result = room.result + rows * PANEL;
+      float* result = scratch.result + rows * PANEL;
       int64_t c = panel * PANEL;
       if (panels_at_once(rows) > 1) {
-        multiply_panels<T>(room, rows, p.columns, {gates, half * size}, 2, coming, room.result);
+        multiply_panels<T>(scratch, rows, p.columns, {gates, half * size}, 2, coming, scratch.result);
       } else {
-        multiply_panels<T>(room, rows, p.columns, {gates, 0}, 1, [&] { return values; },
-                           room.result);
-        multiply_panels<T>(room, rows, p.columns, {values, 0}, 1, coming, result);
+        multiply_panels<T>(scratch, rows, p.columns, {gates, 0}, 1, [&] { return values; },
+                           scratch.result);
+        multiply_panels<T>(scratch, rows, p.columns, {values, 0}, 1, coming, result);
       }
       for (int64_t r = 0; r < rows; r++)
         for (int i = 0; i < PANEL; i += WIDTH) {
-          vf gate = load(room.result + r * PANEL + i), value = load(result + r * PANEL + i);
+          vf gate = load(scratch.result + r * PANEL + i), value = load(result + r * PANEL + i);
           if (p.bias) {
             gate = gate + load(p.bias + c + i);
             value = value + load(p.bias + p.width + c + i);

@@ -12,34 +12,26 @@ template <typename T>
 static void multiply_batch(const Product<T>& product, int threads) {
   work_together(threads, [&](const Team& team) {
     TileConfig tiles;
-    Workspace memory(Room<T>::bytes(product.rows, product.columns));
-    multiply(team, product, Room<T>(memory, product.rows, product.columns));
+    Workspace memory(Scratch<T>::bytes(product.rows, product.columns));
+    multiply(team, product, Scratch<T>(memory, product.rows, product.columns));
   });
 }
 
-template void multiply(const Team&, const Product<float>&, const Room<float>&);
-template void multiply_gated(const Team&, const GatedProduct<float>&, const Room<float>&);
+template void multiply(const Team&, const Product<float>&, const Scratch<float>&);
+template void multiply_gated(const Team&, const GatedProduct<float>&, const Scratch<float>&);
 #if !AMX
-template void multiply(const Team&, const Product<bf16>&, const Room<bf16>&);
-template void multiply_gated(const Team&, const GatedProduct<bf16>&, const Room<bf16>&);
+template void multiply(const Team&, const Product<bf16>&, const Scratch<bf16>&);
+template void multiply_gated(const Team&, const GatedProduct<bf16>&, const Scratch<bf16>&);
 #endif
 
 #pragma GCC visibility push(default)
 extern "C" {
-
-int64_t paged_core_panel_columns() { return PANEL; }
-int64_t paged_core_block_rows() { return BLOCK_ROWS; }
 
 // Numbers of a packed weight [rows, columns].
 int64_t paged_core_packed_size(int type, int64_t rows, int64_t columns) {
   int64_t panels = (rows + PANEL - 1) / PANEL;
   return panels * (type ? panel_size<bf16>(columns) : panel_size<float>(columns));
 }
-// Numbers between rows of activations that suit `multiply`.
-int64_t paged_core_padded(int type, int64_t columns) {
-  return type ? padded<bf16>(columns) : padded<float>(columns);
-}
-
 void paged_core_pack(int type, const void* weight, void* packed, int64_t rows, int64_t columns,
                      int threads) {
   if (type)

@@ -11,7 +11,7 @@
 #include "vector.h"
 
 // What the threads of one call share.
-struct Meeting {
+struct Barrier {
   alignas(64) std::atomic<int> arrived{0};
   alignas(64) std::atomic<int> round{0};
   alignas(64) std::atomic<int64_t> tickets[3] = {};
@@ -21,18 +21,18 @@ class Team {
  public:
   const int rank, size;
 
-  Team(int rank, int size, Meeting* meeting) : rank(rank), size(size), meeting(meeting) {}
+  Team(int rank, int size, Barrier* barrier) : rank(rank), size(size), barrier(barrier) {}
 
   // Waits for all others. It spins, and gives way where they have lost their processor.
   void wait() const {
     if (size == 1) return;
-    int round = meeting->round.load(std::memory_order_relaxed);
-    if (meeting->arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
-      meeting->arrived.store(0, std::memory_order_relaxed);
-      meeting->round.store(round + 1, std::memory_order_release);
+    int round = barrier->round.load(std::memory_order_relaxed);
+    if (barrier->arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
+      barrier->arrived.store(0, std::memory_order_relaxed);
+      barrier->round.store(round + 1, std::memory_order_release);
       return;
     }
-    for (int spins = 0; meeting->round.load(std::memory_order_acquire) == round; spins++) {
+    for (int spins = 0; barrier->round.load(std::memory_order_acquire) == round; spins++) {
 #if defined(__x86_64__)
       _mm_pause();
 #endif
@@ -47,27 +47,27 @@ class Team {
   }
 
   // Work is handed out one item after another, by take(). All threads open it, after a wait() that
-  // follows what was handed out before. The next counter is cleared meanwhile: nobody uses it.
+  // follows what was handed out before. The next counter, which is not in use, is cleared meanwhile.
   void open() const {
     opened = (opened + 1) % 3;
-    if (rank == 0) meeting->tickets[(opened + 1) % 3].store(0, std::memory_order_relaxed);
+    if (rank == 0) barrier->tickets[(opened + 1) % 3].store(0, std::memory_order_relaxed);
   }
-  int64_t take() const { return meeting->tickets[opened].fetch_add(1, std::memory_order_relaxed); }
+  int64_t take() const { return barrier->tickets[opened].fetch_add(1, std::memory_order_relaxed); }
 
  private:
-  Meeting* meeting;
+  Barrier* barrier;
   mutable int opened = 0;
 };
 
 template <typename Body>
 static void work_together(int threads, const Body& body) {
-  Meeting meeting;
+  Barrier barrier;
   if (threads <= 1) {
-    body(Team(0, 1, &meeting));
+    body(Team(0, 1, &barrier));
     return;
   }
 #pragma omp parallel num_threads(threads)
-  body(Team(omp_get_thread_num(), omp_get_num_threads(), &meeting));
+  body(Team(omp_get_thread_num(), omp_get_num_threads(), &barrier));
 }
 
 // Small work is not worth waking others for.
