@@ -1,4 +1,4 @@
-"""What Python fills in for the kernels: structures in the order of fields that the C++ sources have.
+"""What Python fills in for the kernels: structures with the fields of those in the C++ sources.
 
 The library says how many bytes each takes, and is refused where that differs.
 """
