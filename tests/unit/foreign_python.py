@@ -13,7 +13,6 @@ VLLM = '''
 """Stands for vLLM: draws the sum of all tokens, and says what else was imported before it."""
 import os
 import sys
-import threading
 
 roots = {name.partition(".")[0] for name in sys.modules}
 others = sorted(roots - set(sys.stdlib_module_names) - {"__main__", "vllm"})
@@ -42,12 +41,6 @@ class LLM:
             raise ValueError("cannot load it")
         if model == "dead":
             os._exit(3)
-        if model == "restless":
-            threading.Thread(target=self.spin, daemon=True).start()
-
-    def spin(self):
-        while True:
-            pass
 
     def generate(self, prompts, sampling, use_tqdm):
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -107,9 +108,11 @@ class TestProcess:
         assert told == []
         assert contender.settle(0)  # it has ended, and uses nothing
 
-    def test_says_who_does_not(self, python: str) -> None:
+    def test_says_who_does_not(self, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
         told: list[str] = []
-        with PeerProcess(PEERS["vllm"], task("restless"), PeerPython(python)) as contender:
+        used = itertools.count()  # a second of the processor with every look
+        monkeypatch.setattr(PeerProcess, "_processor_seconds", lambda self: float(next(used)))
+        with PeerProcess(PEERS["vllm"], task(), PeerPython(python)) as contender:
             assert not contender.settle(0.1)
             warm_up([contender], told.append)
         (line,) = told
