@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from integration import tiny_models
@@ -34,7 +39,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def task(model: str) -> Task:
     settings = {"model": model, "dtype": "float32", "threads": 1, "num_blocks": 32}
     return Task(
-        model=model, dtype="float32", threads=1, max_model_len=64, cache_gib=1, settings=settings
+        model=model,
+        dtype="float32",
+        threads=1,
+        max_model_len=64,
+        longest_request=64,
+        cache_gib=1,
+        settings=settings,
     )
 
 
@@ -81,6 +92,75 @@ def test_a_peer_of_another_environment(model: str, capfd: Capture, tmp_path: Pat
     assert "Peak MiB" in out
 
 
+@pytest.mark.usefixtures("small")
+def test_what_has_been_measured_is_kept_when_the_rest_fails(
+    model: str, capfd: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def fails_later(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) > 1:
+            raise EngineError("it died")
+        return compare(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("paged_plugins.bench.compare_command.compare", fails_later)
+    monkeypatch.setitem(NAMED, "W4", Workload("W4", "", lambda _: CHAT))
+    argv = ["--model", model, "--dtype", "float32", "--workload", "W7,W4", "--repeats", "1"]
+    argv += ["--peer", f"vllm={foreign_python.make(tmp_path)}", "--num-blocks", "32"]
+    argv += ["--output", str(tmp_path / "rows")]
+    assert main(["bench", "compare", *argv], {"PATH": ""}) == 1
+    out, err = capfd.readouterr()
+    assert "it died" in err
+    assert "best other" in out
+    (line,) = (tmp_path / "rows").read_text().splitlines()
+    assert json.loads(line)["workload"] == "W7"
+
+
+def test_says_before_all_else_that_a_workload_is_too_long(model: str, capfd: Capture) -> None:
+    argv = ("--model", model, "--dtype", "float32", "--workload", "W5", "--peer", "vllm=/no/python")
+    assert "/no/python does not work" in run(capfd, *argv, status=2)
+    with pytest.raises(
+        EngineError, match=r"the engine serves requests of \d+ tokens, and the long"
+    ):
+        PeerProcess(OURS, replace(task(model), longest_request=1 << 20))
+
+
+def test_an_interrupted_comparison_leaves_no_process(model: str) -> None:
+    with pytest.raises(KeyboardInterrupt), PeerProcess(OURS, task(model)) as ours:
+        process = psutil.Process(ours._process.pid)
+        raise KeyboardInterrupt
+    assert not process.is_running()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_comparison_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    program = (
+        "import os\n"
+        "from unit.test_bench_peer_python import task\n"
+        "from paged_plugins.bench.peer_process import PeerProcess\n"
+        "from paged_plugins.bench.peer_python import PeerPython\n"
+        "from paged_plugins.bench.peers.table import PEERS\n"
+        f"python = PeerPython({foreign_python.make(tmp_path)!r})\n"
+        "print(PeerProcess(PEERS['vllm'], task(), python)._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=False
+    )
+    assert done.returncode == -9, done.stderr
+    _, alive = psutil.wait_procs(_those_alive(int(done.stdout)), timeout=10)
+    assert not alive
+
+
+def _those_alive(pid: int) -> list[psutil.Process]:
+    try:
+        return [psutil.Process(pid)]
+    except psutil.NoSuchProcess:
+        return []
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -88,6 +168,10 @@ def test_a_peer_of_another_environment(model: str, capfd: Capture, tmp_path: Pat
         (("--model", "x"), "--dtype auto"),
         (("--model", "x", "--dtype", "float32", "--peer", "none"), "no peer is called 'none'"),
         (("--model", "x", "--dtype", "float32", "--workload", "W9"), "no workload is called 'W9'"),
+        (
+            ("--model", "x", "--dtype", "float32", "--output", "/no/folder/rows"),
+            "--output /no/folder/rows: No such file",
+        ),
     ],
 )
 def test_errors(argv: tuple[str, ...], message: str, capfd: Capture) -> None:

@@ -25,7 +25,15 @@ def python(tmp_path: Path) -> str:
 
 
 def task(model: str = "m") -> Task:
-    return Task(model=model, dtype="float32", threads=1, max_model_len=64, cache_gib=5, settings={})
+    return Task(
+        model=model,
+        dtype="float32",
+        threads=1,
+        max_model_len=64,
+        longest_request=64,
+        cache_gib=5,
+        settings={},
+    )
 
 
 def script(path: Path, body: str) -> str:

@@ -25,7 +25,13 @@ CHAT = [*ITEMS, Item([4, 4], 2, follows=1), Item([1, 2, 3], 4, follows=0), Item(
 
 
 def task(model: object, dtype: str = "bfloat16", **changes: Any) -> Task:
-    fields = {"threads": 2, "max_model_len": 64, "cache_gib": 3, "settings": {}} | changes
+    fields = {
+        "threads": 2,
+        "max_model_len": 64,
+        "longest_request": 64,
+        "cache_gib": 3,
+        "settings": {},
+    } | changes
     return Task(model=str(model), dtype=dtype, **fields)
 
 

@@ -94,6 +94,21 @@ def test_bits_depend_neither_on_threads_nor_on_company(
     assert all(torch.equal(out, outputs[0]) for out in outputs)
 
 
+def test_linear_refuses_what_does_not_fit() -> None:
+    kernels = load("portable")
+    packed = kernels.pack(random(33, 64, dtype=torch.float32))
+    x, out = random(6, 64, dtype=torch.float32), torch.zeros(6, 50)[:, :33]
+    for wrong in (x[:, :60], x.bfloat16(), random(64, 6, dtype=torch.float32).T):
+        with pytest.raises(
+            ValueError, match=r"the weight takes rows of 64 numbers in torch\.float32"
+        ):
+            kernels.linear(wrong, packed)
+    with pytest.raises(
+        ValueError, match="rows of residual lie 33 numbers apart and those of out 50"
+    ):
+        kernels.linear(x, packed, residual=torch.zeros(6, 33), out=out)
+
+
 def test_pack_refuses_other_types() -> None:
     with pytest.raises(TypeError, match="float16"):
         load("portable").pack(torch.zeros(4, 4, dtype=torch.float16))

@@ -117,14 +117,25 @@ class Kernels:
             residual: may be ``out`` itself, which then is added to; its rows lie as those of
                 ``out`` do.
             out: [R, N]; ``None``: a new tensor.
+
+        Raises:
+            ValueError: ``x`` does not fit the weight, or residual and ``out`` lie differently.
         """
         rows, columns = x.shape
+        if columns != weight.columns or x.dtype is not weight.dtype or x.stride(1) != 1:
+            raise ValueError(
+                f"x is {tuple(x.shape)} in {x.dtype}, with strides {x.stride()}; the weight takes "
+                f"rows of {weight.columns} numbers in {weight.dtype}, one after another"
+            )
         if columns % 2 and weight.dtype is torch.bfloat16:
             x = torch.nn.functional.pad(x, (0, 1))  # the kernel takes them in pairs
         if out is None:
             out = x.new_empty(rows, weight.width)
-        if residual is not None and residual.stride(0) != out.stride(0):
-            residual = residual.contiguous()
+        if residual is not None and residual.stride(0) != out.stride(0) and rows > 1:
+            raise ValueError(
+                f"rows of residual lie {residual.stride(0)} numbers apart and those of out "
+                f"{out.stride(0)}; they must lie alike"
+            )
         bias = weight.bias
         self.library.linear(
             _TYPES[x.dtype],

@@ -13,12 +13,14 @@ from paged_backends.cpu.library_cache import is_kept
 def obstacle() -> str | None:
     """Say why not, or return ``None``; it compiles nothing and loads nothing."""
     if os.name != "posix":
-        return "the kernels are compiled on Linux and macOS only; attention 'torch' serves here"
+        return (
+            "the kernels are compiled on Linux and macOS only; attention 'torch' needs no compiler"
+        )
     compiler = find_compiler()
     if isinstance(compiler, CannotCompile) and not any(
         is_kept(f"kernels-{one.name}", UNITS, one.flags) for one in SETS
     ):
-        return f"{compiler}; until then attention 'torch' serves, more slowly"
+        return f"{compiler}; attention 'torch' needs none, and is slower"
     return None
 
 

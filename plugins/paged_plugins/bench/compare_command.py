@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import psutil
 import typer
@@ -74,24 +74,40 @@ def compare_command(
         peers = installed_peers(settings.model, settings.dtype, tell)
     task = task_for(settings, chosen)
     rows = []
-    with ExitStack() as stack:
-        contenders = [
-            stack.enter_context(PeerProcess(some.peer, task, some.python))
-            for some in [Choice(OURS, PeerPython()), *peers]
-        ]
-        warm_up(contenders, tell)
-        with progress(len(chosen) * repeats * len(contenders), "comparing") as advance:
-            for some_work in chosen:
-                rows.append(compare(some_work, contenders, repeats, advance))
-                rows[-1] |= {"model": settings.model, "dtype": settings.dtype, "repeats": repeats}
-                rows[-1]["read_bytes_per_s"] = round(measure_rates(settings.dtype, "cpu").read)
-                if as_json:
-                    sys.stdout.write(json.dumps(rows[-1]) + "\n")
-                    sys.stdout.flush()
-    if output is not None:
-        output.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    if not as_json:
-        print_comparison(rows)
+    try:
+        with ExitStack() as stack:
+            lines = [sys.stdout] if as_json else []
+            if output is not None:
+                lines.append(stack.enter_context(_open(output)))
+            contenders = [
+                stack.enter_context(PeerProcess(some.peer, task, some.python))
+                for some in [Choice(OURS, PeerPython()), *peers]
+            ]
+            warm_up(contenders, tell)
+            with progress(len(chosen) * repeats * len(contenders), "comparing") as advance:
+                for some_work in chosen:
+                    row = compare(some_work, contenders, repeats, advance)
+                    row |= {"model": settings.model, "dtype": settings.dtype, "repeats": repeats}
+                    row["read_bytes_per_s"] = round(measure_rates(settings.dtype, "cpu").read)
+                    rows.append(row)
+                    for file in lines:
+                        file.write(json.dumps(row) + "\n")
+                        file.flush()
+    finally:  # what has been measured is worth seeing, however the rest ended
+        if rows and not as_json:
+            print_comparison(rows)
+
+
+def _open(output: Path) -> TextIO:
+    """Open a file before anything is measured.
+
+    Raises:
+        SettingsError: it cannot be written.
+    """
+    try:
+        return output.open("w", encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"--output {output}: {error.strerror}") from error
 
 
 def _check(model: str, dtype: str) -> None:
@@ -114,6 +130,7 @@ def task_for(settings: EngineSettings, workloads: Sequence[Workload]) -> Task:
         dtype=settings.dtype,
         threads=settings.threads or _threads(),
         max_model_len=-(-length // _LENGTH_STEP) * _LENGTH_STEP,
+        longest_request=length,
         cache_gib=max(1, round(memory / (1 << 30))) if memory else _CACHE_GIB,
         settings=settings.model_dump(mode="json", exclude_unset=True),
     )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from time import monotonic, perf_counter, sleep
 from typing import Any, Self
@@ -43,11 +46,12 @@ class PeerProcess:
             stdout=subprocess.PIPE,
             text=True,
             env=python.environ(variables | peer.kind.environment(task, python.prefix)),
+            start_new_session=True,  # Ctrl-C is handled on this side, and ends it
         )
         try:
             ready = self._ask(asdict(task))
-        except BaseException:
-            self.__exit__()
+        except BaseException as error:
+            self.__exit__(type(error))
             raise
         self.version: str = ready["version"]
         self.vocab_size: int | None = ready["vocab_size"]
@@ -76,16 +80,20 @@ class PeerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, *_: object) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
         try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+            if kind is None:  # else it may be in the middle of a run
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(10)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._process.stdout.close()
+            self._process.stdout.close()
 
     def _processor_seconds(self) -> float:
         """Return what the process and its children have used; processes that ended use nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -110,8 +111,9 @@ def _cpu_features() -> list[str]:
 
 
 def _compiler() -> str | None:
-    for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
-        if line := _first_line(name, "--version"):
+    chosen = os.environ.get("CXX")
+    for name in [chosen] if chosen else ["c++", "g++", "clang++"]:
+        if line := _first_line(*shlex.split(name), "--version"):
             return f"{name}: {line}"
     return None
 

@@ -20,6 +20,8 @@ class Task:
     """``bfloat16``, ``float16`` or ``float32``."""
     threads: int
     max_model_len: int
+    longest_request: int
+    """Tokens, prompt and generated, of the longest request that will come."""
     """Tokens of the longest request, its prompt and its output, or more."""
     cache_gib: int
     """GiB of keys and values, for peers that are told how much to keep."""

@@ -19,7 +19,13 @@ class PagedCore(Contender):
         configure_logs(None, os.environ)
         self.version = __version__
         self._llm = LLM(**task.settings)
-        self.vocab_size = self._llm.engine.capacity.vocab_size
+        capacity = self._llm.engine.capacity
+        if task.longest_request > capacity.max_model_len:
+            raise ValueError(
+                f"the engine serves requests of {capacity.max_model_len} tokens, and the longest "
+                f"of the workloads has {task.longest_request}; choose others with --workload"
+            )
+        self.vocab_size = capacity.vocab_size
 
     def run(self, items: Sequence[Item], /) -> list[list[int]]:
         """All at once; the engine makes its batches."""

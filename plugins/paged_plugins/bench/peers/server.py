@@ -6,8 +6,10 @@ items is answered with what they took. :mod:`paged_plugins.bench.peer_process` i
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from time import perf_counter
@@ -19,9 +21,12 @@ from paged_plugins.bench.peers.table import OURS, PEERS
 from paged_plugins.bench.turns import full_prompt, longest, rounds
 from paged_plugins.bench.workloads import Item
 
+_PR_SET_PDEATHSIG = 1
+
 
 def serve(name: str) -> None:
     """Load a contender, and answer what comes on standard input until it ends."""
+    _end_with_parent()
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print does not belong among the answers
 
@@ -35,8 +40,16 @@ def serve(name: str) -> None:
         reply({"version": contender.version, "vocab_size": contender.vocab_size})
         for line in sys.stdin:
             reply(measure(contender, [Item(**fields) for fields in json.loads(line)]))
+    except BrokenPipeError:
+        os._exit(1)  # the comparison is gone, and so is what would print more of it
     except Exception as error:  # noqa: BLE001 - another's engine: whatever it is, it is told
         reply({"error": f"{type(error).__name__}: {str(error)[:500]}"})
+
+
+def _end_with_parent() -> None:
+    """Let Linux end this process when the comparison ends, however that does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def measure(contender: Contender, items: Sequence[Item]) -> dict[str, Any]:
