@@ -10,12 +10,15 @@ from paged_core.hookspecs import hookimpl
 from paged_policies.allocators.contiguous import ContiguousSettings
 from paged_policies.allocators.hash_cached import HashCachedSettings
 from paged_policies.allocators.uncached import UncachedSettings
+from paged_policies.evictors.arc import ArcSettings
+from paged_policies.evictors.belady import BeladySettings
 from paged_policies.evictors.fifo import FifoSettings
 from paged_policies.evictors.lfu import LfuSettings
 from paged_policies.evictors.lru import LruSettings
 from paged_policies.evictors.mru import MruSettings
 from paged_policies.evictors.random import RandomSettings
 from paged_policies.evictors.slru import SlruSettings
+from paged_policies.evictors.two_q import TwoQSettings
 from paged_policies.orders.edf import EdfSettings
 from paged_policies.orders.fair import FairSettings
 from paged_policies.orders.fcfs import FcfsSettings
@@ -60,7 +63,7 @@ def paged_core_components() -> Iterator[Component]:
     yield Component(
         "evictor",
         LruSettings,
-        "paged_policies.evictors.lru:LruEvictor",
+        "paged_policies.evictors.lru:make_lru",
         summary="gives up the block whose last user left earliest",
     )
     yield Component(
@@ -83,6 +86,18 @@ def paged_core_components() -> Iterator[Component]:
     )
     yield Component(
         "evictor",
+        ArcSettings,
+        "paged_policies.evictors.arc:ArcEvictor",
+        summary="balances what was used once and what came back by which is missed more",
+    )
+    yield Component(
+        "evictor",
+        TwoQSettings,
+        "paged_policies.evictors.two_q:TwoQEvictor",
+        summary="gives up new content before what has proved that it comes back",
+    )
+    yield Component(
+        "evictor",
         MruSettings,
         "paged_policies.evictors.mru:MruEvictor",
         summary="gives up the block whose last user left latest",
@@ -92,6 +107,12 @@ def paged_core_components() -> Iterator[Component]:
         RandomSettings,
         "paged_policies.evictors.random:RandomEvictor",
         summary="gives up any block",
+    )
+    yield Component(
+        "evictor",
+        BeladySettings,
+        "paged_policies.evictors.belady:BeladyEvictor",
+        summary="gives up the block that is needed again last; for replays only",
     )
     yield Component(
         "queue_order",

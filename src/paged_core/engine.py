@@ -269,6 +269,9 @@ class Engine:
             self._observers.on_blocks(step)
         for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
             sequence.num_scheduled += num_tokens
+        if self.kv_cache.notes_steps:
+            for sequence in plan.sequences:
+                sequence.last_step = self.num_steps
         if self._service is not None:
             for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
                 self._service.served(sequence.group, num_tokens)

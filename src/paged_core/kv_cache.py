@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -42,6 +42,7 @@ class KVCache:
         block_size: int,
         num_host_blocks: int = 0,
         watermark: float = 0.0,
+        notes_steps: bool = False,
     ) -> None:
         self.block_size = block_size
         self.num_pinned = 0
@@ -53,6 +54,8 @@ class KVCache:
         self._allocator = allocator
         self._prefixes = allocator if isinstance(allocator, SupportsPrefixCache) else None
         self._reservations = allocator if isinstance(allocator, SupportsReservation) else None
+        self.notes_steps = notes_steps
+        """Whether the allocator is told the last step of a sequence that gives its blocks back."""
         self._free_host = [BlockId(block) for block in reversed(range(num_host_blocks))]
         self._changes = CacheChanges()
         self._unsettled: set[BlockId] = set()
@@ -436,10 +439,7 @@ class KVCache:
     def _keys(self, sequence: SequenceState, count: int) -> list[BlockKey]:
         keys = sequence.table.keys
         if len(keys) < count:
-            request = sequence.group.request
-            extra: Hashable = None
-            if request.cache_salt is not None or request.adapter is not None:
-                extra = (request.cache_salt, request.adapter)
+            extra = sequence.group.request.key_extra
             extend_keys(keys, sequence.tokens, self.block_size, extra, count)
         return keys
 
@@ -534,8 +534,10 @@ class KVCache:
             changes.edit_blocks.append(block)
 
     def _forget(self, sequence: SequenceState) -> None:
-        """The executor need not know the sequence any more."""
+        """A sequence is about to give its blocks back: the executor need not know it any more."""
         changes = self._changes
+        if self.notes_steps:
+            self._allocator.note_step(sequence.table.blocks, sequence.last_step)
         if changes.added.pop(sequence.id, None) is not None:
             return
         changes.removed.append(sequence.id)

@@ -287,3 +287,10 @@ class Request:
     """Whom the request belongs to, for fair orders."""
     deadline: float | None = None
     """Seconds on the engine's clock by which it wants to be finished."""
+
+    @property
+    def key_extra(self) -> tuple[str | None, str | None] | None:
+        """What sets the cache keys of its blocks apart from those of equal tokens, if anything."""
+        if self.cache_salt is None and self.adapter is None:
+            return None
+        return (self.cache_salt, self.adapter)

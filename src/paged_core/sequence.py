@@ -60,6 +60,7 @@ class SequenceState:
         "group",
         "id",
         "index",
+        "last_step",
         "logprobs",
         "num_computed",
         "num_scheduled",
@@ -82,6 +83,8 @@ class SequenceState:
         """Leading tokens that are computed or planned to be by a step under way."""
         self.capacity = 0
         """Below this many tokens the sequence grows without asking the KVCache for anything."""
+        self.last_step = 0
+        """The last step in which it was scheduled, where the KVCache notes steps."""
         self.table = BlockTable()
         self.cumulative_logprob: float | None = None
         self.logprobs: list[dict[int, float]] | None = None

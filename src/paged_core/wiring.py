@@ -11,9 +11,10 @@ from paged_core.checked_victim import CheckedVictim
 from paged_core.component import ComponentSettings
 from paged_core.engine import Engine
 from paged_core.errors import PagedCoreError, PluginError, SettingsError, UnsupportedModel
+from paged_core.future import Future
 from paged_core.interfaces.allocator import AllocatorParts, SupportsReservation
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
-from paged_core.interfaces.evictor import EvictorParts
+from paged_core.interfaces.evictor import Evictor, EvictorParts
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
 from paged_core.interfaces.observer import Observer, ObserverParts
 from paged_core.interfaces.preemption import Preemption, PreemptionParts
@@ -38,19 +39,21 @@ def build_engine(
     *,
     clock: Callable[[], float] = monotonic,
     observers: Sequence[Observer] = (),
+    future: Future | None = None,
 ) -> Engine:
     """Build and start an engine.
 
     Args:
         clock: seconds; what the engine measures arrivals and deadlines on.
         observers: told of everything, besides those that the settings name.
+        future: what requests will ask the prefix cache for, where the caller knows it: in a replay.
 
     Raises:
         SettingsError: the settings contradict each other or what the machine offers.
         CheckpointError, UnsupportedModel: the model cannot be loaded.
         PluginError: a chosen component cannot be imported.
     """
-    wiring = _Wiring(settings, registry)
+    wiring = _Wiring(settings, registry, future)
     preemption: Preemption = wiring.make(
         "preemption", PreemptionParts(block_size=settings.block_size)
     )
@@ -96,9 +99,10 @@ def build_engine(
 class _Wiring:
     """Builds components, each from its options and the parts of its slot."""
 
-    def __init__(self, settings: EngineSettings, registry: Registry) -> None:
+    def __init__(self, settings: EngineSettings, registry: Registry, future: Future | None) -> None:
         self._settings = settings
         self._registry = registry
+        self._future = future
 
     def make(self, slot: str, parts: Any) -> Any:
         """Build the component that the settings choose for ``slot``."""
@@ -124,10 +128,13 @@ class _Wiring:
 
     def make_kv_cache(self, capacity: Capacity, preemption: Preemption) -> KVCache:
         settings = self._settings
-        evictor = self.make(
+        evictor: Evictor = self.make(
             "evictor",
             EvictorParts(
-                num_blocks=capacity.num_blocks, block_size=settings.block_size, seed=settings.seed
+                num_blocks=capacity.num_blocks,
+                block_size=settings.block_size,
+                seed=settings.seed,
+                future=self._future,
             ),
         )
         allocator = self.make(
@@ -151,6 +158,7 @@ class _Wiring:
             block_size=settings.block_size,
             num_host_blocks=capacity.num_host_blocks,
             watermark=settings.watermark,
+            notes_steps=evictor.wants_last_step,
         )
 
     def make_runner(self) -> Runner:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from paged_core.future import Future
 from paged_core.interfaces.evictor import BlockInfo
 from paged_core.sequence import BlockId
 from paged_core.testing import EvictorConformance, IdleBlock
+from paged_core.testing.evictor_conformance import other_key
 
 
 def lowest(held: Sequence[IdleBlock], rank: Any) -> BlockId:
@@ -20,6 +22,21 @@ class TestLru(EvictorConformance):
 
     def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
         return lowest(held, lambda info: (info.last_use, -info.num_tokens))
+
+
+class TestLruWithTies(EvictorConformance):
+    """As vLLM V0 scans, block by block."""
+
+    component = {"name": "lru", "ties": "longest_prefix"}  # noqa: RUF012
+
+    def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
+        best = held[0]
+        for idle in held:
+            if (idle.info.last_step or 0) > (best.info.last_step or 0):
+                break
+            if idle.info.num_tokens > best.info.num_tokens:
+                best = idle
+        return best.block
 
 
 class TestFifo(EvictorConformance):
@@ -69,3 +86,49 @@ class TestSlruWithRoom(EvictorConformance):
 
 class TestRandom(EvictorConformance):
     component = "random"
+
+
+class TestArc(EvictorConformance):
+    """Its order is compared with a model in ``tests/properties/test_evictors.py``."""
+
+    component = "arc"
+
+
+class TestTwoQ(EvictorConformance):
+    """Its order is compared with a model in ``tests/properties/test_evictors.py``."""
+
+    component = "two_q"
+
+
+class TestTwoQWithOtherShares(EvictorConformance):
+    component = {"name": "two_q", "kin": 0.6, "kout": 0.0}  # noqa: RUF012
+
+
+class TestBelady(EvictorConformance):
+    """Nothing is ever asked for again: the least recently used goes first."""
+
+    component = "belady"
+
+    def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
+        return lowest(held, lambda info: (info.last_use, -info.num_tokens))
+
+
+class TestBeladyThatForesees(EvictorConformance):
+    component = "belady"
+    asked = ((3,), (1, 5), (7, 3), (2, 1))
+    """Content keys, request by request; the others are asked for no more."""
+
+    def make(self, num_blocks: int = 16) -> Any:
+        both_names = [[*keys, *map(other_key, keys)] for keys in self.asked]
+        return self.make_foreseeing(Future(both_names), num_blocks)
+
+    def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
+        def rank(info: BlockInfo) -> Any:
+            uses = [at for at, keys in enumerate(self.asked) if info.content_key in keys]
+            if not uses:
+                return (0, info.last_use, -info.num_tokens)
+            return (1, -uses[0], -info.num_tokens)
+
+        found = lowest(held, rank)
+        ranks = [rank(idle.info) for idle in held]
+        return found if ranks.count(min(ranks)) == 1 else None

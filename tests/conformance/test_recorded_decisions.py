@@ -62,6 +62,15 @@ def test_replays_to_the_recorded_trace(path: Path) -> None:
     assert first_difference(list(replay(case.scenario, registry())), case.trace) is None
 
 
+@pytest.mark.parametrize("path", [path for path in FILES if path.parent.name == "v0"], ids=name_of)
+def test_v0_holds_with_the_ties_of_v0_too(path: Path) -> None:
+    """Without the option, ties are broken in the order of release."""
+    case = read_case(path)
+    settings = {**case.scenario.settings, "evictor": {"name": "lru", "ties": "longest_prefix"}}
+    scenario = case.scenario.model_copy(update={"settings": settings})
+    assert first_difference(list(replay(scenario, registry())), case.trace or []) is None
+
+
 class TestReplayCommand:
     def test_check_answers_0_where_all_are_equal(self, capsys: Capture) -> None:
         status, out, err = command(capsys, "replay", *FILES[:3], "--check")

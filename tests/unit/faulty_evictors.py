@@ -9,6 +9,7 @@ from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.sequence import BlockId
 from paged_policies.evictors.lru import LruEvictor
+from paged_policies.evictors.ranked import RankedEvictor
 
 
 class _UnsortedEvictor(Evictor):
@@ -110,3 +111,80 @@ class WrongTieEvictor(LruEvictor):
         )
         self.remove(block)
         return block
+
+
+class OneBlockPerKeyEvictor(LruEvictor):
+    """Takes it that content lies in one block only, and forgets the other."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._by_key: dict[int | None, BlockId] = {}
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        self._blocks.pop(self._by_key.get(info.content_key, block), None)
+        self._by_key[info.content_key] = block
+        super().add(block, info)
+
+
+class ConfusingEvictor(LruEvictor):
+    """Knows content that comes back by the last bits of its key, and takes other content for it."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._seen: set[int] = set()
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        super().add(block, info)
+        if info.content_key is not None and info.content_key % 256 not in self._seen:
+            self._seen.add(info.content_key % 256)
+            self._blocks.move_to_end(block, last=False)
+
+
+class KeyOrderEvictor(RankedEvictor):
+    """Gives up the content of the lowest key first."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__()
+
+    def rank(self, info: BlockInfo, /) -> Any:
+        return (info.content_key or 0, info.last_use)
+
+
+class HoardingEvictor(LruEvictor):
+    """Remembers all content that it was ever told of."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._known: set[int | None] = set()
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        super().add(block, info)
+        self._known.add(info.content_key)
+
+
+class RunScanEvictor(LruEvictor):
+    """Breaks ties among what stands together only: a block of an earlier step ends its scan."""
+
+    wants_last_step = True
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._infos: dict[BlockId, BlockInfo] = {}
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        super().add(block, info)
+        self._infos[block] = info
+
+    def evict(self) -> BlockId:
+        best: BlockId | None = None
+        for block in self._blocks:
+            if best is None:
+                best = block
+            elif self._infos[block].last_step != self._infos[best].last_step:
+                break
+            elif self._infos[block].num_tokens > self._infos[best].num_tokens:
+                best = block
+        if best is None:
+            return super().evict()
+        self.remove(best)
+        return best

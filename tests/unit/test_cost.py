@@ -12,6 +12,7 @@ import pytest
 
 from paged_core.block_key import BlockKey
 from paged_core.cli.options import Given
+from paged_core.future import Future
 from paged_core.interfaces.allocator import (
     AllocatorParts,
     BlockAllocator,
@@ -41,7 +42,8 @@ def build(slot: str, name: str, parts: object) -> Any:
 
 
 def make_evictor(name: str, num_blocks: int) -> Evictor:
-    made = build("evictor", name, EvictorParts(num_blocks=num_blocks, block_size=16, seed=0))
+    parts = EvictorParts(num_blocks=num_blocks, block_size=16, seed=0, future=Future())
+    made = build("evictor", name, parts)
     assert isinstance(made, Evictor)
     return made
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import Phase
 from pydantic import field_validator
 
+from conformance import test_evictors
 from paged_core import testing
 from paged_core.component import Component, ComponentSettings
 from paged_core.errors import PluginError
@@ -57,6 +58,12 @@ class LruOrder(EvictorConformance):
 
     def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
         return held[0].block
+
+
+class ScanIsExpected(EvictorConformance):
+    """States the order of ``lru`` with ``ties: longest_prefix``."""
+
+    expected = test_evictors.TestLruWithTies.expected
 
 
 class FcfsIsExpected(QueueOrderConformance):
@@ -108,9 +115,14 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
             evictors.SortingEvictor,
             evictors.SearchingEvictor,
             evictors.RollingEvictor,
+            evictors.OneBlockPerKeyEvictor,
+            evictors.ConfusingEvictor,
+            evictors.KeyOrderEvictor,
+            evictors.HoardingEvictor,
         ],
     ),
     (LruOrder, PLAIN, [evictors.WrongTieEvictor]),
+    (ScanIsExpected, PLAIN, [evictors.RunScanEvictor]),
     (
         QueueOrderConformance,
         PLAIN,
@@ -214,7 +226,11 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
 CAUGHT_BY = {
     "SortingEvictor": "comparisons among 64 .* as the logarithm does",
     "SearchingEvictor": "as the logarithm does",
-    "RollingEvictor": "runs cannot be repeated",
+    "RollingEvictor": "runs cannot be repeated|told the same",
+    "ConfusingEvictor": "content keys tell equal content",
+    "KeyOrderEvictor": "content keys tell equal content",
+    "HoardingEvictor": "left [0-9]+ bytes behind",
+    "RunScanEvictor": "has to go first",
     "LateVictim": "chose someone else",
     "CountingVictim": "it changed group 'r0'.num_preemptions from 0 to 1",
     "RollingVictim": "runs cannot be repeated",

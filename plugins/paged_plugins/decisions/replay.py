@@ -8,9 +8,11 @@ from typing import Any, Protocol, cast
 
 from paged_core.engine import Engine
 from paged_core.errors import SettingsError
+from paged_core.future import foresee
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.registry import Registry
 from paged_core.request import Request, SamplingParams
+from paged_core.sequence import SequenceGroup
 from paged_core.settings import EngineSettings, settings_class
 from paged_core.step import NewSequence
 from paged_core.wiring import build_engine
@@ -45,9 +47,9 @@ def replay(
     Raises:
         SettingsError: the scenario's settings cannot be used.
     """
-    run = _Run(scenario, outcome or Outcome())
     settings = settings_of(scenario, registry)
-    engine = build_engine(settings, registry, clock=run.now, observers=[run])
+    run = _Run(scenario, outcome or Outcome(), settings.block_size)
+    engine = build_engine(settings, registry, clock=run.now, observers=[run], future=run.future)
     cast("_Drawing", engine.executor).draw = run.draw
     try:
         yield from run.steps(engine)
@@ -83,12 +85,17 @@ class _Drawing(Protocol):
 class _Run(Observer):
     """One scenario under way: its clock, its tokens, and the record of the step just run."""
 
-    def __init__(self, scenario: Scenario, outcome: Outcome) -> None:
+    def __init__(self, scenario: Scenario, outcome: Outcome, block_size: int) -> None:
         self._scenario = scenario
         self._outcome = outcome
         self._step = 0
         self._record: StepRecord | None = None
         self._numbers = {request.id: i for i, request in enumerate(scenario.requests)}
+        requests = list(enumerate(scenario.requests))
+        requests.sort(key=lambda item: self._arrival(*item))
+        self._places = {request.id: place for place, (_, request) in enumerate(requests)}
+        self.future = foresee((self._request(*item) for item in requests), block_size)
+        """What the requests will ask the prefix cache for, in the order of their arrival."""
 
     def now(self) -> float:
         """The virtual clock."""
@@ -96,6 +103,10 @@ class _Run(Observer):
 
     def on_step(self, step: StepRecord, /) -> None:
         self._record = step
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "admitted":
+            self.future.reach(self._places[group.id] + 1)
 
     def draw(self, sequence: NewSequence, tokens: Sequence[int], index: int, /) -> int:
         """A token that no other sequence ever draws."""
@@ -134,21 +145,24 @@ class _Run(Observer):
 
     def _add(self, engine: Engine, number: int, request: ScenarioRequest) -> bool:
         """Hand a request to the engine; false: its scheduler refused it at the door."""
-        arrival = request.at
-        if arrival is None:
-            arrival = request.step * self._scenario.seconds_per_step
-        refusal = engine.offer(
-            Request(
-                id=request.id,
-                prompt=request.tokens((number + 1) * _IDS_PER_REQUEST),
-                sampling=SamplingParams(n=request.n, max_tokens=request.output, ignore_eos=True),
-                priority=request.priority,
-                arrival=arrival + 1e-6 * number,
-                cache_salt=request.cache_salt,
-                tenant=request.tenant,
-                deadline=request.deadline,
-            )
-        )
+        refusal = engine.offer(self._request(number, request))
         if refusal is not None:
             self._outcome.refused[request.id] = refusal
         return refusal is None
+
+    def _arrival(self, number: int, request: ScenarioRequest) -> float:
+        """Seconds; of those that come at once, the first of the scenario is first."""
+        start = request.step * self._scenario.seconds_per_step if request.at is None else request.at
+        return start + 1e-6 * number
+
+    def _request(self, number: int, request: ScenarioRequest) -> Request:
+        return Request(
+            id=request.id,
+            prompt=request.tokens((number + 1) * _IDS_PER_REQUEST),
+            sampling=SamplingParams(n=request.n, max_tokens=request.output, ignore_eos=True),
+            priority=request.priority,
+            arrival=self._arrival(number, request),
+            cache_salt=request.cache_salt,
+            tenant=request.tenant,
+            deadline=request.deadline,
+        )

@@ -43,6 +43,7 @@ class HashCachedAllocator(BlockAllocator):
         self._hits = [0] * parts.num_blocks
         self._by_key: dict[BlockKey, dict[BlockId, None]] = {}
         self._published = [0] * parts.num_blocks
+        self._last_steps: list[int | None] = [None] * parts.num_blocks
         self._departures = 0
         self._publications = 0
 
@@ -83,7 +84,12 @@ class HashCachedAllocator(BlockAllocator):
                 self._empty.append(block)
             else:
                 info = BlockInfo(
-                    key.num_tokens, self._hits[block], self._departures, self._published[block]
+                    key.num_tokens,
+                    self._hits[block],
+                    self._departures,
+                    self._published[block],
+                    hash(key),
+                    self._last_steps[block],
                 )
                 self._evictor.add(block, info)
 
@@ -125,6 +131,13 @@ class HashCachedAllocator(BlockAllocator):
                 if not self._ref_counts[block]:
                     self._evictor.remove(block)
                     self._empty.append(block)
+
+    def note_step(self, blocks: Iterable[BlockId], step: int, /) -> None:
+        last_steps = self._last_steps
+        for block in blocks:
+            known = last_steps[block]
+            if known is None or known < step:  # what a block held before ran before
+                last_steps[block] = step
 
     def _forget(self, block: BlockId) -> None:
         key = self._keys[block]

@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Literal
 
+from pydantic import Field
+
 from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
 from paged_core.sequence import BlockId
+from paged_policies.evictors.lru_scan import LruScanEvictor
 
 
 class LruSettings(ComponentSettings):
     """Options of :class:`LruEvictor`."""
 
     name: Literal["lru"] = "lru"
+    ties: Literal["release_order", "longest_prefix"] = Field(
+        default="release_order",
+        description="which of the blocks goes first whose last users ran in the same step: the one "
+        "released first (vLLM V1), or the one that ends the longest prefix (vLLM V0)",
+    )
 
 
 class LruEvictor(Evictor):
@@ -40,3 +48,10 @@ class LruEvictor(Evictor):
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+
+def make_lru(options: LruSettings, parts: EvictorParts, /) -> Evictor:
+    """Return the evictor that breaks ties as the options say."""
+    if options.ties == "longest_prefix":
+        return LruScanEvictor()
+    return LruEvictor(options, parts)

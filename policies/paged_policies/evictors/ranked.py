@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from heapq import heapify, heappop, heappush
 from typing import Any
 
 from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.sequence import BlockId
+from paged_policies.evictors.ranked_blocks import RankedBlocks
 
 
 class RankedEvictor(Evictor):
-    """A heap of ranks; blocks that were used again stay in it until they come up or are too many.
-
-    Every operation costs O(log n), amortised.
-    """
+    """Ranks a block by what is known of it when it comes; operations cost O(log n), amortised."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Any, BlockId]] = []
-        self._ranks: dict[BlockId, Any] = {}
+        self._blocks = RankedBlocks()
 
     @abstractmethod
     def rank(self, info: BlockInfo, /) -> Any:
         """Return a comparable rank; the lowest goes first, and of equals the lowest block id."""
 
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
-        rank = self.rank(info)
-        self._ranks[block] = rank
-        heappush(self._heap, (rank, block))
+        self._blocks.add(block, self.rank(info))
 
     def remove(self, block: BlockId, /) -> None:
-        del self._ranks[block]
-        if len(self._heap) > 2 * len(self._ranks) + 64:
-            self._heap = [(rank, block) for block, rank in self._ranks.items()]
-            heapify(self._heap)
+        self._blocks.remove(block)
 
     def evict(self) -> BlockId:
-        if not self._ranks:
+        if not self._blocks:
             raise OutOfBlocks("no cached block is idle")
-        while True:
-            rank, block = heappop(self._heap)
-            if self._ranks.get(block) == rank:
-                del self._ranks[block]
-                return block
+        return self._blocks.pop()
 
     def __len__(self) -> int:
-        return len(self._ranks)
+        return len(self._blocks)

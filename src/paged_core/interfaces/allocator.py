@@ -50,6 +50,13 @@ class BlockAllocator(ABC):
     def ref_count(self, block: BlockId, /) -> int:
         """How often the block is referenced; 0: it is free."""
 
+    def note_step(self, blocks: Iterable[BlockId], step: int, /) -> None:  # noqa: B027
+        """A sequence that is about to free these blocks was last scheduled in this step.
+
+        Called only if the evictor wants to know. Of what several sequences held, the latest counts:
+        :attr:`~paged_core.interfaces.evictor.BlockInfo.last_step`.
+        """
+
 
 @runtime_checkable
 class SupportsPrefixCache(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from paged_core.future import Future
 from paged_core.sequence import BlockId
 
 
@@ -16,11 +17,16 @@ class EvictorParts:
     block_size: int
     seed: int
     """Of the engine, for an evictor that draws lots."""
+    future: Future | None = None
+    """What will be asked for, in a replay; ``None``: that is not known, as in any live engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockInfo:
-    """What an evictor is told of a block when its last user leaves it."""
+    """What an evictor is told of a block when its last user leaves it.
+
+    Fields with a default were added later; an allocator need not give them.
+    """
 
     num_tokens: int
     """Length of the prefix that ends with this block, in tokens."""
@@ -30,13 +36,26 @@ class BlockInfo:
     """Counts departures: blocks that one request left together have the same number."""
     published: int = 0
     """Counts blocks in the order in which their content was cached."""
+    content_key: int | None = None
+    """The same number for the same content, in whichever block and after an eviction too.
+
+    Several blocks may hold the same content at a time. It is a hash, so different content has
+    another one but for a collision, which may change what is given up and nothing else; as an order
+    it means nothing. ``None``: the allocator does not say."""
+    last_step: int | None = None
+    """The last step in which a sequence that held it was scheduled; ``None``: it was not noted,
+    because the evictor does not ask for it or the allocator does not say."""
 
 
 class Evictor(ABC):
     """Holds the idle cached blocks. No operation may cost more than O(log n), amortised.
 
-    So that runs can be repeated, what it gives up follows from what it was told and from the seed.
+    What it remembers of content that is gone is bounded by the number of blocks. So that runs can
+    be repeated, what it gives up follows from what it was told and from the seed.
     """
+
+    wants_last_step: bool = False
+    """Whether it looks at :attr:`BlockInfo.last_step`, which is noted only then."""
 
     @abstractmethod
     def add(self, block: BlockId, info: BlockInfo, /) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
 from random import Random
 
 from paged_core.interfaces.evictor import BlockInfo, Evictor
@@ -14,7 +13,8 @@ from paged_core.testing.work import Watched, work
 def evictor_cost(make: Callable[[int], Evictor], num_blocks: int, number: type[int]) -> float:
     """Return what it costs that a block leaves, comes back and goes, among ``num_blocks`` idle.
 
-    The mean over as many times, so that work put off is counted.
+    The mean over as many times, so that work put off is counted. Some content comes back after it
+    was given up, and some requests leave later than others that ran after them.
 
     Args:
         make: makes an evictor for so many blocks.
@@ -23,24 +23,32 @@ def evictor_cost(make: Callable[[int], Evictor], num_blocks: int, number: type[i
     """
     evictor, random = make(num_blocks), Random(0)
     idle = [BlockId(number(block)) for block in range(num_blocks)]
-    clock = count(1)
-
-    def add(block: BlockId) -> None:
-        now = next(clock)
-        facts = (random.randrange(1, 4000), random.randrange(4), now // 4, now)
-        evictor.add(block, BlockInfo(*map(number, facts)))
+    infos = iter([_info(now, num_blocks, random, number) for now in range(1, 3 * num_blocks + 1)])
+    used = random.choices(idle, k=num_blocks)
 
     def leave_come_back_and_go() -> None:
-        for _ in range(num_blocks):
-            block = random.choice(idle)
+        for block in used:
             evictor.remove(block)
-            add(block)
-            add(evictor.evict())
+            evictor.add(block, next(infos))
+            evictor.add(evictor.evict(), next(infos))
 
     for block in idle:
-        add(block)
+        evictor.add(block, next(infos))
     if number is Watched:
         Watched.touched = 0
         leave_come_back_and_go()
         return Watched.touched / num_blocks
     return work(leave_come_back_and_go) / num_blocks
+
+
+def _info(now: int, num_blocks: int, random: Random, number: type[int]) -> BlockInfo:
+    departure = now // 4
+    facts = {
+        "num_tokens": random.randrange(1, 4000),
+        "num_hits": random.randrange(4),
+        "last_use": departure,
+        "published": now,
+        "content_key": random.randrange(2 * num_blocks),
+        "last_step": departure - random.choice((0, 0, 0, 2)),
+    }
+    return BlockInfo(**{name: number(fact) for name, fact in facts.items()})

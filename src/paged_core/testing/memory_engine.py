@@ -7,6 +7,7 @@ from typing import Any
 
 from paged_core.engine import Engine
 from paged_core.errors import RequestError
+from paged_core.future import Future
 from paged_core.interfaces.observer import Observer
 from paged_core.registry import Registry
 from paged_core.sequence import SequenceGroup
@@ -20,6 +21,7 @@ def build_memory_engine(
     *,
     observers: Sequence[Observer | str | Mapping[str, Any]] = (),
     clock: Callable[[], float] | None = None,
+    future: Future | None = None,
     **settings: Any,
 ) -> Engine:
     """Build an engine on the ``memory`` executor, which reads every sequence back as it runs.
@@ -28,6 +30,7 @@ def build_memory_engine(
         registry: where the components come from; what is installed, unless told otherwise.
         observers: ready ones, and names or tables of others, as settings would have them.
         clock: seconds; without one, the number of the step.
+        future: what evictors for replays are told; without one, that nothing is asked for.
         settings: of the engine; without them 64 blocks of 4 tokens, ``max_model_len`` 64.
     """
     registry = registry or Registry.discover()
@@ -40,7 +43,9 @@ def build_memory_engine(
         "observers": [other for other in observers if not isinstance(other, Observer)],
         **settings,
     }
-    engine = build_engine(settings_class(registry)(**values), registry, observers=ready)
+    engine = build_engine(
+        settings_class(registry)(**values), registry, observers=ready, future=future or Future()
+    )
     engine.clock = clock or (lambda: float(engine.num_steps))
     return engine
 

@@ -1,0 +1,104 @@
+"""Give up what was used once or what was used again, by which of the two is missed more."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Literal
+
+from paged_core.component import ComponentSettings
+from paged_core.errors import OutOfBlocks
+from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.sequence import BlockId
+
+
+class ArcSettings(ComponentSettings):
+    """Options of :class:`ArcEvictor`: it tunes itself."""
+
+    name: Literal["arc"] = "arc"
+
+
+Held = OrderedDict[BlockId, int | None]
+"""Blocks and their content keys, the least recently used first."""
+Ghosts = OrderedDict[int, None]
+"""Keys of content that was given up, the earliest first."""
+
+
+class ArcEvictor(Evictor):
+    """Adaptive replacement cache (Megiddo and Modha, FAST 2003).
+
+    What was used once is in one list, what was found or came back is in another, both least
+    recently used first (T1 and T2 of the paper). Keys of what either gave up are remembered (B1 and
+    B2). Content that comes back shows which list should have been longer: the target for the first
+    list grows when it was B1 that remembered it, and shrinks when it was B2. The block to go comes
+    from the first list if that is longer than its target.
+
+    The paper knows which page a miss asks for when it replaces another, and its cache has a fixed
+    size. An evictor is told of content when its user leaves, and holds only what nobody uses. So:
+
+    - the target moves when the block comes in, after the room for it was made, and the paper's rule
+      for a first list that is exactly as long as its target, which needs to know the page, is left
+      out;
+    - the size of the cache (c) is the most blocks that were held at once; what is held and what is
+      remembered are at most twice as many;
+    - the target is a share of what is held: while fewer are idle, it shrinks with them.
+
+    Operations cost O(1), amortised.
+    """
+
+    def __init__(self, options: ArcSettings, parts: EvictorParts, /) -> None:
+        self._once: Held = OrderedDict()
+        self._again: Held = OrderedDict()
+        self._once_ghosts: Ghosts = OrderedDict()
+        self._again_ghosts: Ghosts = OrderedDict()
+        self._size = 0
+        self._target = 0.0
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        self._size = max(self._size, len(self) + 1)
+        key = info.content_key
+        came_back = key is not None and self._came_back(key)
+        held = self._again if came_back or info.num_hits else self._once
+        held[block] = key
+        once, again = self._once_ghosts, self._again_ghosts
+        while len(self._once) + len(once) > self._size:
+            once.popitem(last=False)
+        while len(self) + len(once) + len(again) > 2 * self._size:
+            again.popitem(last=False)
+
+    def remove(self, block: BlockId, /) -> None:
+        if block in self._once:
+            del self._once[block]
+        else:
+            del self._again[block]
+
+    def evict(self) -> BlockId:
+        num_held = len(self)
+        if not num_held:
+            raise OutOfBlocks("no cached block is idle")
+        target = self._target * (num_held / self._size)
+        if len(self._once) > target or not self._again:
+            held, ghosts = self._once, self._once_ghosts
+        else:
+            held, ghosts = self._again, self._again_ghosts
+        block, key = held.popitem(last=False)
+        if key is not None:
+            self._once_ghosts.pop(key, None)
+            self._again_ghosts.pop(key, None)
+            ghosts[key] = None
+        return block
+
+    def __len__(self) -> int:
+        return len(self._once) + len(self._again)
+
+    def _came_back(self, key: int) -> bool:
+        """Whether content was given up and is remembered; if so, move the target, and forget it."""
+        once, again = self._once_ghosts, self._again_ghosts
+        if key in once:
+            self._target = min(self._target + max(1.0, len(again) / len(once)), float(self._size))
+            del once[key]
+        elif key in again:
+            self._target = max(self._target - max(1.0, len(once) / len(again)), 0.0)
+            del again[key]
+        else:
+            return False
+        return True

@@ -1,0 +1,81 @@
+"""Give up the block that is needed again last, which only a replay can know."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from paged_core.component import ComponentSettings
+from paged_core.errors import OutOfBlocks, SettingsError
+from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.sequence import BlockId
+from paged_policies.evictors.ranked_blocks import RankedBlocks
+
+
+class BeladySettings(ComponentSettings):
+    """Options of :class:`BeladyEvictor`."""
+
+    name: Literal["belady"] = "belady"
+
+
+class BeladyEvictor(Evictor):
+    """The clairvoyant rule (Belady, 1966): no other misses less often, if the future is as told.
+
+    What is never needed again goes first, least recently used first; then what is needed last; of
+    what the same request needs, the longest prefix. The order in which requests arrive stands for
+    the order in which they are admitted, so it is a bound only as far as that holds: what a
+    preempted request needs to be computed again, for one, is not foreseen.
+
+    Operations cost O(log n), amortised, and as much for each block whose request passes it by.
+
+    Raises:
+        SettingsError: the future is not known.
+    """
+
+    def __init__(self, options: BeladySettings, parts: EvictorParts, /) -> None:
+        if parts.future is None:
+            raise SettingsError(
+                "evictor 'belady' must know what will be asked for, and a live engine does not: it "
+                "is for replays only; run a scenario with `paged-core replay`, or set evictor to "
+                "lru or another one that looks back"
+            )
+        self._future = parts.future
+        self._infos: dict[BlockId, BlockInfo] = {}
+        self._last_first = RankedBlocks()
+        self._next_first = RankedBlocks()
+        """Those that are needed again, by the next request that needs them."""
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        self._infos[block] = info
+        next_use = self._future.next_use(info.content_key)
+        if next_use is None:
+            self._last_first.add(block, (0, info.last_use, -info.num_tokens))
+        else:
+            self._last_first.add(block, (1, -next_use, -info.num_tokens))
+            self._next_first.add(block, next_use)
+
+    def remove(self, block: BlockId, /) -> None:
+        del self._infos[block]
+        self._last_first.remove(block)
+        if block in self._next_first:
+            self._next_first.remove(block)
+
+    def evict(self) -> BlockId:
+        if not self._infos:
+            raise OutOfBlocks("no cached block is idle")
+        self._look_again()
+        _, block = self._last_first.first()
+        self.remove(block)
+        return block
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    def _look_again(self) -> None:
+        """Rank blocks anew whose next request has passed without taking them."""
+        while self._next_first:
+            next_use, block = self._next_first.first()
+            if next_use >= self._future.position:
+                break
+            info = self._infos[block]
+            self.remove(block)
+            self.add(block, info)

@@ -1,0 +1,66 @@
+"""Blocks by rank."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from paged_core.sequence import BlockId
+
+
+class RankedBlocks:
+    """A heap of ranks; blocks that were taken out stay in it until they come up or are too many.
+
+    Ranks are comparable with each other. Every operation costs O(log n), amortised.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Any, BlockId]] = []
+        self._ranks: dict[BlockId, Any] = {}
+
+    def add(self, block: BlockId, rank: Any) -> None:
+        """Take in a block that is not here."""
+        self._ranks[block] = rank
+        heappush(self._heap, (rank, block))
+
+    def remove(self, block: BlockId) -> Any:
+        """Let go of a block, and return its rank.
+
+        Raises:
+            KeyError: it is not here.
+        """
+        rank = self._ranks.pop(block)
+        if len(self._heap) > 2 * len(self._ranks) + 64:
+            self._heap = [(rank, block) for block, rank in self._ranks.items()]
+            heapify(self._heap)
+        return rank
+
+    def first(self) -> tuple[Any, BlockId]:
+        """Return the lowest rank and its block; of equal ranks, the lowest block id.
+
+        Raises:
+            IndexError: no block is here.
+        """
+        while True:
+            rank, block = self._heap[0]
+            if self._ranks.get(block) == rank:
+                return rank, block
+            heappop(self._heap)
+
+    def pop(self) -> BlockId:
+        """Let go of the block that :meth:`first` returns, and return it.
+
+        Raises:
+            IndexError: no block is here.
+        """
+        while True:
+            rank, block = heappop(self._heap)
+            if self._ranks.get(block) == rank:
+                del self._ranks[block]
+                return block
+
+    def __contains__(self, block: BlockId) -> bool:
+        return block in self._ranks
+
+    def __len__(self) -> int:
+        return len(self._ranks)

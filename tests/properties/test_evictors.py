@@ -1,0 +1,177 @@
+"""Evictors that look at content: as their papers say, and none better than the clairvoyant one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paged_core.errors import OutOfBlocks
+from paged_core.future import Future
+from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.registry import Registry
+from paged_core.sequence import BlockId
+from properties.evictor_models import (
+    ArcModel,
+    TwoQModel,
+    arc_hits,
+    fewest_misses,
+    two_q_hits,
+)
+
+REGISTRY = Registry.discover()
+SHARES = [(0.25, 0.5), (0.5, 1.0), (0.7, 0.0), (0.1, 0.3)]
+"""``kin`` and ``kout``."""
+
+capacities = st.integers(1, 5)
+references = st.lists(st.integers(0, 7), max_size=60)
+few_references = st.lists(st.integers(0, 4), max_size=14)
+
+
+def make(name: str, future: Future | None = None, **options: Any) -> Evictor:
+    component = REGISTRY.get("evictor", name)
+    parts = EvictorParts(num_blocks=64, block_size=4, seed=0, future=future or Future())
+    made = component.load()(component.settings(name=name, **options), parts)
+    assert isinstance(made, Evictor)
+    return made
+
+
+def hits(
+    evictor: Evictor, pages: Sequence[int], capacity: int, future: Future | None = None
+) -> list[bool]:
+    """Ask for pages, each used for a moment, in a cache of so many blocks: which were there."""
+    blocks: dict[int, BlockId] = {}
+    infos: dict[int, BlockInfo] = {}
+    found = []
+    for now, page in enumerate(pages):
+        if future is not None:
+            future.reach(now + 1)
+        found.append(page in blocks)
+        num_hits = 0
+        if page in blocks:
+            evictor.remove(blocks[page])
+            num_hits = infos[page].num_hits + 1
+        elif len(blocks) < capacity:
+            blocks[page] = BlockId(len(blocks))
+        else:
+            block = evictor.evict()
+            gone = next(page for page in blocks if blocks[page] == block)
+            del blocks[gone]
+            blocks[page] = block
+        published = infos[page].published if found[-1] else now
+        infos[page] = BlockInfo(4, num_hits, now, published, hash((page,)), now)
+        evictor.add(blocks[page], infos[page])
+    return found
+
+
+# ---------------------------------------------------------------------- as the papers say
+
+
+@given(references, capacities)
+def test_arc_hits_what_the_paper_says(pages: list[int], capacity: int) -> None:
+    assert hits(make("arc"), pages, capacity) == arc_hits(pages, capacity)
+
+
+@pytest.mark.parametrize(("kin", "kout"), SHARES)
+@given(pages=references, capacity=capacities)
+def test_two_q_hits_what_the_paper_says(
+    kin: float, kout: float, pages: list[int], capacity: int
+) -> None:
+    found = hits(make("two_q", kin=kin, kout=kout), pages, capacity)
+    assert found == two_q_hits(pages, capacity, kin, kout)
+
+
+def test_a_flood_leaves_what_came_back_to_arc_and_two_q_alone() -> None:
+    """Two pages that are asked for again and again, among pages that come once."""
+    once = iter(range(100, 1000))
+    pages = [page for _ in range(40) for page in (1, 2, next(once), next(once), next(once))]
+    pages = [1, 2, *pages]
+    for name in ("arc", "two_q"):
+        assert sum(hits(make(name), pages, 4)) >= 2 * 30
+    assert sum(hits(make("lru"), pages, 4)) == 2
+
+
+EVENTS = st.one_of(
+    st.tuples(st.just("fill"), st.sampled_from([*range(6), None])),
+    st.tuples(st.sampled_from(["leave", "use", "forget"]), st.integers(0, 9)),
+)
+
+
+def follow(real: Evictor, model: Evictor, events: Sequence[tuple[str, Any]]) -> None:
+    """Drive an evictor and its model with blocks that are in use for a while.
+
+    Equal content may lie in several blocks, and content may be unknown.
+    """
+    unused = [BlockId(block) for block in range(6)]
+    used: list[tuple[BlockId, BlockInfo]] = []
+    idle: list[tuple[BlockId, BlockInfo]] = []
+    clock = count(1)
+    for what, which in events:
+        now = next(clock)
+        if what == "fill":
+            if not unused and idle:
+                block = real.evict()
+                assert model.evict() == block
+                idle = [entry for entry in idle if entry[0] != block]
+                unused.append(block)
+            if unused:
+                used.append((unused.pop(), BlockInfo(4, 0, now, now, which, now)))
+        elif what == "leave" and used:
+            block, info = used.pop(which % len(used))
+            real.add(block, info)
+            model.add(block, info)
+            idle.append((block, info))
+        elif what in ("use", "forget") and idle:
+            block, info = idle.pop(which % len(idle))
+            real.remove(block)
+            model.remove(block)
+            if what == "use":
+                key, published = info.content_key, info.published
+                used.append((block, BlockInfo(4, info.num_hits + 1, now, published, key, now)))
+            else:
+                unused.append(block)
+        assert len(real) == len(model) == len(idle)
+    while idle:
+        idle.pop()
+        assert real.evict() == model.evict()
+    for evictor in (real, model):
+        with pytest.raises(OutOfBlocks):
+            evictor.evict()
+
+
+@given(st.lists(EVENTS, max_size=80))
+def test_arc_does_as_its_model_where_blocks_are_in_use(events: list[tuple[str, Any]]) -> None:
+    follow(make("arc"), ArcModel(), events)
+
+
+@pytest.mark.parametrize(("kin", "kout"), SHARES)
+@given(events=st.lists(EVENTS, max_size=80))
+def test_two_q_does_as_its_model_where_blocks_are_in_use(
+    kin: float, kout: float, events: list[tuple[str, Any]]
+) -> None:
+    follow(make("two_q", kin=kin, kout=kout), TwoQModel(kin, kout), events)
+
+
+# ---------------------------------------------------------------------- the clairvoyant bound
+
+
+def belady_misses(pages: Sequence[int], capacity: int) -> int:
+    future = Future([hash((page,))] for page in pages)
+    found = hits(make("belady", future), pages, capacity, future)
+    return len(pages) - sum(found)
+
+
+@given(few_references, st.integers(1, 4))
+def test_belady_misses_as_seldom_as_any_choice_of_blocks(pages: list[int], capacity: int) -> None:
+    assert belady_misses(pages, capacity) == fewest_misses(tuple(pages), capacity)
+
+
+@given(references, capacities)
+def test_no_other_misses_less_often_than_belady(pages: list[int], capacity: int) -> None:
+    bound = belady_misses(pages, capacity)
+    for name in sorted(set(REGISTRY.of("evictor")) - {"belady"}):
+        assert len(pages) - sum(hits(make(name), pages, capacity)) >= bound, name

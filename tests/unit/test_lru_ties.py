@@ -1,0 +1,183 @@
+"""How ``lru`` breaks ties, as vLLM V0 and as V1, and the last step that the former looks at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paged_core.engine import Engine
+from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.registry import Registry
+from paged_core.sequence import BlockId
+from paged_core.settings import settings_class
+from paged_core.testing.memory_engine import build_memory_engine
+from paged_core.testing.workload import simple_request
+from paged_plugins.decisions.replay import replay
+from paged_plugins.decisions.scenario import Scenario
+
+REGISTRY = Registry.discover()
+V0: dict[str, Any] = {
+    "block_allocator": {"name": "hash_cached", "merge_duplicates": True},
+    "scheduler": {"name": "prefill_or_decode", "max_num_seqs": 8},
+}
+BY_PREFIX = {"name": "lru", "ties": "longest_prefix"}
+
+
+def test_the_profile_of_v0_breaks_ties_by_the_longest_prefix() -> None:
+    ties = {
+        profile: settings_class(REGISTRY)(profile=profile).evictor.model_dump()["ties"]
+        for profile in ("vllm-v0", "vllm-v1")
+    }
+    assert ties == {"vllm-v0": "longest_prefix", "vllm-v1": "release_order"}
+
+
+@pytest.mark.parametrize(("ties", "cached"), [("release_order", 4), ("longest_prefix", 8)])
+def test_a_scenario_that_tells_them_apart(ties: str, cached: int) -> None:
+    """A and B end in the same step, A first; C takes a block of one of them; D asks for A's.
+
+    In the order of release that is the second block of A; by the longest prefix, the fourth of B.
+    """
+    scenario = Scenario.model_validate(
+        {
+            "name": "ties",
+            "settings": {
+                **V0,
+                "evictor": {"name": "lru", "ties": ties},
+                "num_blocks": 7,
+                "block_size": 4,
+                "max_model_len": 64,
+            },
+            "requests": [
+                {"id": "A", "prompt": "0:8", "output": 1},
+                {"id": "B", "prompt": "100:116", "output": 1},
+                {"id": "C", "step": 1, "prompt": 8, "output": 1},
+                {"id": "D", "step": 2, "prompt": "0:9", "output": 1},
+            ],
+        }
+    )
+    steps = list(replay(scenario, REGISTRY))
+    assert steps[0]["finished"] == ["A", "B"]
+    assert steps[2]["cached"] == {"D": cached}
+
+
+def told(engine: Engine) -> dict[BlockId, BlockInfo]:
+    """What the evictor of an engine will be told, by block."""
+    evictor: Evictor = engine.kv_cache._allocator._evictor  # type: ignore[attr-defined]
+    heard: dict[BlockId, BlockInfo] = {}
+    add = evictor.add
+
+    def hear(block: BlockId, info: BlockInfo) -> None:
+        heard[block] = info
+        add(block, info)
+
+    evictor.add = hear  # type: ignore[method-assign, assignment]
+    return heard
+
+
+def last_steps(heard: dict[BlockId, BlockInfo]) -> dict[int, int | None]:
+    """The last steps of one request, by length of the prefix."""
+    return {info.num_tokens: info.last_step for info in heard.values()}
+
+
+def engine(**settings: Any) -> Engine:
+    return build_memory_engine(REGISTRY, **{**V0, "evictor": BY_PREFIX, **settings})
+
+
+def test_where_the_last_step_is_not_told_the_departure_stands_for_it() -> None:
+    """As with an allocator that was written before there was one."""
+    component = REGISTRY.get("evictor", "lru")
+    parts = EvictorParts(num_blocks=4, block_size=4, seed=0)
+    evictor: Evictor = component.load()(component.settings(**BY_PREFIX), parts)
+    for block, (num_tokens, departure) in enumerate([(4, 1), (12, 1), (16, 2), (8, 1)]):
+        evictor.add(BlockId(block), BlockInfo(num_tokens, 0, departure, block))
+    assert [evictor.evict() for _ in range(4)] == [1, 0, 2, 3]
+
+
+class TestLastStep:
+    def test_of_what_finishes_it_is_the_step_in_which_it_does(self) -> None:
+        running = engine()
+        heard = told(running)
+        running.add(simple_request("A", 4, 3))
+        for _ in range(3):
+            running.step()
+        assert not running.has_unfinished
+        assert last_steps(heard) == {4: 2}
+
+    def test_of_what_is_given_up_it_is_not_the_step_of_that(self) -> None:
+        """A is computed in steps 0 and 1; in step 2 a prompt takes the step for itself."""
+        running = engine()
+        heard = told(running)
+        running.add(simple_request("A", 4, 20))
+        running.step()
+        running.step()
+        running.add(simple_request("B", 9, 20))
+        running.step()
+        running.abort("A")
+        assert last_steps(heard) == {4: 1}
+        heard.clear()
+        running.abort("B")
+        assert last_steps(heard) == {4: 2, 8: 2}
+
+    @pytest.mark.parametrize("preemption", ["recompute", "swap"])
+    def test_of_what_is_preempted_it_is_the_last_one_before(self, preemption: str) -> None:
+        """B has to give way when A takes the fifth of five blocks."""
+        running = engine(num_blocks=5, preemption=preemption, num_host_blocks=8)
+        heard = told(running)
+        running.add(simple_request("A", 6, 8))
+        group = running.add(simple_request("B", 5, 8))
+        while not heard:
+            running.step()
+        assert not group.finished
+        assert last_steps(heard) == {4: running.num_steps - 2}
+
+    def test_of_a_shared_block_it_is_the_last_of_any_that_held_it(self) -> None:
+        """B finds the block of A and runs in step 2; A, which last ran in step 1, leaves last."""
+        running = engine()
+        heard = told(running)
+        stem = (1, 2, 3, 4)
+        running.add(simple_request("A", (*stem, 5), 20))
+        running.step()
+        running.step()
+        running.add(simple_request("B", (*stem, 6), 1))
+        running.step()
+        assert not heard, "A still holds it"
+        running.abort("A")
+        assert last_steps(heard) == {4: 2}
+
+    def test_it_is_noted_only_where_the_evictor_wants_to_know(self) -> None:
+        running = engine(evictor="lru")
+        assert not running.kv_cache.notes_steps
+        heard = told(running)
+        running.add(simple_request("A", 4, 1))
+        running.step()
+        assert last_steps(heard) == {4: None}
+
+
+class TestContentKey:
+    def test_it_outlives_an_eviction(self) -> None:
+        running = build_memory_engine(REGISTRY, num_blocks=4, max_model_len=16)
+        heard = told(running)
+        found = []
+        for name, prompt in (("A", tuple(range(8))), ("other", 15), ("again", tuple(range(8)))):
+            heard.clear()
+            group = running.add(simple_request(name, prompt, 1))
+            running.step()
+            assert group.num_cached == 0
+            found.append({info.num_tokens: info.content_key for info in heard.values()})
+        first, between, again = found
+        assert first == again
+        assert len({*first.values(), *between.values()}) == 2 + 3
+
+    def test_equal_tokens_of_another_salt_are_other_content(self) -> None:
+        running = build_memory_engine(REGISTRY)
+        heard = told(running)
+        keys = set()
+        for salt in (None, "salt", "pepper"):
+            heard.clear()
+            request = simple_request(f"with {salt}", (1, 2, 3, 4), 1)
+            running.add(replace(request, cache_salt=salt))
+            running.step()
+            keys.update(info.content_key for info in heard.values())
+        assert len(keys) == 3
