@@ -12,9 +12,9 @@ from paged_policies.schedulers.promises import Promises
 class Quanta:
     """The quanta of an order, if it has any, and what a scheduler adds to them.
 
-    A group is given at least one token between two preemptions for its quantum, or two groups could
-    push each other out before either got anything; and none gives way that was admitted to run to
-    its end.
+    A group draws at least one token between its start and a preemption for its quantum, or two
+    could push each other out before either got anything; and none gives way that was admitted to
+    run to its end.
     """
 
     def __init__(self, order: QueueOrder, promises: Promises) -> None:
@@ -22,7 +22,7 @@ class Quanta:
         self._rule: SupportsQuantum | None = order if isinstance(order, SupportsQuantum) else None
         self._promises = promises
         self._marks: dict[str, tuple[float, int]] = {}
-        """Of those that run: since when they waited before, and how long they were then or later."""
+        """Of those that run: since when they last waited, and how long they were at their start."""
 
     @property
     def exist(self) -> bool:
