@@ -229,7 +229,7 @@ CAUGHT_BY = {
     "RollingVictim": "runs cannot be repeated",
     "MarkingOrder": "num_cached from None to 0",
     "RollingOrder": "runs cannot be repeated",
-    "MarkingQuantum": "num_preemptions from 0 to 1",
+    "MarkingQuantum": "num_preemptions from 0 to",
     "CountingQuantum": "asked again it says something else",
     "RollingQuantum": "runs cannot be repeated",
     "WordlessQuantum": "not bools",
