@@ -24,6 +24,7 @@ from paged_policies.orders.fair import FairSettings
 from paged_policies.orders.fcfs import FcfsSettings
 from paged_policies.orders.hrrn import HrrnSettings
 from paged_policies.orders.longest_prefix import LongestPrefixSettings
+from paged_policies.orders.mlfq import MlfqSettings
 from paged_policies.orders.priority import PrioritySettings
 from paged_policies.orders.sjf import SjfSettings
 from paged_policies.preemption.auto import AutoSettings
@@ -155,6 +156,12 @@ def paged_core_components() -> Iterator[Component]:
         EdfSettings,
         "paged_policies.orders.edf:EdfOrder",
         summary="earliest deadline first",
+    )
+    yield Component(
+        "queue_order",
+        MlfqSettings,
+        "paged_policies.orders.mlfq:MlfqOrder",
+        summary="levels that a request sinks through as it is served (FastServe)",
     )
     yield Component(
         "scheduler",

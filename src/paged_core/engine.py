@@ -245,7 +245,7 @@ class Engine:
         seconds = {"schedule": perf_counter() - started}
         finished: list[SequenceGroup] = []
         if plan.sequences or self.kv_cache.has_transfers:
-            finished = self._run(plan, seconds)
+            finished = self._run(plan, now, seconds)
         if self._observers.watch_steps:
             record = step_record(
                 self.num_steps,
@@ -262,7 +262,7 @@ class Engine:
         self.num_steps += 1
         return [*(group for group, _ in plan.ignored), *finished]
 
-    def _run(self, plan: Schedule, seconds: dict[str, float]) -> list[SequenceGroup]:
+    def _run(self, plan: Schedule, now: float, seconds: dict[str, float]) -> list[SequenceGroup]:
         changes = self.kv_cache.take_changes()
         step = step_input(self.num_steps, plan, changes)
         if self._observers.watch_blocks:
@@ -274,7 +274,7 @@ class Engine:
                 sequence.last_step = self.num_steps
         if self._service is not None:
             for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
-                self._service.served(sequence.group, num_tokens)
+                self._service.served(sequence.group, num_tokens, now)
         try:
             result = self.executor.collect(self.executor.submit(step))
         except Exception as error:  # noqa: BLE001 - whatever it is, only this step's requests end
@@ -293,6 +293,8 @@ class Engine:
         for group, cached in plan.admitted:
             if group.num_cached is None:
                 group.num_cached, group.admitted_at = cached, now
+        for group in (*plan.preempted, *plan.swapped_out):
+            group.waiting_since = now  # for schedulers that set the status alone
         for group in plan.preempted:
             group.num_preemptions += 1
             known = group.prompt_logprobs

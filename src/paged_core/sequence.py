@@ -132,6 +132,7 @@ class SequenceGroup:
         "status",
         "stop_check",
         "stop_token_ids",
+        "waiting_since",
     )
 
     def __init__(self, request: Request, number: int, seq_id: SeqId) -> None:
@@ -148,6 +149,8 @@ class SequenceGroup:
         """Whether all sequences exist; before that the first stands for all of them. Beams come
         and go: they count as all that there may be, to the end."""
         self.status = Status.WAITING
+        self.waiting_since = request.arrival
+        """Since when it waits, or last waited: its arrival, or when it was last preempted."""
         self.num_cached: int | None = None
         """Prompt tokens served from the cache at the first admission."""
         self.num_preemptions = 0
@@ -179,6 +182,10 @@ class SequenceGroup:
     @property
     def finished(self) -> bool:
         return not self.live
+
+    def give_way(self, status: Status, now: float) -> None:
+        """It runs no more: from ``now`` on it waits, or is swapped out and waits to come back."""
+        self.status, self.waiting_since = status, now
 
     def __repr__(self) -> str:
         return f"SequenceGroup({self.id!r}, {self.status.name}, {len(self.live)} live)"

@@ -18,7 +18,7 @@ from paged_core.interfaces.evictor import Evictor, EvictorParts
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
 from paged_core.interfaces.observer import Observer, ObserverParts
 from paged_core.interfaces.preemption import Preemption, PreemptionParts
-from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsService
+from paged_core.interfaces.queue_order import OrderParts, QueueOrder
 from paged_core.interfaces.runner import Runner, RunnerParts
 from paged_core.interfaces.scheduler import Scheduler, SchedulerParts
 from paged_core.interfaces.victim import VictimParts
@@ -26,6 +26,7 @@ from paged_core.kv_cache import KVCache
 from paged_core.layer import LayerSpec
 from paged_core.log import get_logger
 from paged_core.registry import Registry
+from paged_core.service import service_of
 from paged_core.settings import EngineSettings
 
 _log = get_logger()
@@ -84,7 +85,7 @@ def build_engine(
             kv_cache=kv_cache,
             executor=executor,
             capacity=capacity,
-            service=queue_order if isinstance(queue_order, SupportsService) else None,
+            service=service_of(queue_order),
             observers=[
                 *observers,
                 *(

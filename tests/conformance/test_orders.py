@@ -99,3 +99,42 @@ class TestEdfWithSlo(QueueOrderConformance):
             groups,
             lambda g: g.arrival + 3.0 if g.request.deadline is None else g.request.deadline,
         )
+
+
+class TestMlfq(QueueOrderConformance):
+    """No prompt here is longer than the first quantum: it is the order of arrival."""
+
+    component = "mlfq"
+
+    def expected(
+        self, groups: Sequence[SequenceGroup], now: float, /
+    ) -> Sequence[SequenceGroup] | None:
+        return groups
+
+
+def level(group: SequenceGroup) -> int:
+    """Of three levels, with a first quantum of 4."""
+    return sum(len(group.request.prompt) > quantum for quantum in (4, 8))
+
+
+class TestMlfqWithoutPromotion(QueueOrderConformance):
+    component = {"name": "mlfq", "num_levels": 3, "first_quantum": 4, "promote_after": None}  # noqa: RUF012
+
+    def expected(
+        self, groups: Sequence[SequenceGroup], now: float, /
+    ) -> Sequence[SequenceGroup] | None:
+        return by(groups, level)
+
+
+class TestMlfqWithPromotion(QueueOrderConformance):
+    component = {"name": "mlfq", "num_levels": 3, "first_quantum": 4, "promote_after": 50.0}  # noqa: RUF012
+
+    def expected(
+        self, groups: Sequence[SequenceGroup], now: float, /
+    ) -> Sequence[SequenceGroup] | None:
+        def place(group: SequenceGroup) -> tuple[int, float]:
+            due = group.arrival + 50.0
+            stands = (level(group), group.arrival)
+            return min(stands, (0, due)) if due <= now else stands
+
+        return by(groups, place)

@@ -16,8 +16,10 @@ TURNED: dict[str, tuple[Any, ...]] = {
     "aging": (0.0, 2.0),
     "default_slo": (None, 4.0),
     "delay_factor": (0.0, 0.5),
+    "first_quantum": (2,),
     "long_prefill_token_threshold": (0, 3),
     "max_preemptions": (None, 1),
+    "promote_after": (None, 4.0),
 }
 """Values of options that are switches in all but type, by their name."""
 

@@ -28,8 +28,14 @@ ORDERS_THAT_STARVE: dict[str, dict[str, Any]] = {
     "sjf": {"aging": 0.2},
     "edf": {"default_slo": 60.0},
     "longest_prefix": {"aging": 0.2},
+    "mlfq": {"promote_after": 60.0},
 }
 """Queue orders under which one can starve, and the options under which none does."""
+
+AT_ITS_WORST: dict[str, dict[str, Any]] = {
+    "mlfq": {"first_quantum": 10, "promote_after": None},
+}
+"""Options under which an order starves that by default does not."""
 
 ORDERS_THAT_DO_NOT = {"fcfs", "hrrn", "fair"}
 
@@ -108,7 +114,7 @@ def test_of_every_order_and_victim_it_is_known_whether_it_starves() -> None:
 @pytest.mark.parametrize("scheduler", sorted(TURNS))
 @pytest.mark.parametrize("order", sorted(ORDERS_THAT_STARVE))
 def test_one_starves_while_better_ones_keep_coming(order: str, scheduler: str) -> None:
-    group = waits(engine_of({"name": order}, scheduler))
+    group = waits(engine_of({"name": order, **AT_ITS_WORST.get(order, {})}, scheduler))
     assert not group.finished
     assert not group.sequences[0].output
 
@@ -116,7 +122,8 @@ def test_one_starves_while_better_ones_keep_coming(order: str, scheduler: str) -
 @pytest.mark.parametrize("scheduler", sorted(TURNS))
 @pytest.mark.parametrize("order", sorted(ORDERS_THAT_STARVE))
 def test_nobody_starves_with_the_option_against_it(order: str, scheduler: str) -> None:
-    group = waits(engine_of({"name": order, **ORDERS_THAT_STARVE[order]}, scheduler))
+    options = AT_ITS_WORST.get(order, {}) | ORDERS_THAT_STARVE[order]
+    group = waits(engine_of({"name": order, **options}, scheduler))
     assert len(group.sequences[0].output) == 4
 
 

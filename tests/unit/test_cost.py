@@ -20,10 +20,14 @@ from paged_core.interfaces.allocator import (
     SupportsReservation,
 )
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsQuantum
 from paged_core.registry import Registry
 from paged_core.sequence import BlockId
+from paged_core.service import service_of
 from paged_core.testing.evictor_cost import evictor_cost
+from paged_core.testing.policy_subjects import empty_cache, waiting_groups
 from paged_core.testing.work import Watched, work
+from paged_core.testing.workload import simple_request
 from paged_plugins.bench.null_executor import NULL_EXECUTOR
 from paged_plugins.bench.steady_state import SteadyState
 
@@ -126,6 +130,36 @@ def test_no_operation_of_an_allocator_costs_more_than_a_logarithm(name: str) -> 
     assert allocator_cost(name, LARGE) <= LOGARITHMIC * allocator_cost(name, SMALL)
 
 
+# ---------------------------------------------------------------------- orders
+
+
+def order_cost(name: str, num_groups: int) -> float:
+    """Instructions of a key, a count of service and, if it has them, a look at a quantum."""
+    order: QueueOrder = build("queue_order", name, OrderParts(kv_cache=empty_cache(REGISTRY)))
+    groups = waiting_groups(
+        [simple_request(f"r{number}", 1 + number % 7, 4) for number in range(num_groups)]
+    )
+    for group in groups:
+        group.first_token_at = 0.0
+    service = service_of(order)
+
+    def ask() -> None:
+        for times in range(3):
+            for group in groups:
+                order.key(group, float(times))
+                if service is not None:
+                    service.served(group, 1, float(times))
+                if isinstance(order, SupportsQuantum):
+                    order.quantum_over(group, float(times))
+
+    return work(ask) / num_groups
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY.of("queue_order")))
+def test_no_call_of_an_order_depends_on_how_many_it_knows(name: str) -> None:
+    assert order_cost(name, LARGE) <= 1.05 * order_cost(name, SMALL)
+
+
 # ---------------------------------------------------------------------- steps
 
 
@@ -184,6 +218,12 @@ def test_no_order_makes_a_full_step_of_the_default_scheduler_depend_on_who_waits
 ) -> None:
     few, many = (step_cost("token_budget", 16, waiting, queue_order) for waiting in (100, 2000))
     assert many == pytest.approx(few, rel=0.02)
+
+
+@pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
+def test_a_step_under_an_order_with_quanta_grows_linearly_too(scheduler: str) -> None:
+    costs = partial(step_cost, scheduler, num_waiting=100, queue_order="mlfq")
+    assert linear(lambda running: costs(num_running=running), (16, 64, 256)) < 1.15
 
 
 def test_work_counts_instructions() -> None:

@@ -49,6 +49,7 @@ from unit import faulty_attention as attention
 from unit import faulty_components as faulty
 from unit import faulty_evictors as evictors
 from unit import faulty_executors as executors
+from unit import faulty_quanta as quanta
 from unit import faulty_runners as runners
 from unit import faulty_schedulers as schedulers
 
@@ -132,6 +133,11 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
             faulty.CountingOrder,
             faulty.MarkingOrder,
             faulty.RollingOrder,
+            quanta.MarkingQuantum,
+            quanta.CountingQuantum,
+            quanta.RollingQuantum,
+            quanta.WordlessQuantum,
+            quanta.NarrowQuantum,
         ],
     ),
     (FcfsIsExpected, PLAIN, [faulty.ReversedOrder]),
@@ -178,6 +184,9 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
             schedulers.PickyScheduler,
             schedulers.IgnoringScheduler,
             schedulers.DicingScheduler,
+            quanta.HastyScheduler,
+            quanta.ObligingScheduler,
+            quanta.RestlessScheduler,
         ],
     ),
     (
@@ -236,6 +245,10 @@ CAUGHT_BY = {
     "RollingVictim": "runs cannot be repeated",
     "MarkingOrder": "num_cached from None to 0",
     "RollingOrder": "runs cannot be repeated",
+    "MarkingQuantum": "num_preemptions from 0 to",
+    "CountingQuantum": "asked again it says something else",
+    "RollingQuantum": "runs cannot be repeated",
+    "WordlessQuantum": "not bools",
     "ExcessivePreemption": "tokens are set aside",
     "HoardingPreemption": "fits alone, but is refused",
     "TouchingPreemption": "num_preemptions from 0 to 1",
@@ -253,6 +266,9 @@ CAUGHT_BY = {
     "PickyScheduler": "fits alone, but is refused",
     "IgnoringScheduler": "fits alone, but is ignored",
     "DicingScheduler": "the first time|shorter than|longer than",
+    "HastyScheduler": "no end in sight",
+    "ObligingScheduler": "preempted for what came later",
+    "RestlessScheduler": "nothing else was there",
 }
 
 

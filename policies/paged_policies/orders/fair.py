@@ -48,7 +48,7 @@ class FairOrder(QueueOrder):
             self._counters[tenant] = max(self._counters[tenant], self._level)
         return (self._counters[tenant], group.arrival, group.number)
 
-    def served(self, group: SequenceGroup, num_tokens: int, /) -> None:
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
         """Charge the tenant for tokens that were scheduled; repeated work costs again."""
         tenant, options = group.request.tenant, self._options
         charged = self._known.get(group.id, 0)

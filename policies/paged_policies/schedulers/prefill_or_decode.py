@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
@@ -14,6 +14,8 @@ from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, Schedul
 from paged_core.kv_cache import PrefixHit
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_policies.schedulers.promises import Promises
+from paged_policies.schedulers.quanta import Quanta
+from paged_policies.schedulers.room import Room
 from paged_policies.schedulers.waiting_line import WaitingLine
 
 
@@ -55,7 +57,13 @@ class PrefillOrDecodeScheduler(Scheduler):
     swapped as groups, and what is swapped out comes back before any prompt, unless
     ``swap_in_by_order``. A forked group that is computed again, which that engine lacks, takes each
     sequence as a prompt of its own.
+
+    Under an order that has quanta, running groups make room for the one that comes next only once
+    their quantum is over, and ``swap_in_by_order`` is on.
     """
+
+    preempts_for_head: ClassVar[bool] = True
+    """Whether one that runs gives way to a better one that waits; of use where that may join."""
 
     def __init__(self, options: PrefillOrDecodeSettings, parts: SchedulerParts, /) -> None:
         self._budget = options.max_num_batched_tokens or max(parts.max_model_len, 2048)
@@ -65,9 +73,11 @@ class PrefillOrDecodeScheduler(Scheduler):
         self._victim = parts.victim
         self._preemption = parts.preemption
         self._promises = Promises(parts.preemption, parts.kv_cache)
+        self._quanta = Quanta(parts.queue_order, self._promises)
+        self._ends_quanta = self.preempts_for_head and self._quanta.exist
         self._exact_growth = options.exact_growth
         self._cached_is_free = options.cached_is_free
-        self._swap_in_by_order = options.swap_in_by_order
+        self._swap_in_by_order = options.swap_in_by_order or self._ends_quanta
         self._max_model_len = parts.max_model_len
         self._waiting = WaitingLine(parts.queue_order)
         self._running: list[SequenceGroup] = []
@@ -121,7 +131,7 @@ class PrefillOrDecodeScheduler(Scheduler):
         if may_start and self._is_open():
             self._prefill(plan)
         if not plan.sequences:
-            self._preempt_for_priority(plan)
+            self._preempt_for_head(plan)
             if self._decode(plan):
                 self._swap_in(plan)
         return plan
@@ -230,19 +240,80 @@ class PrefillOrDecodeScheduler(Scheduler):
 
     # ------------------------------------------------------------------ decoding
 
-    def _preempt_for_priority(self, plan: Schedule) -> None:
-        """Let the head of the queue push out running groups that are strictly worse than it."""
+    def _preempt_for_head(self, plan: Schedule) -> None:
+        """Put all in order, and let the head of the queue push out groups worse than it."""
         running, waiting, now, key = self._running, self._waiting, self._now, self._order.key
         running.sort(key=lambda group: key(group, now))
+        if self._ends_quanta:
+            self._end_quanta(plan)
         if not waiting:
             return
-        head = waiting.popleft()
-        while running and key(running[-1], now) > key(head, now) and not self._fits(head):
-            if self._promises.lifetime(running[-1]):
-                break  # it was admitted to run to its end
-            self._give_way(plan, running.pop())
-        waiting.appendleft(head, now)
+        if self.preempts_for_head and not self._ends_quanta:
+            head = waiting.popleft()
+            while running and key(running[-1], now) > key(head, now) and not self._fits(head):
+                if self._promises.lifetime(running[-1]):
+                    break  # it was admitted to run to its end
+                self._give_way(plan, running.pop())
+            waiting.appendleft(head, now)
         waiting.sort(now)
+
+    def _end_quanta(self, plan: Schedule) -> None:
+        """Let running groups whose quantum is over give way to the one that comes next.
+
+        Only if that one comes before them, could not start beside them, and can once they have
+        left. The last in the order leaves first, and no more leave than have to.
+        """
+        running, swapped, waiting, now = self._running, self._swapped, self._waiting, self._now
+        spent = self._quanta.spent(running, now) if swapped or waiting else []
+        if not spent:
+            return
+        waiting.sort(now)
+        first = swapped[0] if swapped and not self._overtakes() else waiting[0]
+        behind = [g for g in self._quanta.behind(first, spent, now) if self._could_return(g)]
+        seats = self._max_num_seqs - sum(group.seats for group in running)
+        tokens = self._budget - sum(len(group.live) for group in running)
+        room = Room(seats, tokens, self._kv.num_free, len(running))
+        leaving: list[SequenceGroup] = []
+        while not self._would_start(first, room):
+            if not behind:
+                return
+            group = behind.pop()
+            leaving.append(group)
+            blocks = self._kv.distinct_blocks(group)
+            room.widen(seats=group.seats, tokens=len(group.live), blocks=blocks)
+        for group in leaving:
+            running.remove(group)
+            self._give_way(plan, group)
+
+    def _could_return(self, group: SequenceGroup) -> bool:
+        """Whether a running group could start again if it gave way: it may have grown too large."""
+        kv = self._kv
+        most = kv.num_blocks - kv.watermark_blocks
+        held = kv.distinct_blocks(group)
+        if self._preemption.mode(group) is PreemptionMode.SWAP and held <= kv.num_free_host:
+            return held + len(group.live) <= most
+        longest = max(len(sequence.tokens) for sequence in group.live)
+        fits_step = longest <= min(self._max_model_len, self._budget)
+        return fits_step and kv.blocks_to_restore(group) <= most
+
+    def _would_start(self, group: SequenceGroup, room: Room) -> bool:
+        """Whether a group that waits or is swapped out could start, given ``room``."""
+        kv, live = self._kv, group.live
+        if group.seats > room.seats:
+            return False
+        if group.status is Status.SWAPPED:
+            needed = kv.distinct_blocks(group) + len(live)
+            return room.blocks - needed >= kv.watermark_blocks and room.tokens >= len(live)
+        lengths = [len(sequence.tokens) for sequence in live]
+        needed = kv.blocks_to_restore(group)
+        if lifetime := self._promises.lifetime(group):
+            needed = lifetime + self._promises.outstanding(self._running)
+        if max(lengths) > self._budget or room.blocks - needed < kv.watermark_blocks:
+            return False
+        if kv.reserves_runs and room.num_running < len(self._running):  # where they lie is open
+            runs = sum(kv.blocks_to_start(length, group.max_length) for length in lengths)
+            return runs <= room.blocks
+        return all(kv.can_start(sequence) for sequence in live)
 
     def _fits(self, group: SequenceGroup) -> bool:
         """Whether ``group`` could be admitted into a step that computes nothing else."""
@@ -295,12 +366,12 @@ class PrefillOrDecodeScheduler(Scheduler):
             except OutOfBlocks:
                 pass  # no room on the host either: it will be computed again
             else:
-                victim.status = Status.SWAPPED
+                victim.give_way(Status.SWAPPED, self._now)
                 self._swapped.append(victim)
                 plan.swapped_out.append(victim)
                 return
         self._kv.release_group(victim)
-        victim.status = Status.WAITING
+        victim.give_way(Status.WAITING, self._now)
         self._waiting.appendleft(victim, self._now)
         plan.preempted.append(victim)
 
@@ -308,6 +379,8 @@ class PrefillOrDecodeScheduler(Scheduler):
         kv, swapped = self._kv, self._swapped
         while swapped and not self._overtakes():
             group = swapped[0]
+            if self._ends_quanta and group in plan.swapped_out:
+                break
             needed = kv.distinct_blocks(group) + len(group.live)
             if needed > kv.num_blocks - kv.watermark_blocks:
                 swapped.popleft()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -29,7 +29,10 @@ class StaticBatchScheduler(PrefillOrDecodeScheduler):
     stay empty until all have.
 
     The baseline that iteration-level scheduling improves on most where output lengths differ.
+    No request of a batch gives way to one that waits, however urgent: that one could not join.
     """
+
+    preempts_for_head: ClassVar[bool] = False
 
     def __init__(self, options: StaticBatchSettings, parts: SchedulerParts, /) -> None:
         whole = PrefillOrDecodeSettings(

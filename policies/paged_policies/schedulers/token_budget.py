@@ -10,9 +10,12 @@ from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.preemption import PreemptionMode
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
+from paged_core.kv_cache import PrefixHit
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_core.waiting_queue import WaitingQueue
 from paged_policies.schedulers.promises import Promises
+from paged_policies.schedulers.quanta import Quanta
+from paged_policies.schedulers.room import Room
 
 
 class TokenBudgetSettings(ComponentSettings):
@@ -42,6 +45,9 @@ class TokenBudgetScheduler(Scheduler):
     admitted in that step. The rules are those of vLLM 0.32's V1 engine; groups of several
     sequences and swapping, which that engine lacks, are this project's own: a decoding group runs
     whole or not at all, and while anything is swapped out nothing is admitted.
+
+    Under an order that has quanta, running requests whose quantum is over make room for the one
+    that comes next, and what is swapped out comes back in its place in the order.
     """
 
     def __init__(self, options: TokenBudgetSettings, parts: SchedulerParts, /) -> None:
@@ -51,6 +57,7 @@ class TokenBudgetScheduler(Scheduler):
         self._victim = parts.victim
         self._preemption = parts.preemption
         self._promises = Promises(parts.preemption, parts.kv_cache)
+        self._quanta = Quanta(parts.queue_order, self._promises)
         self._max_model_len = parts.max_model_len
         self._running: list[SequenceGroup] = []
         self._swapped: list[SequenceGroup] = []
@@ -104,14 +111,16 @@ class TokenBudgetScheduler(Scheduler):
     def schedule(self, now: float, /) -> Schedule:
         self._now = now
         plan = _Plan(self._options.max_num_batched_tokens, self._threshold())
+        if self._quanta.exist:
+            self._end_quanta(plan)
+        num_gone = plan.num_gone
         self._schedule_running(plan)
-        decided = plan.schedule
-        if not decided.preempted and not decided.swapped_out:
+        if plan.num_gone == num_gone:  # nothing had to give way for blocks
             if self._swapped:
                 self._swap_in(plan)
-            if not self._swapped:
+            if not self._swapped or self._overtakes():
                 self._admit(plan)
-        return decided
+        return plan.schedule
 
     def _threshold(self) -> int:
         """The chunk limit of this step; one request alone is not limited."""
@@ -246,14 +255,100 @@ class TokenBudgetScheduler(Scheduler):
             except OutOfBlocks:
                 pass  # no room on the host either: it will be computed again
             else:
-                victim.status = Status.SWAPPED
+                victim.give_way(Status.SWAPPED, self._now)
                 self._swapped.append(victim)
                 plan.schedule.swapped_out.append(victim)
                 return
         self._kv.release_group(victim)
-        victim.status = Status.WAITING
+        victim.give_way(Status.WAITING, self._now)
         self._waiting.push_front(victim, self._now)
         plan.schedule.preempted.append(victim)
+
+    # ------------------------------------------------------------------ quanta
+
+    def _end_quanta(self, plan: _Plan) -> None:
+        """Let running groups whose quantum is over give way to the one that comes next.
+
+        Only if that one comes before them, could not start in this step beside them, and can once
+        they have left. The last in the order leaves first, and no more leave than have to.
+        """
+        running, swapped, waiting, now = self._running, self._swapped, self._waiting, self._now
+        if swapped:
+            swapped.sort(key=lambda group: self._order.key(group, now))
+        spent = self._quanta.spent(running, now) if swapped or len(waiting) else []
+        if swapped or spent:
+            waiting.refresh(now)
+        if not spent:
+            return
+        first = swapped[0] if swapped and not self._overtakes() else waiting.head()
+        behind = [g for g in self._quanta.behind(first, spent, now) if self._could_return(g)]
+        if not behind:
+            return
+        room = self._room(plan)
+        leaving: list[SequenceGroup] = []
+        while not self._would_start(plan, first, room):
+            if not behind:
+                return
+            group = behind.pop()
+            leaving.append(group)
+            tokens, blocks = self._claim(plan, group)
+            blocks += self._kv.distinct_blocks(group)
+            room.widen(seats=group.seats, tokens=tokens, blocks=blocks)
+        for group in leaving:
+            running.remove(group)
+            self._give_way(plan, group)
+
+    def _could_return(self, group: SequenceGroup) -> bool:
+        """Whether a running group could start again if it gave way: it may have grown too large."""
+        kv = self._kv
+        held = kv.distinct_blocks(group)
+        if self._preemption.mode(group) is PreemptionMode.SWAP and held <= kv.num_free_host:
+            return not self._is_too_large(group)
+        return kv.blocks_to_restore(group) <= kv.num_blocks and not self._outgrew_step(group)
+
+    def _room(self, plan: _Plan) -> Room:
+        """What those who run are going to leave of this step."""
+        running = self._running
+        seats = self._options.max_num_seqs - sum(group.seats for group in running)
+        claims = [self._claim(plan, group) for group in running]
+        tokens = plan.budget - sum(tokens for tokens, _ in claims)
+        return Room(seats, tokens, self._kv.num_free - sum(b for _, b in claims), len(running))
+
+    def _claim(self, plan: _Plan, group: SequenceGroup) -> tuple[int, int]:
+        """Tokens and blocks that a running group is to get in this step."""
+        counts = [plan.chunk(sequence.num_pending) for sequence in group.live]
+        return sum(counts), self._kv.blocks_to_grow(group, max(counts))
+
+    def _would_start(self, plan: _Plan, group: SequenceGroup, room: Room) -> bool:
+        """Whether a group that waits or is swapped out could start in this step, given ``room``."""
+        kv, live = self._kv, group.live
+        if group.seats > room.seats or room.tokens <= 0:
+            return False
+        watermark = kv.watermark_blocks if room.num_running else 0
+        if group.status is Status.SWAPPED:
+            count = min(plan.chunk(live[0].num_pending), room.tokens) if len(live) == 1 else 1
+            needed = kv.distinct_blocks(group) + kv.blocks_to_grow(group, count)
+            return needed + watermark <= room.blocks and len(live) * count <= room.tokens
+        if len(live) > 1:
+            return kv.blocks_to_restore(group) + watermark <= room.blocks
+        sequence = live[0]
+        hit = kv.lookup(sequence, len(sequence.tokens) - 1)
+        if self._first_chunk(plan, sequence, hit, room) is None:
+            return False
+        if kv.reserves_runs and room.num_running < len(self._running):  # where they lie is open
+            return kv.blocks_to_start(len(sequence.tokens), group.max_length) <= room.blocks
+        return kv.can_start(sequence)
+
+    def _overtakes(self) -> bool:
+        """Whether the head of the queue goes before what is swapped out; it is in order by now."""
+        if not (self._quanta.exist and self._swapped and len(self._waiting)):
+            return False
+        key, now = self._order.key, self._now
+        return bool(key(self._waiting.head(), now) < key(self._swapped[0], now))
+
+    def _comes_next(self, plan: _Plan, head: SequenceGroup) -> bool:
+        """Whether the head of the queue may start: not if it has just given way itself."""
+        return head not in plan.schedule.preempted and (not self._swapped or self._overtakes())
 
     # ------------------------------------------------------------------ those that come in
 
@@ -261,6 +356,8 @@ class TokenBudgetScheduler(Scheduler):
         kv = self._kv
         while self._swapped and plan.budget > 0:
             group = self._swapped[0]
+            if group in plan.schedule.swapped_out or self._overtakes():
+                break
             live = group.live
             count = 1
             if len(live) == 1:
@@ -300,6 +397,8 @@ class TokenBudgetScheduler(Scheduler):
             group = waiting.head()
             if group.seats > seats_left:
                 break
+            if self._quanta.exist and not self._comes_next(plan, group):
+                break
             if len(group.live) > 1:
                 cached = self._restore_group(plan, group)
             else:
@@ -317,35 +416,45 @@ class TokenBudgetScheduler(Scheduler):
 
     def _start(self, plan: _Plan, sequence: SequenceState) -> int | None:
         """Give a waiting sequence its first blocks; how many tokens were cached, if it fits."""
+        kv = self._kv
+        hit = kv.lookup(sequence, len(sequence.tokens) - 1)
+        room = Room(0, plan.budget, kv.num_free, len(self._running))
+        count = self._first_chunk(plan, sequence, hit, room)
+        if count is None or not kv.can_start(sequence):
+            return None
+        cached = len(hit.blocks) * kv.block_size
+        kv.admit(sequence, count, hit, cached)
+        plan.take(sequence, count)
+        return cached
+
+    def _first_chunk(
+        self, plan: _Plan, sequence: SequenceState, hit: PrefixHit, room: Room
+    ) -> int | None:
+        """Tokens that a step computes of a waiting sequence first, if that fits into ``room``."""
         kv, options = self._kv, self._options
         length = len(sequence.tokens)
-        hit = kv.lookup(sequence, length - 1)
         num_hits = len(hit.blocks)
         cached = num_hits * kv.block_size
         count = length - cached
         if plan.threshold:
             count = min(count, plan.threshold)
-        if count > plan.budget:
+        if count > room.tokens:
             if not options.chunked_prefill:
                 if plan.threshold or not options.long_prefill_token_threshold:
                     return None
                 count = options.long_prefill_token_threshold  # alone; vLLM waits for company
-            count = min(count, plan.budget)
-        room = kv.num_free - hit.num_idle + num_hits
-        if self._running:
-            room -= kv.watermark_blocks
-        if options.reserve_full_sequence and kv.blocks_for(length) > room:
+            count = min(count, room.tokens)
+        blocks = room.blocks - hit.num_idle + num_hits
+        if room.num_running:
+            blocks -= kv.watermark_blocks
+        if options.reserve_full_sequence and kv.blocks_for(length) > blocks:
             return None
-        if kv.blocks_for(cached + count) > room:
+        if kv.blocks_for(cached + count) > blocks:
             return None
         lifetime = self._promises.lifetime(sequence.group)
-        if lifetime and lifetime + self._promises.outstanding(self._running) > room:
+        if lifetime and lifetime + self._promises.outstanding(self._running) > blocks:
             return None
-        if not kv.can_start(sequence):
-            return None
-        kv.admit(sequence, count, hit, cached)
-        plan.take(sequence, count)
-        return cached
+        return count
 
     def _restore_group(self, plan: _Plan, group: SequenceGroup) -> int | None:
         """Start a forked group again, each sequence as its own prompt; as :meth:`_start`.
@@ -374,13 +483,16 @@ class TokenBudgetScheduler(Scheduler):
             return False
         if self._kv.blocks_to_restore(group) > self._kv.num_blocks:
             return True
+        return self._outgrew_step(group) and not (self._kv.caches_prefixes and self._running)
+
+    def _outgrew_step(self, group: SequenceGroup) -> bool:
+        """Whether no step takes all the tokens of a sequence, nor part of them."""
         options, length = self._options, len(group.live[0].tokens)
         return (
             len(group.live) == 1
             and not options.chunked_prefill
             and min(length, options.long_prefill_token_threshold or length)
             > options.max_num_batched_tokens
-            and not (self._kv.caches_prefixes and self._running)
         )
 
     def _enter(self, group: SequenceGroup) -> None:
@@ -408,6 +520,11 @@ class _Plan:
         """Tokens of one prompt at most; 0: no limit."""
         self.index = 0
         """Position in the running list."""
+
+    @property
+    def num_gone(self) -> int:
+        """Groups that had to give way so far."""
+        return len(self.schedule.preempted) + len(self.schedule.swapped_out)
 
     def chunk(self, num_tokens: int) -> int:
         """How many of ``num_tokens`` this step may take."""

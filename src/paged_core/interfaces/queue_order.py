@@ -28,6 +28,7 @@ class QueueOrder(ABC):
         """Return a comparable key; the smallest goes first. ``now`` is in seconds.
 
         It follows from the group, the time and what was served; asking changes nothing.
+        ``group.waiting_since`` says since when a group waits.
         """
 
 
@@ -35,8 +36,21 @@ class QueueOrder(ABC):
 class SupportsService(Protocol):
     """An order that counts what each group was given."""
 
-    def served(self, group: SequenceGroup, num_tokens: int, /) -> None:
-        """``num_tokens`` of the group were scheduled."""
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
+        """``num_tokens`` of one of its sequences were scheduled in the step planned at ``now``."""
 
     def left(self, group: SequenceGroup, /) -> None:
         """The group has ended."""
+
+
+@runtime_checkable
+class SupportsQuantum(Protocol):
+    """An order under which a running group may have to make room for one that comes before it."""
+
+    def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
+        """Whether the quantum of a running group is over: then it may be preempted.
+
+        A scheduler that honours it asks for every running group in each step in which others wait,
+        so it costs O(1). The answer follows from the group, the time and what was served; asking
+        changes nothing.
+        """

@@ -49,6 +49,9 @@ _KNOWN: Mapping[str, st.SearchStrategy[Any]] = {
     "chunked_prefill": st.sampled_from([True, True, True, False]),
     "long_prefill_token_threshold": st.sampled_from([0, 0, 2, 5]),
     "delay_factor": st.sampled_from([0.0, 0.0, 0.5]),
+    "num_levels": st.sampled_from([1, 3, 8]),
+    "first_quantum": st.sampled_from([2, 4, 32]),
+    "promote_after": st.sampled_from([None, 3.0, 20.0]),
 }
 
 

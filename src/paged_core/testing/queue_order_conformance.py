@@ -8,9 +8,10 @@ from typing import ClassVar
 
 from hypothesis import strategies as st
 
-from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsService
+from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsQuantum
 from paged_core.request import Request
-from paged_core.sequence import SequenceGroup
+from paged_core.sequence import SequenceGroup, Status
+from paged_core.service import service_of
 from paged_core.testing.component_conformance import ServesEveryWorkload
 from paged_core.testing.policy_subjects import empty_cache, request_lists, waiting_groups
 from paged_core.testing.untouched import untouched
@@ -104,12 +105,45 @@ class QueueOrderConformance(ServesEveryWorkload):
             )
             groups = waiting_groups(coming)
             with untouched(groups):
-                if isinstance(order, SupportsService):
-                    for group, num_tokens in zip(groups, served, strict=False):
-                        order.served(group, num_tokens)
-                sorted(order.key(group, 1.0) for group in groups)
-                if isinstance(order, SupportsService):
+                _tell(order, groups, served)
+                sorted(order.key(group, 100.0) for group in groups)
+                service = service_of(order)
+                if service is not None:
                     for group in groups:
-                        order.left(group)
+                        service.left(group)
 
         self.check(counts, request_lists(), st.lists(st.integers(1, 50), min_size=8, max_size=8))
+
+    def test_says_of_any_running_group_whether_its_quantum_is_over(self) -> None:
+        """If it has quanta: in whatever order it is asked, and whatever it was told before."""
+
+        def says(coming: list[Request], served: list[int], now: float) -> None:
+            order, twin = self.make(), self.make()
+            if not isinstance(order, SupportsQuantum):
+                return
+            assert isinstance(twin, SupportsQuantum)
+            groups = waiting_groups(coming)
+            for group in groups:
+                group.status, group.first_token_at = Status.RUNNING, 0.0
+            with untouched(groups):
+                answers = [order.quantum_over(group, now) for group in groups]
+                assert all(isinstance(answer, bool) for answer in answers), f"{answers}: not bools"
+                for each in (order, twin):
+                    _tell(each, groups[:-1] * len(served), served * len(groups))
+                answers = [order.quantum_over(group, now) for group in groups]
+                again = [order.quantum_over(group, now) for group in reversed(groups)]
+            assert again == answers[::-1], "asked again it says something else"
+            assert [twin.quantum_over(group, now) for group in groups] == answers, (
+                "another one, told the same, says something else: runs cannot be repeated"
+            )
+
+        counts = st.lists(st.sampled_from([1, 1, 1, 9]), max_size=40)
+        self.check(says, request_lists(), counts, st.floats(100, 200))
+
+
+def _tell(order: QueueOrder, groups: Sequence[SequenceGroup], served: Sequence[int]) -> None:
+    """Tell an order of service, one second after the other, if it wants to hear of it."""
+    service = service_of(order)
+    if service is not None:
+        for now, (group, num_tokens) in enumerate(zip(groups, served, strict=False)):
+            service.served(group, num_tokens, float(now))

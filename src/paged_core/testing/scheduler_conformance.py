@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 
 from paged_core.component import ComponentSettings
 from paged_core.engine import Engine
+from paged_core.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.settings import settings_class
+from paged_core.testing.always_over_order import ALWAYS_OVER, AlwaysOverSettings
 from paged_core.testing.component_conformance import ComponentConformance
+from paged_core.testing.engine_settings import component_options, engine_settings
 from paged_core.testing.failing_executor import FailingExecutor
 from paged_core.testing.fits_alone import check_serves_what_fits
 from paged_core.testing.memory_engine import build_memory_engine, serve
@@ -43,11 +46,12 @@ class SchedulerConformance(ComponentConformance):
         limit: int | None = getattr(options, "max_num_seqs", None)
         return limit
 
-    def make_engine(self, **values: Any) -> Engine:
+    def make_engine(self, registry: Registry | None = None, **values: Any) -> Engine:
         """An engine without a model that has the scheduler, watched."""
+        registry = registry or self.registry
         values = {"scheduler": self._table, **values}
-        settings = settings_class(self.registry)(**values)
-        engine = build_memory_engine(self.registry, **values)
+        settings = settings_class(registry)(**values)
+        engine = build_memory_engine(registry, **values)
         WatchedScheduler.install(
             engine, self.budget(settings.scheduler), self.seats(settings.scheduler)
         )
@@ -147,3 +151,58 @@ class SchedulerConformance(ComponentConformance):
 
         numbers = st.sets(st.integers(0, 20), max_size=3)
         self.check(survives, self.engine_values(), workloads(), numbers, numbers, share=0.5)
+
+    # ------------------------------------------------------------------ orders that have quanta
+
+    def test_requests_end_even_if_every_quantum_is_always_over(self) -> None:
+        """A scheduler that honours quanta sees to it that each turn brings something."""
+        registry = self._registry_with_quanta()
+        order = AlwaysOverSettings(waiting_first=True)
+        workload = Workload(
+            (
+                (0, simple_request("A", 11, 5)),
+                (1, simple_request("B", 9, 4, n=2)),
+                (2, simple_request("C", 6, 4)),
+                (3, simple_request("D", 10, 3)),
+            )
+        )
+
+        def end(values: dict[str, Any]) -> None:
+            engine = self.make_engine(registry, **values)
+            check_served(engine, workload, serve(engine, workload, max_steps=2000))
+
+        small = engine_settings(
+            registry, {"scheduler": self.options, "queue_order": order}, max_blocks=12
+        )
+        self.check(end, small, share=0.5)
+
+    def test_a_request_that_is_alone_is_not_preempted(self) -> None:
+        engine = self.make_engine(self._registry_with_quanta(), queue_order="always_over")
+        workload = Workload(((0, simple_request("A", 9, 8)),))
+        check_served(engine, workload, serve(engine, workload))
+        assert _given_way(engine) == set(), "it had to give way, and nothing else was there"
+
+    def test_nothing_gives_way_to_what_comes_after_it(self) -> None:
+        """Where there are blocks for all: for a seat or tokens, the order says who goes first."""
+        registry = self._registry_with_quanta()
+        order = {"name": "always_over", "waiting_first": False}
+        workload = Workload(tuple((i, simple_request(f"r{i}", 5 + i, 6)) for i in range(10)))
+
+        def serves(table: dict[str, Any]) -> None:
+            engine = self.make_engine(
+                registry, scheduler=table, queue_order=order, num_blocks=200, watermark=0.0
+            )
+            check_served(engine, workload, serve(engine, workload))
+            assert _given_way(engine) == set(), "preempted for what came later"
+
+        given = {name: getattr(self.options, name) for name in self.options.model_fields_set}
+        self.check(serves, component_options(type(self.options), given), share=0.2)
+
+    def _registry_with_quanta(self) -> Registry:
+        return self.registry.extended(ALWAYS_OVER, plugin="conformance")
+
+
+def _given_way(engine: Engine) -> set[str]:
+    watched = engine.scheduler
+    assert isinstance(watched, WatchedScheduler)
+    return watched.given_way

@@ -29,6 +29,8 @@ class WatchedScheduler(Scheduler):
         self._seats = seats
         self.decisions: list[tuple[object, ...]] = []
         """What was decided in each step: ids and numbers that can be compared."""
+        self.given_way: set[str] = set()
+        """Ids of requests that were preempted or swapped out, in whatever step."""
 
     @classmethod
     def install(cls, engine: Engine, budget: int | None, seats: int | None) -> WatchedScheduler:
@@ -78,6 +80,7 @@ class WatchedScheduler(Scheduler):
         self._check_queues(plan, list(before.waiting))
         self._check_moves(plan, stood)
         self.decisions.append(_comparable(plan))
+        self.given_way.update(group.id for group in (*plan.preempted, *plan.swapped_out))
         return plan
 
     def _check_batch(self, plan: Schedule) -> None:

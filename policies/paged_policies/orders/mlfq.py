@@ -1,0 +1,128 @@
+"""Levels that a request sinks through as it is served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from paged_core.component import ComponentSettings
+from paged_core.interfaces.queue_order import OrderParts, QueueOrder
+from paged_core.sequence import SequenceGroup, Status
+
+
+class MlfqSettings(ComponentSettings):
+    """Options of :class:`MlfqOrder`."""
+
+    name: Literal["mlfq"] = "mlfq"
+    num_levels: PositiveInt = Field(
+        default=8, description="levels; the quantum of each is twice that of the one above it"
+    )
+    first_quantum: PositiveInt = Field(
+        default=32, description="tokens that a request is given on the highest level"
+    )
+    promote_after: PositiveFloat | None = Field(
+        default=30.0,
+        description="seconds of waiting that take a request to the highest level; null: never",
+    )
+
+
+class MlfqOrder(QueueOrder):
+    """A multi-level feedback queue that requests join by their prompts, as in FastServe (Wu et
+    al., 2023).
+
+    A request joins the highest level whose quantum covers its prompt, which counts as service
+    there. It sinks to the next level when it has been given the quantum of its own, and within a
+    level goes first what came to it first; there is none below the lowest. Tokens of all its
+    sequences count, those computed again after a preemption do not. One that has waited for
+    ``promote_after`` rises to the highest level, to be given a whole quantum there.
+
+    The quantum of a running request is over once it has sunk, or has been given ``first_quantum``
+    tokens, since it last started. FastServe, which moves keys and values ahead of time, lets it
+    give way after every token; a ``first_quantum`` of 1 does too. Every call costs O(1). With
+    promotion keys change while requests wait; without it the queue is a heap.
+    """
+
+    def __init__(self, options: MlfqSettings, parts: OrderParts, /) -> None:
+        self._first_quantum = options.first_quantum
+        self._lowest = options.num_levels - 1
+        self._promote_after = options.promote_after
+        self.stable = options.promote_after is None
+        self._stays: dict[str, _Stay] = {}
+        """Of the requests that have been given something."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        stay = self._stays.get(group.id)
+        place = (self._joins(group), group.arrival) if stay is None else (stay.level, stay.entered)
+        if group.status is not Status.RUNNING:
+            place = self._promoted(group, place, now)
+        return (*place, group.number)
+
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
+        """Count the tokens that were generated; see the class for what else counts."""
+        stay = self._stays.get(group.id)
+        if stay is None:
+            stay = _Stay(self._joins(group), group.arrival, len(group.request.prompt))
+            self._stays[group.id] = stay
+        if stay.waited_since != group.waiting_since:
+            self._restart(stay, group, now)
+        if group.first_token_at is None or num_tokens > 1:
+            return  # a prompt, or what is computed again
+        stay.used += 1
+        stay.since_start += 1
+        if stay.used >= self._first_quantum << stay.level:
+            stay.used, stay.is_over = 0, True
+            if stay.level < self._lowest:
+                stay.level, stay.entered = stay.level + 1, now
+        elif stay.since_start >= self._first_quantum:
+            stay.is_over = True
+
+    def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
+        """Whether a running request may have to make room for one in a better place."""
+        stay = self._stays.get(group.id)
+        return stay is not None and stay.is_over
+
+    def left(self, group: SequenceGroup, /) -> None:
+        """Forget a request that has ended."""
+        self._stays.pop(group.id, None)
+
+    def _joins(self, group: SequenceGroup) -> int:
+        """The highest level whose quantum covers the prompt, or the lowest of all."""
+        quanta = (len(group.request.prompt) - 1) // self._first_quantum
+        return min(quanta.bit_length(), self._lowest)
+
+    def _promoted(
+        self, group: SequenceGroup, place: tuple[int, float], now: float
+    ) -> tuple[int, float]:
+        """Where a request stands that was at ``place`` when it began to wait."""
+        if self._promote_after is None:
+            return place
+        due = group.waiting_since + self._promote_after
+        return min(place, (0, due)) if due <= now else place
+
+    def _restart(self, stay: _Stay, group: SequenceGroup, now: float) -> None:
+        """It runs, or runs again: what it was promoted to while it waited is its place."""
+        place = (stay.level, stay.entered)
+        promoted = self._promoted(group, place, now)
+        if promoted != place:
+            (stay.level, stay.entered), stay.used = promoted, 0
+        stay.waited_since = group.waiting_since
+        stay.since_start, stay.is_over = 0, False
+
+
+@dataclass(slots=True)
+class _Stay:
+    """Where a request stands, and what it was given there."""
+
+    level: int
+    """0 is the highest."""
+    entered: float
+    """When it came to the level, in seconds."""
+    used: int
+    """Tokens of the level's quantum."""
+    since_start: int = 0
+    """Tokens since it last started."""
+    is_over: bool = False
+    waited_since: float | None = None
+    """When the wait began that ended with the last start."""

@@ -1,0 +1,130 @@
+"""Quanta change when requests run, and never what they say; and every one of them ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from paged_core.component import ComponentSettings
+from paged_core.registry import Registry
+from paged_core.sequence import SequenceGroup
+from paged_core.testing.always_over_order import ALWAYS_OVER, AlwaysOverSettings
+from paged_core.testing.engine_settings import engine_settings
+from paged_core.testing.failing_executor import FailingExecutor
+from paged_core.testing.memory_engine import build_memory_engine, serve
+from paged_core.testing.text_alone import check_nothing_leaked, check_said, check_served
+from paged_core.testing.watched_scheduler import WatchedScheduler
+from paged_core.testing.workload import Workload, workloads
+from paged_policies.orders.mlfq import MlfqSettings
+from paged_policies.schedulers.iteration_level import IterationLevelSettings
+from paged_policies.schedulers.prefill_or_decode import PrefillOrDecodeSettings
+from paged_policies.schedulers.token_budget import TokenBudgetSettings
+from properties.crowds import crowd
+
+REGISTRY = Registry.discover().extended(ALWAYS_OVER)
+SCHEDULERS: tuple[ComponentSettings, ...] = (
+    TokenBudgetSettings(),
+    PrefillOrDecodeSettings(),
+    IterationLevelSettings(),
+)
+ORDERS: tuple[ComponentSettings, ...] = (
+    MlfqSettings(first_quantum=1),
+    MlfqSettings(first_quantum=3),
+    AlwaysOverSettings(waiting_first=True),
+)
+MAX_STEPS = 5000
+"""Where a prompt is computed again for every token, in chunks of a few tokens."""
+
+
+def profile(max_examples: int) -> Any:
+    return hypothesis_settings(
+        max_examples=max_examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+@st.composite
+def quanta(draw: st.DrawFn) -> dict[str, Any]:
+    """Settings of small engines that end quanta."""
+    fixed = {
+        "queue_order": draw(st.sampled_from(ORDERS)),
+        "scheduler": draw(st.sampled_from(SCHEDULERS)),
+    }
+    values: dict[str, Any] = draw(engine_settings(REGISTRY, fixed))
+    return values
+
+
+def check(values: dict[str, Any], workload: Workload) -> dict[str, SequenceGroup]:
+    engine = build_memory_engine(REGISTRY, **values)
+    groups = serve(engine, workload, max_steps=MAX_STEPS)
+    check_served(engine, workload, groups)
+    return groups
+
+
+@given(quanta(), workloads(max_aborts=3))
+@profile(100)
+def test_text_does_not_depend_on_quanta(values: dict[str, Any], workload: Workload) -> None:
+    check(values, workload)
+
+
+@pytest.mark.slow
+@given(quanta(), workloads(max_requests=10, max_aborts=3))
+@profile(5000)
+def test_text_does_not_depend_on_quanta_for_long(
+    values: dict[str, Any], workload: Workload
+) -> None:
+    check(values, workload)
+
+
+@given(
+    quanta(),
+    workloads(),
+    st.sets(st.integers(0, 20), max_size=3),
+    st.sets(st.integers(0, 20), max_size=3),
+)
+@profile(50)
+def test_steps_that_fail_end_only_their_own_requests(
+    values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
+) -> None:
+    engine = build_memory_engine(REGISTRY, **values)
+    FailingExecutor.install(engine, before=before, after=after)
+    for group in serve(engine, workload, max_steps=MAX_STEPS).values():
+        check_said(engine, group)
+    check_nothing_leaked(engine)
+
+
+def given_way(scheduler: str, preemption: str, first_quantum: int) -> int:
+    """How many of some crowds had to leave one of three seats; there are blocks for all."""
+    total = 0
+    for number in range(6):
+        engine = build_memory_engine(
+            REGISTRY,
+            queue_order={"name": "mlfq", "first_quantum": first_quantum, "promote_after": 9.0},
+            scheduler={"name": scheduler, "max_num_seqs": 3},
+            preemption=preemption,
+            num_blocks=400,
+            num_host_blocks=400,
+        )
+        watched = WatchedScheduler.install(engine, None, 3)
+        workload = crowd(number)
+        check_served(engine, workload, serve(engine, workload, max_steps=MAX_STEPS))
+        total += len(watched.given_way)
+    return total
+
+
+@pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode", "iteration_level"])
+class TestPreemptions:
+    @pytest.mark.parametrize("preemption", ["recompute", "swap", "auto"])
+    def test_single_sequences_forked_groups_and_searches_leave_their_seats(
+        self, scheduler: str, preemption: str
+    ) -> None:
+        assert given_way(scheduler, preemption, first_quantum=2) >= 6
+        assert given_way(scheduler, preemption, first_quantum=1000) == 0
+
+    def test_nobody_does_who_was_admitted_to_run_to_the_end(self, scheduler: str) -> None:
+        assert given_way(scheduler, "never", first_quantum=2) == 0

@@ -1,0 +1,244 @@
+"""Levels: who joins which, who sinks, who rises, and what that does for short requests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from paged_core.interfaces.queue_order import OrderParts
+from paged_core.registry import Registry
+from paged_core.sequence import SequenceGroup, Status
+from paged_core.testing.memory_engine import build_memory_engine, serve
+from paged_core.testing.policy_subjects import empty_cache
+from paged_core.testing.text_alone import check_served
+from paged_core.testing.workload import Workload, simple_request
+from paged_policies.orders.mlfq import MlfqOrder, MlfqSettings
+from unit.block_tables import make_group
+
+REGISTRY = Registry.discover()
+CACHE = empty_cache(REGISTRY)
+
+
+def make(**options: Any) -> MlfqOrder:
+    small = {"num_levels": 4, "first_quantum": 4, "promote_after": None, **options}
+    return MlfqOrder(MlfqSettings(**small), OrderParts(kv_cache=CACHE))
+
+
+def level(order: MlfqOrder, group: SequenceGroup, now: float = 0.0) -> int:
+    return int(order.key(group, now)[0])
+
+
+def start(order: MlfqOrder, group: SequenceGroup, now: float = 0.0) -> None:
+    """It is admitted, its prompt computed, and a token drawn."""
+    group.status = Status.RUNNING
+    order.served(group, len(group.live[0].tokens), now)
+    if group.first_token_at is None:
+        group.first_token_at = now
+
+
+def decode(order: MlfqOrder, group: SequenceGroup, times: int, now: float = 0.0) -> None:
+    for _ in range(times):
+        order.served(group, 1, now)
+
+
+class TestLevels:
+    @pytest.mark.parametrize(
+        ("length", "joined"),
+        [(1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (16, 2), (17, 3), (32, 3), (33, 3), (1000, 3)],
+    )
+    def test_joins_the_highest_whose_quantum_covers_its_prompt(
+        self, length: int, joined: int
+    ) -> None:
+        order, group = make(), make_group(length)
+        assert level(order, group) == joined
+        start(order, group)
+        assert level(order, group) == joined, "its first prompt does not make it sink"
+
+    def test_sinks_when_it_was_given_the_quantum_of_its_level(self) -> None:
+        order, group = make(), make_group(1)
+        start(order, group)
+        levels = []
+        for _ in range(3 + 8 + 16 + 40):
+            order.served(group, 1, 0.0)
+            levels.append(level(order, group))
+        expected = [0] * 2 + [1] * 8 + [2] * 16
+        assert levels == expected + [3] * (len(levels) - len(expected))
+
+    def test_within_a_level_goes_first_who_came_to_it_first(self) -> None:
+        order = make()
+        sunk, joined, late = make_group(1), make_group(8, arrival=5.0), make_group(8, arrival=9.0)
+        start(order, sunk)
+        decode(order, sunk, 3, now=7.0)
+        sunk.give_way(Status.WAITING, 8.0)
+        ranked = sorted([late, joined, sunk], key=lambda group: order.key(group, 10.0))
+        assert ranked == [joined, sunk, late]
+
+    def test_tokens_that_are_computed_again_do_not_count(self) -> None:
+        order, group = make(), make_group(1)
+        start(order, group)
+        decode(order, group, 2)
+        group.give_way(Status.WAITING, 1.0)
+        group.status = Status.RUNNING
+        order.served(group, 3, 2.0)
+        order.served(group, 50, 2.0)
+        assert level(order, group) == 0
+        decode(order, group, 1)
+        assert level(order, group) == 1
+
+    def test_forgets_who_has_ended(self) -> None:
+        order, group = make(), make_group(1)
+        start(order, group)
+        decode(order, group, 20)
+        order.left(group)
+        assert level(order, group) == 0
+        assert not order.quantum_over(group, 0.0)
+
+
+class TestQuantum:
+    def test_is_over_once_the_request_has_sunk(self) -> None:
+        order, group = make(), make_group(3)
+        assert not order.quantum_over(group, 0.0)
+        start(order, group)
+        assert not order.quantum_over(group, 0.0)
+        decode(order, group, 1)
+        assert order.quantum_over(group, 0.0)
+        assert level(order, group) == 1
+
+    def test_is_over_after_the_first_quantum_wherever_it_stands(self) -> None:
+        order, group = make(), make_group(9)
+        start(order, group)
+        decode(order, group, 3)
+        assert not order.quantum_over(group, 0.0)
+        decode(order, group, 1)
+        assert order.quantum_over(group, 0.0)
+        assert level(order, group) == 2
+
+    def test_begins_anew_when_the_request_starts_again(self) -> None:
+        order, group = make(), make_group(17)
+        start(order, group)
+        decode(order, group, 4)
+        group.give_way(Status.SWAPPED, 5.0)
+        group.status = Status.RUNNING
+        decode(order, group, 3, now=6.0)
+        assert not order.quantum_over(group, 6.0)
+        decode(order, group, 1, now=6.0)
+        assert order.quantum_over(group, 6.0)
+
+
+class TestPromotion:
+    def test_takes_who_has_waited_long_enough_to_the_highest_level(self) -> None:
+        order, group = make(promote_after=10.0), make_group(16, arrival=2.0)
+        assert order.key(group, 11.9)[:2] == (2, 2.0)
+        assert order.key(group, 12.0)[:2] == (0, 12.0)
+        assert order.key(group, 50.0)[:2] == (0, 12.0)
+
+    @pytest.mark.parametrize("status", [Status.WAITING, Status.SWAPPED])
+    def test_counts_from_when_it_gave_way(self, status: Status) -> None:
+        order, group = make(promote_after=10.0), make_group(16)
+        start(order, group)
+        assert level(order, group, now=15.0) == 2, "it runs"
+        group.give_way(status, 15.0)
+        assert level(order, group, now=24.9) == 2
+        assert level(order, group, now=25.0) == 0
+
+    def test_gives_it_a_whole_quantum_there(self) -> None:
+        order, group = make(promote_after=10.0), make_group(16)
+        start(order, group, now=30.0)
+        assert order.key(group, 30.0)[:2] == (0, 10.0)
+        decode(order, group, 3, now=31.0)
+        assert level(order, group, now=31.0) == 0
+        assert not order.quantum_over(group, 31.0)
+        decode(order, group, 1, now=32.0)
+        assert order.key(group, 32.0)[:2] == (1, 32.0)
+        assert order.quantum_over(group, 32.0)
+
+    def test_changes_nothing_for_one_that_is_there(self) -> None:
+        order, group = make(promote_after=10.0), make_group(2, arrival=2.0)
+        assert order.key(group, 100.0)[:2] == (0, 2.0)
+
+    def test_without_it_the_queue_is_a_heap(self) -> None:
+        assert make().stable
+        assert not make(promote_after=1.0).stable
+
+
+def served(
+    order: str | dict[str, Any], scheduler: dict[str, Any], workload: Workload, **values: Any
+) -> dict[str, SequenceGroup]:
+    engine = build_memory_engine(
+        REGISTRY, queue_order=order, scheduler=scheduler, num_blocks=100, **values
+    )
+    groups = serve(engine, workload)
+    check_served(engine, workload, groups)
+    return groups
+
+
+def coming(*requests: tuple[int, str, int, int]) -> Workload:
+    """Requests by step, name, length of the prompt and tokens to generate."""
+    return Workload(
+        tuple(
+            (step, replace(simple_request(name, prompt, output), arrival=float(step)))
+            for step, name, prompt, output in requests
+        )
+    )
+
+
+def durations(groups: dict[str, SequenceGroup]) -> dict[str, float]:
+    """Steps from arrival to the end."""
+    return {name: (group.finished_at or 0.0) - group.arrival for name, group in groups.items()}
+
+
+ONE_SEAT = [
+    {"name": "token_budget", "max_num_seqs": 1},
+    {"name": "prefill_or_decode", "max_num_seqs": 1},
+]
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("scheduler", ONE_SEAT, ids=lambda table: table["name"])
+class TestShortRequests:
+    """What FastServe is for: nothing is known of the output, and short requests still go first."""
+
+    def test_overtake_a_long_one_that_runs(
+        self, scheduler: dict[str, Any], preemption: str
+    ) -> None:
+        shorts = [(step, f"short{step}", 2, 2) for step in (2, 9, 16, 23)]
+        workload = coming((0, "long", 3, 40), *shorts)
+        mlfq = {"name": "mlfq", "first_quantum": 4}
+        first_come, levels = (
+            durations(served(order, scheduler, workload, preemption=preemption))
+            for order in ("fcfs", mlfq)
+        )
+        assert mean(levels.values()) < mean(first_come.values()) / 2
+        assert levels["long"] < first_come["long"] + 25
+        for _, name, _, _ in shorts:
+            assert levels[name] < 10 <= first_come[name]
+
+    def test_overtake_by_their_prompts_before_anything_has_run(
+        self, scheduler: dict[str, Any], preemption: str
+    ) -> None:
+        """Skip-join: a long prompt does not pass through the levels above on the way."""
+        workload = coming((0, "here", 2, 4), (1, "long", 30, 4), (2, "short", 3, 4))
+        mlfq = {"name": "mlfq", "first_quantum": 8}
+        groups = served(mlfq, scheduler, workload, preemption=preemption)
+        ends = {name: group.finished_at or 0.0 for name, group in groups.items()}
+        assert ends["here"] < ends["short"] < ends["long"]
+        assert all(group.num_preemptions == 0 for group in groups.values())
+
+
+@pytest.mark.parametrize("scheduler", ONE_SEAT, ids=lambda table: table["name"])
+@pytest.mark.parametrize("promote_after", [None, 30.0])
+def test_a_long_one_gets_on_while_short_ones_never_stop_coming(
+    scheduler: dict[str, Any], promote_after: float | None
+) -> None:
+    order = {"name": "mlfq", "first_quantum": 4, "promote_after": promote_after}
+    engine = build_memory_engine(REGISTRY, queue_order=order, scheduler=scheduler, num_blocks=100)
+    long = engine.add(simple_request("long", 20, 12))
+    for step in range(600):
+        if step % 3 == 0:
+            short = simple_request(f"short{step}", 2, 3)
+            engine.add(replace(short, arrival=engine.clock()))
+        engine.step()
+    assert long.finished == (promote_after is not None)

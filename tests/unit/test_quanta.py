@@ -1,0 +1,335 @@
+"""Running requests whose quantum is over make room for the one that comes next."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from paged_core.component import Component, ComponentSettings
+from paged_core.engine import Engine
+from paged_core.interfaces.queue_order import QueueOrder
+from paged_core.request import Request
+from paged_core.sequence import SequenceGroup, Status
+from paged_core.testing.memory_engine import build_memory_engine
+from paged_core.testing.registry import registry_with
+from paged_core.testing.text_alone import check_nothing_leaked, check_said
+from paged_core.testing.workload import simple_request
+from paged_plugins.decisions.replay import replay
+from paged_plugins.decisions.scenario import Scenario
+from unit.engines import finish
+
+
+class OverFromFiveSettings(ComponentSettings):
+    """Options of :class:`OverFromFive`."""
+
+    name: Literal["over_from_five"] = "over_from_five"
+
+
+class OverFromFive(QueueOrder):
+    """By priority; from 5 on a running request may be preempted."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        pass
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return (group.request.priority, group.number)
+
+    def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
+        return group.request.priority >= 5
+
+
+class TurningSettings(ComponentSettings):
+    """Options of :class:`Turning`."""
+
+    name: Literal["turning"] = "turning"
+
+
+class Turning(OverFromFive):
+    """The least urgent goes first from second 10 on, and every quantum is over."""
+
+    stable = False
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return -group.request.priority if now >= 10 else group.request.priority
+
+    def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
+        return True
+
+
+REGISTRY = registry_with(
+    Component(
+        "queue_order", OverFromFiveSettings, f"{__name__}:OverFromFive", summary="over from 5 on"
+    ),
+    Component("queue_order", TurningSettings, f"{__name__}:Turning", summary="turns round"),
+)
+HONOUR = ["token_budget", "prefill_or_decode", "iteration_level"]
+
+
+def engine_of(
+    scheduler: str, seats: int = 1, options: dict[str, Any] | None = None, **values: Any
+) -> Engine:
+    table = {"name": scheduler, "max_num_seqs": seats, **(options or {})}
+    return build_memory_engine(
+        REGISTRY, **{"scheduler": table, "queue_order": "over_from_five", **values}
+    )
+
+
+def running(engine: Engine, *requests: Request) -> list[SequenceGroup]:
+    """These requests, which decode by now."""
+    groups = [engine.add(each) for each in requests]
+    for _ in range(4):
+        engine.step()
+    assert all(group.status is Status.RUNNING for group in groups)
+    return groups
+
+
+def check_ended(engine: Engine, *groups: SequenceGroup) -> None:
+    finish(engine)
+    for group in groups:
+        check_said(engine, group)
+        assert len(group.sequences[0].output) == group.request.sampling.max_tokens
+    check_nothing_leaked(engine)
+
+
+def finished_at(*groups: SequenceGroup) -> list[float]:
+    assert all(group.finished_at is not None for group in groups)
+    return [group.finished_at or 0.0 for group in groups]
+
+
+@pytest.mark.parametrize("scheduler", HONOUR)
+class TestWhoGivesWay:
+    def test_one_whose_quantum_is_over_to_one_that_comes_before_it(self, scheduler: str) -> None:
+        engine = engine_of(scheduler)
+        (worse,) = running(engine, simple_request("worse", 5, 20, priority=5))
+        better = engine.add(simple_request("better", 5, 4))
+        check_ended(engine, worse, better)
+        first, last = finished_at(better, worse)
+        assert first < last
+        assert (worse.num_preemptions, better.num_preemptions) == (1, 0)
+
+    def test_not_to_one_that_comes_after_it(self, scheduler: str) -> None:
+        engine = engine_of(scheduler)
+        (here,) = running(engine, simple_request("here", 5, 20, priority=5))
+        later = engine.add(simple_request("later", 5, 4, priority=5))
+        check_ended(engine, here, later)
+        assert here.num_preemptions == later.num_preemptions == 0
+
+    def test_not_while_its_quantum_lasts(self, scheduler: str) -> None:
+        engine = engine_of(scheduler)
+        (worse,) = running(engine, simple_request("worse", 5, 20, priority=4))
+        better = engine.add(simple_request("better", 5, 4))
+        check_ended(engine, worse, better)
+        assert worse.num_preemptions == better.num_preemptions == 0
+
+    def test_not_where_there_is_room_for_both(self, scheduler: str) -> None:
+        engine = engine_of(scheduler, seats=2)
+        (worse,) = running(engine, simple_request("worse", 5, 20, priority=5))
+        better = engine.add(simple_request("better", 5, 4))
+        check_ended(engine, worse, better)
+        assert worse.num_preemptions == 0
+
+    def test_for_blocks_too(self, scheduler: str) -> None:
+        engine = engine_of(scheduler, seats=8, num_blocks=8)
+        (worse,) = running(engine, simple_request("worse", 16, 12, priority=5))
+        better = engine.add(simple_request("better", 16, 4))
+        check_ended(engine, worse, better)
+        first, last = finished_at(better, worse)
+        assert first < last
+        assert (worse.num_preemptions, better.num_preemptions) == (1, 0)
+
+    def test_not_if_it_would_not_make_enough_room(self, scheduler: str) -> None:
+        engine = engine_of(scheduler, seats=3)
+        over, lasting = running(
+            engine,
+            simple_request("over", 5, 20, priority=5),
+            simple_request("lasting", 5, 20, n=2, priority=4),
+        )
+        large = engine.add(simple_request("large", 5, 4, n=2))
+        check_ended(engine, over, lasting, large)
+        assert over.num_preemptions == lasting.num_preemptions == 0
+
+    def test_the_last_in_the_order_first_and_no_more_than_have_to(self, scheduler: str) -> None:
+        engine = engine_of(scheduler, seats=3)
+        groups = running(engine, *(simple_request(f"p{p}", 5, 20, priority=p) for p in (7, 5, 6)))
+        better = engine.add(simple_request("better", 5, 4))
+        check_ended(engine, *groups, better)
+        assert [group.num_preemptions for group in groups] == [1, 0, 0]
+
+    def test_a_group_gives_way_as_a_whole(self, scheduler: str) -> None:
+        engine = engine_of(scheduler, seats=3)
+        (group,) = running(engine, simple_request("group", 5, 20, n=3, priority=5))
+        better = engine.add(simple_request("better", 5, 4))
+        check_ended(engine, group, better)
+        assert group.num_preemptions == 1
+
+    def test_nothing_that_was_admitted_to_run_to_its_end(self, scheduler: str) -> None:
+        engine = engine_of(scheduler, preemption="never")
+        (worse,) = running(engine, simple_request("worse", 5, 20, priority=5))
+        better = engine.add(simple_request("better", 5, 4))
+        check_ended(engine, worse, better)
+        assert worse.num_preemptions == 0
+
+    @pytest.mark.parametrize("num_host_blocks", [30, 2])
+    def test_what_is_swapped_out_comes_back_in_its_turn(
+        self, scheduler: str, num_host_blocks: int
+    ) -> None:
+        """Where the host is full it is computed again; then it stands in the queue."""
+        engine = engine_of(scheduler, preemption="swap", num_host_blocks=num_host_blocks)
+        (worse,) = running(engine, simple_request("worse", 9, 20, priority=5))
+        better = [engine.add(simple_request(name, 5, 4)) for name in ("one", "two")]
+        engine.step()
+        gone = Status.SWAPPED if num_host_blocks == 30 else Status.WAITING
+        assert worse.status is gone
+        assert worse.waiting_since == engine.num_steps - 1
+        check_ended(engine, worse, *better)
+        one, two, last = finished_at(*better, worse)
+        assert one < two < last
+        assert worse.num_preemptions == (num_host_blocks == 2)
+
+    def test_to_one_that_is_swapped_out_too(self, scheduler: str) -> None:
+        engine = engine_of(scheduler, queue_order="turning", preemption="swap", num_host_blocks=30)
+        (five,) = running(engine, simple_request("five", 9, 20, priority=5))
+        other = engine.add(simple_request("other", 5, 20))
+        engine.step()
+        assert five.status is Status.SWAPPED
+        while engine.num_steps <= 10:
+            engine.step()
+        assert (five.status, other.status) == (Status.RUNNING, Status.SWAPPED)
+        check_ended(engine, five, other)
+        first, last = finished_at(five, other)
+        assert first < last
+
+    @pytest.mark.parametrize("preemption", ["recompute", "swap"])
+    def test_one_that_is_out_can_be_given_up(self, scheduler: str, preemption: str) -> None:
+        engine = engine_of(scheduler, preemption=preemption)
+        (worse,) = running(engine, simple_request("worse", 5, 20, priority=5))
+        better = engine.add(simple_request("better", 5, 4))
+        engine.step()
+        assert worse.status is not Status.RUNNING
+        engine.abort("worse")
+        check_ended(engine, better)
+
+    def test_not_one_that_has_grown_past_what_a_step_takes(self, scheduler: str) -> None:
+        """It could not be started again, and would end early."""
+        options: dict[str, Any] = {"max_num_batched_tokens": 16}
+        if scheduler == "token_budget":
+            options["chunked_prefill"] = False
+        engine = engine_of(scheduler, options=options, block_allocator="uncached")
+        worse = engine.add(simple_request("worse", 12, 12, priority=5))
+        for _ in range(6):
+            engine.step()
+        better = engine.add(simple_request("better", 5, 4))
+        check_ended(engine, worse, better)
+        assert worse.num_preemptions == 0
+
+    def test_no_prompt_that_is_being_computed(self, scheduler: str) -> None:
+        """Or two could push each other out for ever before either has drawn anything."""
+        if scheduler != "token_budget":
+            pytest.skip("it computes prompts in one piece")
+        engine = engine_of(scheduler, options={"max_num_batched_tokens": 4})
+        worse = engine.add(simple_request("worse", 16, 4, priority=5))
+        engine.step()
+        better = engine.add(simple_request("better", 5, 4))
+        while worse.first_token_at is None:
+            engine.step()
+            assert worse.status is Status.RUNNING
+        check_ended(engine, worse, better)
+        assert worse.num_preemptions == 1
+
+
+def test_a_batch_that_nobody_joins_stays_together() -> None:
+    """Under ``static_batch``, whatever the order says of who runs."""
+    for order in ("over_from_five", "priority"):
+        engine = engine_of("static_batch", queue_order=order)
+        (worse,) = running(engine, simple_request("worse", 5, 20, priority=5))
+        better = engine.add(simple_request("better", 5, 4))
+        check_ended(engine, worse, better)
+        assert worse.num_preemptions == 0
+
+
+def test_for_tokens_too() -> None:
+    """Two that decode take all tokens of a step."""
+    engine = engine_of("token_budget", seats=8, options={"max_num_batched_tokens": 2})
+    groups = running(engine, *(simple_request(f"p{p}", 1, 20, priority=p) for p in (5, 6)))
+    better = engine.add(simple_request("better", 1, 4))
+    engine.step()
+    assert [group.status for group in (*groups, better)] == [
+        Status.RUNNING,
+        Status.WAITING,
+        Status.RUNNING,
+    ]
+    check_ended(engine, *groups, better)
+
+
+def lines(scheduler: str, preemption: str) -> list[dict[str, Any]]:
+    """Two requests, one seat; A is given its quantum of 4 by its prompt and a token."""
+    values = {
+        "name": "worked out by hand",
+        "settings": {
+            "num_blocks": 16,
+            "num_host_blocks": 16,
+            "block_size": 4,
+            "block_allocator": "uncached",
+            "queue_order": {"name": "mlfq", "first_quantum": 4},
+            "scheduler": {"name": scheduler, "max_num_seqs": 1},
+            "preemption": preemption,
+        },
+        "requests": [
+            {"id": "A", "prompt": 4, "output": 4},
+            {"id": "B", "prompt": 2, "output": 2, "step": 1},
+        ],
+    }
+    return list(replay(Scenario.model_validate(values), REGISTRY))
+
+
+def told(trace: list[dict[str, Any]], key: str) -> list[Any]:
+    return [line[key] for line in trace]
+
+
+class TestTraces:
+    """Worked out by hand."""
+
+    def test_token_budget_admits_the_head_in_the_same_step(self) -> None:
+        trace = lines("token_budget", "recompute")
+        assert told(trace, "scheduled") == [
+            {"A": 4},
+            {"A": 1},
+            {"B": 2},
+            {"B": 1},
+            {"A": 6},
+            {"A": 1},
+        ]
+        assert told(trace, "preempted") == [[], [], ["A"], [], [], []]
+
+    def test_token_budget_swaps(self) -> None:
+        trace = lines("token_budget", "swap")
+        assert told(trace, "scheduled") == [
+            {"A": 4},
+            {"A": 1},
+            {"B": 2},
+            {"B": 1},
+            {"A": 1},
+            {"A": 1},
+        ]
+        assert told(trace, "swapped_out") == [[], [], ["A"], [], [], []]
+        assert told(trace, "swapped_in") == [[], [], [], [], ["A"], []]
+
+    def test_prefill_or_decode_admits_the_head_in_the_next_step(self) -> None:
+        trace = lines("prefill_or_decode", "recompute")
+        assert told(trace, "scheduled") == [
+            {"A": 4},
+            {"A": 1},
+            {},
+            {"B": 2},
+            {"B": 1},
+            {"A": 6},
+            {"A": 1},
+        ]
+        assert told(trace, "preempted") == [[], [], ["A"], [], [], [], []]
+
+    def test_prefill_or_decode_swaps(self) -> None:
+        trace = lines("prefill_or_decode", "swap")
+        assert told(trace, "swapped_out") == [[], [], ["A"], [], [], [], []]
+        assert told(trace, "swapped_in") == [[], [], [], [], [], ["A"], []]
+        assert told(trace, "scheduled")[2:] == [{}, {"B": 2}, {"B": 1}, {"A": 1}, {"A": 1}]

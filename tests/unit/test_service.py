@@ -1,0 +1,145 @@
+"""How orders are told what was served, in the form of today and in that of before."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from paged_core.component import Component
+from paged_core.errors import PluginError
+from paged_core.interfaces.queue_order import QueueOrder
+from paged_core.sequence import SequenceGroup
+from paged_core.service import service_of
+from paged_core.testing.memory_engine import build_memory_engine, serve
+from paged_core.testing.registry import registry_with
+from paged_core.testing.workload import Workload, simple_request
+from unit.faulty_components import FaultySettings
+
+
+class _Order(QueueOrder):
+    def __init__(self, options: Any = None, parts: Any = None, /) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return 0
+
+
+class Silent(_Order):
+    """Does not want to hear of it."""
+
+
+class Timely(_Order):
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
+        self.told.append((group.id, num_tokens, now))
+
+    def left(self, group: SequenceGroup, /) -> None:
+        self.told.append((group.id, "left"))
+
+
+class Optional(_Order):
+    def served(self, group: SequenceGroup, num_tokens: int, now: float = 0.0) -> None:
+        self.told.append((group.id, num_tokens, now))
+
+    def left(self, group: SequenceGroup, /) -> None:
+        self.told.append((group.id, "left"))
+
+
+class AnyNumber(_Order):
+    def served(self, *told: Any) -> None:
+        group, *rest = told
+        self.told.append((group.id, *rest))
+
+    def left(self, group: SequenceGroup, /) -> None:
+        self.told.append((group.id, "left"))
+
+
+class Timeless(_Order):
+    """As orders were written before there was a time."""
+
+    def served(self, group: SequenceGroup, num_tokens: int, /) -> None:
+        self.told.append((group.id, num_tokens))
+
+    def left(self, group: SequenceGroup, /) -> None:
+        self.told.append((group.id, "left"))
+
+
+class Demanding(_Order):
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, more: int, /) -> None:
+        pass
+
+    def left(self, group: SequenceGroup, /) -> None:
+        pass
+
+
+def serve_one(kind: type[_Order]) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
+    """Serve a request under an order; return what it was told, and what was logged of it."""
+    record = Component("queue_order", FaultySettings, f"{__name__}:{kind.__name__}", summary="-")
+    with capture_logs() as logs:
+        engine = build_memory_engine(registry_with(record), queue_order="faulty")
+        serve(engine, Workload(((0, simple_request("A", 5, 3)),)))
+    order = engine.scheduler._order  # type: ignore[attr-defined]
+    warnings = [dict(log) for log in logs if log["event"] == "interface_deprecated"]
+    return order.told, warnings
+
+
+@pytest.mark.parametrize("kind", [Timely, Optional, AnyNumber])
+def test_is_told_with_the_time_of_the_step(kind: type[_Order]) -> None:
+    told, warnings = serve_one(kind)
+    assert told == [("A", 5, 0.0), ("A", 1, 1.0), ("A", 1, 2.0), ("A", "left")]
+    assert warnings == []
+
+
+def test_one_that_takes_no_time_is_told_without_and_a_warning_says_what_to_do() -> None:
+    told, (warning,) = serve_one(Timeless)
+    assert told == [("A", 5), ("A", 1), ("A", 1), ("A", "left")]
+    assert warning["log_level"] == "warning"
+    assert warning["queue_order"] == f"{__name__}.Timeless"
+    assert "now" in warning["remedy"]
+
+
+def test_one_that_takes_something_else_is_refused_when_the_engine_is_built() -> None:
+    remedy = re.escape("write served(self, group, num_tokens, now, /)")
+    with pytest.raises(PluginError, match=rf"Demanding: its served\(.*more.*{remedy}"):
+        serve_one(Demanding)
+
+
+def test_one_that_does_not_care_is_not_told() -> None:
+    assert service_of(Silent()) is None
+    assert serve_one(Silent) == ([], [])
+
+
+def test_an_order_of_today_is_told_directly() -> None:
+    order = Timely()
+    assert service_of(order) is order
+
+
+class TestWaitingSince:
+    def test_is_the_arrival_at_first(self) -> None:
+        group = build_memory_engine().add(replace(simple_request("A", 5, 3), arrival=3.0))
+        assert group.waiting_since == 3.0
+
+    @pytest.mark.parametrize("preemption", ["recompute", "swap"])
+    @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
+    def test_is_when_it_was_last_preempted(self, scheduler: str, preemption: str) -> None:
+        engine = build_memory_engine(
+            num_blocks=6, num_host_blocks=6, preemption=preemption, scheduler=scheduler
+        )
+        groups = [engine.add(simple_request(name, 7, 12)) for name in "AB"]
+        seen = [group.waiting_since for group in groups]
+        changes = 0
+        while engine.has_unfinished:
+            ran = [group.status.name == "RUNNING" for group in groups]
+            engine.step()
+            for index, group in enumerate(groups):
+                if ran[index] and group.status.name in ("WAITING", "SWAPPED"):
+                    assert group.waiting_since == engine.num_steps - 1
+                    changes += 1
+                elif group.waiting_since != seen[index]:
+                    # out and in again within the step
+                    assert group.waiting_since == engine.num_steps - 1
+                seen[index] = group.waiting_since
+        assert changes
