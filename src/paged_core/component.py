@@ -53,8 +53,7 @@ class Component:
     """``"package.module:function"``: called without arguments, it says why this machine or this
     environment cannot serve the component, or returns ``None``. It builds nothing."""
     details: str | None = None
-    """``"package.module:function"``: called without arguments where nothing stands in the way, it
-    says in a few words how the component would serve here. For ``doctor``; it may take a second."""
+    """``"package.module:function"``: how it would serve here, in a few words, for ``doctor``."""
     summary: str = ""
     interface_version: int = 1
     """The version of the slot's interface that the component was built for."""
@@ -110,15 +109,6 @@ class Component:
             mine = isinstance(error, PluginError)
             return str(error) if mine else f"its check failed: {type(error).__name__}: {error}"
         return reason
-
-    def describe(self) -> str:
-        """Say how the component would serve here, empty where nothing is known; never raises."""
-        if self.details is None:
-            return ""
-        try:
-            return str(load(self.details, f"details of {self.slot} {self.name!r}")())
-        except Exception as error:  # noqa: BLE001 - one bad plugin must not take the others down
-            return f"its details failed: {type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True, slots=True)

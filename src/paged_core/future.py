@@ -6,15 +6,11 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from functools import cached_property
 
-from paged_core.block_key import BlockKey, extend_keys
-from paged_core.request import Request
-
 
 class Future:
     """The content that each request asks for, request by request, and how many have asked so far.
 
-    It is read when it is first asked about, in one pass; an answer takes O(log n) for content that
-    is asked for n times.
+    An answer takes O(log n) for content that is asked for n times.
 
     Args:
         asked: for each request, in the order in which they ask, content keys as
@@ -45,19 +41,3 @@ class Future:
             for content_key in content_keys:
                 uses.setdefault(content_key, []).append(position)
         return uses
-
-
-def foresee(requests: Iterable[Request], block_size: int) -> Future:
-    """Return the future in which these requests ask, in this order, for their prompts.
-
-    What they generate is left out: it is published, and not asked for. The last token of a prompt
-    is always computed, so a block that ends with it need not be there.
-    """
-    return Future(_asked(request, block_size) for request in requests)
-
-
-def _asked(request: Request, block_size: int) -> list[int]:
-    keys: list[BlockKey] = []
-    count = (len(request.prompt) - 1) // block_size
-    extend_keys(keys, request.prompt, block_size, request.key_extra, count)
-    return [hash(key) for key in keys]

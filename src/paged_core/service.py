@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from inspect import signature
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from paged_core.errors import PluginError
 from paged_core.interfaces.queue_order import QueueOrder, SupportsService
 from paged_core.log import get_logger
-from paged_core.sequence import SequenceGroup
-
-_log = get_logger()
 
 
 def service_of(order: QueueOrder) -> SupportsService | None:
@@ -24,31 +22,19 @@ def service_of(order: QueueOrder) -> SupportsService | None:
     """
     if not isinstance(order, SupportsService):
         return None
-    if _takes(order.served, 3):
-        return order
+    served: Any = order.served
+    remedy = "write served(self, group, num_tokens, now, /)"
     name = f"{type(order).__module__}.{type(order).__qualname__}"
-    if _takes(order.served, 2):
-        _log.warning(
-            "interface_deprecated",
-            queue_order=name,
-            found="served(group, num_tokens)",
-            remedy="take the time too: served(self, group, num_tokens, now, /)",
+    if _takes(served, 3):
+        return order
+    if not _takes(served, 2):
+        raise PluginError(
+            f"queue_order {name}: its served{signature(served)} cannot be called with the group, "
+            f"the number of tokens and the time; {remedy}"
         )
-        return _Timeless(order)
-    raise PluginError(
-        f"queue_order {name}: its served{signature(order.served)} cannot be called with the group, "
-        "the number of tokens and the time; write served(self, group, num_tokens, now, /)"
-    )
-
-
-class _Timeless:
-    """Tells an order of service that does not take the time."""
-
-    def __init__(self, order: Any) -> None:
-        self._served, self.left = order.served, order.left
-
-    def served(self, group: SequenceGroup, num_tokens: int, _now: float, /) -> None:
-        self._served(group, num_tokens)
+    get_logger().warning("interface_deprecated", queue_order=name, remedy=remedy)
+    timeless = SimpleNamespace(served=lambda group, n, _: served(group, n), left=order.left)
+    return cast(SupportsService, timeless)
 
 
 def _takes(method: Any, count: int) -> bool:
@@ -58,5 +44,5 @@ def _takes(method: Any, count: int) -> bool:
     except TypeError:
         return False
     except ValueError:
-        return True
+        pass
     return True

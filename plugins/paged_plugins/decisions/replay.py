@@ -8,7 +8,6 @@ from typing import Any, Protocol, cast
 
 from paged_core.engine import Engine
 from paged_core.errors import SettingsError
-from paged_core.future import foresee
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.registry import Registry
 from paged_core.request import Request, SamplingParams
@@ -16,6 +15,7 @@ from paged_core.sequence import SequenceGroup
 from paged_core.settings import EngineSettings, settings_class
 from paged_core.step import NewSequence
 from paged_core.wiring import build_engine
+from paged_plugins.decisions.foresight import foresee
 from paged_plugins.decisions.scenario import Scenario, ScenarioRequest
 from paged_plugins.decisions.trace import trace_line
 

@@ -10,6 +10,7 @@ from paged_core.cache_dir import cache_dir
 from paged_core.cli.machine import describe
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
+from paged_core.component import Component, load
 from paged_core.registry import Registry
 
 
@@ -54,11 +55,21 @@ def _components(registry: Registry) -> list[dict[str, Any]]:
     for slot in registry.slots:
         for component in registry.of(slot).values():
             reason = component.obstacle()
-            details = component.describe() if reason is None else ""
+            details = _details(component) if reason is None else ""
             found.append(
                 {"slot": slot, "name": component.name, "reason": reason, "details": details}
             )
     return found
+
+
+def _details(component: Component) -> str:
+    """Say how a component would serve here, as far as it tells; never raises."""
+    if component.details is None:
+        return ""
+    try:
+        return str(load(component.details, f"details of {component.slot} {component.name!r}")())
+    except Exception as error:  # noqa: BLE001 - one bad plugin must not take the others down
+        return f"its details failed: {type(error).__name__}: {error}"
 
 
 def _answer(reason: str | None, details: str) -> str:

@@ -23,10 +23,7 @@ class EvictorParts:
 
 @dataclass(frozen=True, slots=True)
 class BlockInfo:
-    """What an evictor is told of a block when its last user leaves it.
-
-    Fields with a default were added later; an allocator need not give them.
-    """
+    """What an evictor is told of a block when its last user leaves it; with defaults: if known."""
 
     num_tokens: int
     """Length of the prefix that ends with this block, in tokens."""
@@ -37,11 +34,8 @@ class BlockInfo:
     published: int = 0
     """Counts blocks in the order in which their content was cached."""
     content_key: int | None = None
-    """The same number for the same content, in whichever block and after an eviction too.
-
-    Several blocks may hold the same content at a time. It is a hash, so different content has
-    another one but for a collision, which may change what is given up and nothing else; as an order
-    it means nothing. ``None``: the allocator does not say."""
+    """The same number for the same content, in whichever block and after an eviction too; a hash: a
+    collision may change what is given up and nothing else. ``None``: the allocator does not say."""
     last_step: int | None = None
     """The last step in which a sequence that held it was scheduled; ``None``: it was not noted,
     because the evictor does not ask for it or the allocator does not say."""

@@ -50,7 +50,6 @@ class SupportsQuantum(Protocol):
     def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
         """Whether the quantum of a running group is over: then it may be preempted.
 
-        A scheduler that honours it asks for every running group in each step in which others wait,
-        so it costs O(1). The answer follows from the group, the time and what was served; asking
-        changes nothing.
+        Asked for every running group in each step in which others wait, so it costs O(1). It
+        follows from the group, the time and what was served; asking changes nothing.
         """
