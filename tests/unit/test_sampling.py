@@ -196,7 +196,9 @@ def test_a_draw_is_one_the_parameters_allow(rows: list[Row], seed: int, coarse: 
                 top_p=min(1.0, row.sampling.top_p + 1e-5),
                 min_p=row.sampling.min_p * (1 - 1e-5),
             )
-            assert token in kept_by_loops(edited, loose)
+            kept = kept_by_loops(edited, loose)
+            near = [other for other in kept if abs(edited[other] - edited[token]) < 1e-5]
+            assert token in kept or near  # equals in float32, and which comes first is chance
         else:
             assert edited[token] == pytest.approx(max(edited), abs=1e-5)
 

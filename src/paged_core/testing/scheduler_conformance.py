@@ -174,7 +174,7 @@ class SchedulerConformance(ComponentConformance):
         small = engine_settings(
             registry, {"scheduler": self.options, "queue_order": order}, max_blocks=12
         )
-        self.check(end, small, share=0.5)
+        self.check(end, small, share=2)
 
     def test_a_request_that_is_alone_is_not_preempted(self) -> None:
         engine = self.make_engine(self._registry_with_quanta(), queue_order="always_over")
