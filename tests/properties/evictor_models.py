@@ -26,7 +26,7 @@ def arc_hits(references: Sequence[int], c: int) -> list[bool]:
     p, hits = 0.0, []
 
     def replace() -> None:
-        if t1 and len(t1) > p:
+        if t1 and (len(t1) > p or not t2):
             b1.append(t1.pop(0))
         else:
             b2.append(t2.pop(0))
