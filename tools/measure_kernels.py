@@ -21,10 +21,10 @@ from torch.nn import functional
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings, TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
-from paged_backends.cpu.fused_decoder import FusedDecoder, FusedLayer, FusedNorm
-from paged_backends.cpu.kernels import Kernels
+from paged_backends.kernels.cpu.kernels import Kernels
+from paged_backends.runners.native.fused_decoder import FusedDecoder, FusedLayer, FusedNorm
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionParts
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
 
 BF16 = torch.bfloat16

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from paged_core.sequence import BlockId, SeqId, SequenceState
+from paged_core.ids import BlockId, SeqId
+from paged_core.sequence import SequenceState
 
 
 @dataclass(frozen=True, slots=True)

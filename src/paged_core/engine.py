@@ -6,12 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from time import monotonic, perf_counter
 
-from paged_core.beam_search import BeamSearch
-from paged_core.beams import Beams
-from paged_core.best_of import keep_best
 from paged_core.cache_changes import CacheChanges
 from paged_core.errors import RequestError
-from paged_core.front_door import check_request, run_problem
+from paged_core.ids import SeqId
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.queue_order import SupportsService
@@ -19,10 +16,15 @@ from paged_core.interfaces.scheduler import Schedule, Scheduler
 from paged_core.kv_cache import KVCache
 from paged_core.log import get_logger
 from paged_core.observer_set import ObserverSet
-from paged_core.pins import Pin, Pins, PinState
 from paged_core.planned_step import step_input, step_record
-from paged_core.request import FinishReason, Request, SamplingParams
-from paged_core.sequence import SeqId, SequenceGroup, SequenceState, Status, StopCheck
+from paged_core.request import FinishReason, Request
+from paged_core.requests.beam_search import BeamSearch
+from paged_core.requests.beams import Beams
+from paged_core.requests.best_of import keep_best
+from paged_core.requests.checks import check_request, run_problem
+from paged_core.requests.pins import Pin, Pins, PinState
+from paged_core.sampling_params import SamplingParams
+from paged_core.sequence import SequenceGroup, SequenceState, Status, StopCheck
 from paged_core.step import StepResult
 
 _log = get_logger()

@@ -10,8 +10,9 @@ from itertools import takewhile
 from paged_core.block_key import BlockKey, extend_keys
 from paged_core.cache_changes import CacheChanges, Merge
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache, SupportsReservation
-from paged_core.sequence import BlockId, SequenceGroup, SequenceState, Status
+from paged_core.sequence import SequenceGroup, SequenceState, Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,19 @@ from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Self
 
+from paged_core.config.loading import load_settings
 from paged_core.engine import Engine
 from paged_core.errors import EngineError, RequestError
-from paged_core.generation import Generation
 from paged_core.interfaces.executor import SupportsText
 from paged_core.interfaces.tokenizer import Tokenizer
-from paged_core.loading import load_settings
-from paged_core.outputs import RequestOutput
-from paged_core.pins import Pin, PinState
-from paged_core.prompts import Prompt, as_list, as_token_ids, per_prompt
 from paged_core.registry import Registry
-from paged_core.request import Request, SamplingParams
+from paged_core.request import Request
+from paged_core.requests.pins import Pin, PinState
+from paged_core.sampling_params import SamplingParams
 from paged_core.settings import EngineSettings, settings_class
+from paged_core.text.generation import Generation
+from paged_core.text.outputs import RequestOutput
+from paged_core.text.prompts import Prompt, as_list, as_token_ids, per_prompt
 from paged_core.wiring import build_engine
 
 STALL_SECONDS = 30.0

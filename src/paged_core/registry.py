@@ -13,8 +13,8 @@ import pluggy
 
 from paged_core import hookspecs
 from paged_core.component import Command, Component, Profile, Slot
+from paged_core.config.suggest import did_you_mean
 from paged_core.errors import PluginError
-from paged_core.suggest import did_you_mean
 
 GROUP = "paged_core"
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NewType
+from typing import TYPE_CHECKING
 
 from paged_core.block_key import BlockKey
+from paged_core.ids import BlockId, SeqId
 from paged_core.request import FinishReason, Request
 
 if TYPE_CHECKING:
-    from paged_core.beam_search import BeamSearch
-    from paged_core.pins import Pin
-
-SeqId = NewType("SeqId", int)
-BlockId = NewType("BlockId", int)
-
+    from paged_core.requests.beam_search import BeamSearch
+    from paged_core.requests.pins import Pin
+__all__ = [
+    "BlockId",
+    "BlockTable",
+    "SeqId",
+    "SequenceGroup",
+    "SequenceState",
+    "Status",
+    "StopCheck",
+]
 
 StopCheck = Callable[["SequenceState"], str | None]
 """Called after each token of a sequence; returns the stop string that has come up, if any."""
@@ -97,9 +103,14 @@ class SequenceState:
         self.error: str | None = None
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and generated ones."""
+        return len(self.tokens)
+
+    @property
     def num_pending(self) -> int:
         """Tokens that no step has been planned for yet."""
-        return len(self.tokens) - self.num_scheduled
+        return self.num_tokens - self.num_scheduled
 
     @property
     def output(self) -> list[int]:

@@ -24,13 +24,22 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from paged_core.component import AutoSettings, ComponentSettings, Slot
+from paged_core.config.errors import explain
+from paged_core.config.field_types import is_container, members
+from paged_core.config.layers import (
+    Entry,
+    Layer,
+    Source,
+    Text,
+    from_json,
+    from_keywords,
+    from_yaml,
+    merge,
+)
+from paged_core.config.memory_size import MemorySize
+from paged_core.config.suggest import did_you_mean
 from paged_core.errors import PluginError, SettingsError
-from paged_core.field_types import is_container, members
-from paged_core.layers import Entry, Layer, Source, Text, from_json, from_keywords, from_yaml, merge
-from paged_core.memory_size import MemorySize
 from paged_core.registry import Registry
-from paged_core.settings_errors import explain
-from paged_core.suggest import did_you_mean
 
 Part = SerializeAsAny[ComponentSettings]
 

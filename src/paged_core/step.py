@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paged_core.request import SamplingParams
-from paged_core.sequence import BlockId, SeqId
+from paged_core.ids import BlockId, SeqId
+from paged_core.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,12 @@ from paged_core.checked_victim import CheckedVictim
 from paged_core.component import ComponentSettings
 from paged_core.engine import Engine
 from paged_core.errors import PagedCoreError, PluginError, SettingsError, UnsupportedModel
-from paged_core.future import Future
 from paged_core.interfaces.allocator import AllocatorParts, SupportsReservation
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
 from paged_core.interfaces.evictor import Evictor, EvictorParts
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
+from paged_core.interfaces.future import Future
+from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.observer import Observer, ObserverParts
 from paged_core.interfaces.preemption import Preemption, PreemptionParts
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder
@@ -23,7 +24,6 @@ from paged_core.interfaces.runner import Runner, RunnerParts
 from paged_core.interfaces.scheduler import Scheduler, SchedulerParts
 from paged_core.interfaces.victim import VictimParts
 from paged_core.kv_cache import KVCache
-from paged_core.layer import LayerSpec
 from paged_core.log import get_logger
 from paged_core.registry import Registry
 from paged_core.service import service_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paged_core.future import Future
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo
-from paged_core.sequence import BlockId
+from paged_core.interfaces.future import Future
 from paged_core.testing import EvictorConformance, IdleBlock
 from paged_core.testing.evictor_conformance import other_key
 

@@ -12,14 +12,14 @@ from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_backends.executors.local import LocalExecutor
 from paged_backends.executors.settings import LocalSettings
-from paged_backends.native.runner import NativeRunner
+from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings, TransformersSettings
-from paged_backends.runners.transformers_runner import TransformersRunner
+from paged_backends.runners.transformers.runner import TransformersRunner
+from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.executor import ExecutorParts
 from paged_core.interfaces.runner import Runner, RunnerParts
-from paged_core.request import SamplingParams
-from paged_core.sequence import BlockId, SeqId
+from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput, StepResult
 
 GREEDY = SamplingParams(max_tokens=None)

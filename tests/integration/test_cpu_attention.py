@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import structlog
 
-from paged_backends.cpu.compiler import CannotCompile, Compiler
-from paged_backends.cpu.instruction_set import EMULATED, SETS, NoSuchInstructions, choose
-from paged_backends.cpu.library import UNITS
-from paged_backends.cpu.library_cache import library
+from paged_backends.kernels.cpu.compiler import CannotCompile, Compiler
+from paged_backends.kernels.cpu.instruction_set import EMULATED, SETS, NoSuchInstructions, choose
+from paged_backends.kernels.cpu.library import UNITS
+from paged_backends.kernels.library_cache import library
 from paged_core import LLM, SamplingParams
 from paged_core.errors import SettingsError
 
@@ -53,10 +53,10 @@ from pathlib import Path
 import torch
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings
-from paged_backends.cpu.kernels import Kernels
-from paged_backends.cpu.library import Library
+from paged_backends.kernels.cpu.kernels import Kernels
+from paged_backends.kernels.cpu.library import Library
 from paged_core.interfaces.attention import AttentionParts
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
 from paged_core.testing.attention_scene import Scene
 

@@ -17,8 +17,9 @@ from hypothesis.stateful import (
 )
 
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId, SeqId
 from paged_core.kv_cache import CacheChanges
-from paged_core.sequence import BlockId, SeqId, SequenceGroup, SequenceState, Status
+from paged_core.sequence import SequenceGroup, SequenceState, Status
 from unit.block_tables import make_cache, make_group
 
 BLOCK_SIZE = 3

@@ -5,12 +5,14 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
+from paged_core.ids import SeqId
 from paged_core.interfaces.allocator import AllocatorParts
 from paged_core.interfaces.evictor import EvictorParts
 from paged_core.kv_cache import KVCache
 from paged_core.registry import Registry
-from paged_core.request import Request, SamplingParams
-from paged_core.sequence import SeqId, SequenceGroup, SequenceState
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
+from paged_core.sequence import SequenceGroup, SequenceState
 
 REGISTRY = Registry.discover()
 _ids = count()

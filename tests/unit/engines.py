@@ -8,7 +8,8 @@ from typing import Any
 
 from paged_core.engine import Engine
 from paged_core.interfaces.observer import Observer
-from paged_core.request import Request, SamplingParams
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_core.step import NewSequence
 from paged_core.testing.memory_engine import build_memory_engine

@@ -7,7 +7,7 @@ from typing import Any
 
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_core.interfaces.attention import AttentionBatch
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 
 
 class BoundlessAttention(TorchAttention):

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from paged_core.block_key import BlockKey
 from paged_core.component import ComponentSettings
+from paged_core.ids import BlockId
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.interfaces.victim import Victim
-from paged_core.sequence import BlockId, SequenceGroup
+from paged_core.sequence import SequenceGroup
 from paged_policies.allocators.hash_cached import HashCachedAllocator, HashCachedSettings
 from paged_policies.allocators.uncached import UncachedAllocator
 

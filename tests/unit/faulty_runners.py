@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from paged_backends.native.runner import NativeRunner
+from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import torch
 
 from paged_backends.executors.batch import Batch, BatchMaker
 from paged_backends.executors.sequence_rows import SequenceRows
-from paged_core.request import SamplingParams
-from paged_core.sequence import BlockId, SeqId
+from paged_core.ids import BlockId, SeqId
+from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput
 
 SIZE = 4

@@ -10,7 +10,8 @@ import pytest
 from paged_core.cli import main
 from paged_core.errors import RequestError
 from paged_core.llm import LLM
-from paged_core.request import FinishReason, Request, SamplingParams
+from paged_core.request import FinishReason, Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_core.testing.memory_engine import build_memory_engine
 from paged_core.testing.text_alone import check_nothing_leaked, check_said, search_alone

@@ -11,7 +11,7 @@ import torch
 
 from paged_core.cli import main
 from paged_core.errors import SettingsError
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 from paged_plugins.bench.attention_case import AttentionCase
 
 Capture = pytest.CaptureFixture[str]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from paged_core.cli import main
-from paged_core.layer import LayerSpec
-from paged_core.model_size import ModelSize
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.model_size import ModelSize
 from paged_plugins.bench.memory_peak import forget_peak, peak_memory
 from paged_plugins.bench.roofline import Rates, least_seconds, measure_rates
 from paged_plugins.bench.turns import rounds

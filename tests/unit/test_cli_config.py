@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 import typer
 
-from paged_core import __version__, cli, slots
+from paged_core import __version__, cli, plugin
 from paged_core.cli import frame, main
 from paged_core.cli.options import Given, expanded
 from paged_core.cli.plugins import choices
@@ -181,8 +181,8 @@ class TestPlugins:
     def test_shape(self, capsys: Capture) -> None:
         found = json.loads(run(capsys, "plugins", "--json"))
         assert set(found) == {"plugins", "components"}
-        for plugin in found["plugins"]:
-            assert set(plugin) == {"name", "distribution", "version", "status", "reason"}
+        for found_plugin in found["plugins"]:
+            assert set(found_plugin) == {"name", "distribution", "version", "status", "reason"}
         for one in found["components"]:
             keys = {"slot", "name", "plugin", "status", "default", "summary", "options"}
             assert set(one) == keys
@@ -240,7 +240,7 @@ class TestPlugins:
 
 
 def test_components_of_broken_plugins_are_listed() -> None:
-    core = Registry(()).extended(slots, plugin="core")
+    core = Registry(()).extended(plugin, plugin="core")
     parts = (Component("scheduler", FastSettings, "m:F"), Component("gone", FastSettings, "m:F"))
     old = Plugin("old", "dist-old", "1", components=parts).broken("too old")
     found = [choice for choice in choices(Registry((*core.plugins, old))) if choice.component]
@@ -274,13 +274,13 @@ def test_doctor_says_how_a_component_would_serve(
 ) -> None:
     monkeypatch.setattr("paged_core.cli.machine._torch", lambda: {"version": None})
     monkeypatch.setattr(Component, "obstacle", lambda self: None)
-    monkeypatch.setattr("paged_backends.cpu.obstacle.details", lambda: "with wings")
+    monkeypatch.setattr("paged_backends.kernels.cpu.obstacle.details", lambda: "with wings")
     assert "yes: with wings" in run(capsys, "doctor")
 
     def fails() -> str:
         raise OSError("no wings")
 
-    monkeypatch.setattr("paged_backends.cpu.obstacle.details", fails)
+    monkeypatch.setattr("paged_backends.kernels.cpu.obstacle.details", fails)
     found = json.loads(run(capsys, "doctor", "--json"))
     details = {(one["slot"], one["name"]): one["details"] for one in found["components"]}
     assert details["attention", "cpu"] == "its details failed: OSError: no wings"
@@ -310,7 +310,7 @@ def two(given: Given) -> int:
 class TestCommandsOfPlugins:
     def session(self, target: str) -> frame.Session:
         session = frame.Session({})
-        registry = Registry(()).extended(slots, plugin="core")
+        registry = Registry(()).extended(plugin, plugin="core")
         more = (
             Command("mine", f"{__name__}:{target}", "Does it."),
             Component("scheduler", FastSettings, "m:F"),

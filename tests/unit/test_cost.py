@@ -12,7 +12,7 @@ import pytest
 
 from paged_core.block_key import BlockKey
 from paged_core.cli.options import Given
-from paged_core.future import Future
+from paged_core.ids import BlockId
 from paged_core.interfaces.allocator import (
     AllocatorParts,
     BlockAllocator,
@@ -20,9 +20,9 @@ from paged_core.interfaces.allocator import (
     SupportsReservation,
 )
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.future import Future
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsQuantum
 from paged_core.registry import Registry
-from paged_core.sequence import BlockId
 from paged_core.service import service_of
 from paged_core.testing.evictor_cost import evictor_cost
 from paged_core.testing.policy_subjects import empty_cache, waiting_groups

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings
-from paged_backends.cpu import library
-from paged_backends.cpu.compiler import Compiler
-from paged_backends.cpu.instruction_set import NoSuchInstructions, choose
-from paged_backends.cpu.library import Library
+from paged_backends.kernels.cpu import library
+from paged_backends.kernels.cpu.compiler import Compiler
+from paged_backends.kernels.cpu.instruction_set import NoSuchInstructions, choose
+from paged_backends.kernels.cpu.library import Library
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.settings import EngineSettings
 from paged_core.testing.attention_scene import Scene

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from paged_backends.attention.settings import CpuSettings
-from paged_backends.cpu import instruction_set
-from paged_backends.cpu.compiler import CannotCompile, Compiler
-from paged_backends.cpu.instruction_set import EMULATED, SETS, NoSuchInstructions, choose
-from paged_backends.cpu.library import UNITS, Library
-from paged_backends.cpu.library_cache import library
-from paged_backends.cpu.obstacle import obstacle
+from paged_backends.kernels.cpu import instruction_set
+from paged_backends.kernels.cpu.compiler import CannotCompile, Compiler
+from paged_backends.kernels.cpu.instruction_set import EMULATED, SETS, NoSuchInstructions, choose
+from paged_backends.kernels.cpu.library import UNITS, Library
+from paged_backends.kernels.cpu.obstacle import obstacle
+from paged_backends.kernels.library_cache import library
 from paged_backends.runners.settings import NativeSettings
 from paged_core.registry import Registry
 
@@ -93,8 +93,8 @@ def test_a_second_process_waits_for_the_first(tmp_path: Path, compiler: Compiler
         f'exec {" ".join(compiler.command)} "$@"',
     )
     program = (
-        "from paged_backends.cpu.compiler import Compiler\n"
-        "from paged_backends.cpu.library_cache import library\n"
+        "from paged_backends.kernels.cpu.compiler import Compiler\n"
+        "from paged_backends.kernels.library_cache import library\n"
         "print(library('one', ['detect.cpp'], (), Compiler.find()))"
     )
     environ = {**os.environ, "CXX": str(slow), "PAGED_CORE_CACHE_DIR": str(tmp_path / "cache")}
@@ -285,8 +285,8 @@ def test_a_compiler_that_knows_fewer_sets_gets_the_next(
 
 
 def test_the_sources_are_shipped() -> None:
-    from paged_backends.cpu.library import UNITS
-    from paged_backends.cpu.library_cache import SOURCES
+    from paged_backends.kernels.cpu.library import UNITS
+    from paged_backends.kernels.library_cache import SOURCES
 
     assert all((SOURCES / unit).is_file() for unit in UNITS)
     assert shutil.which("c++") is None or Compiler.find().version
@@ -303,6 +303,6 @@ def test_a_library_of_other_structures_is_refused(monkeypatch: pytest.MonkeyPatc
         path = Library.load("portable").path
     except CannotCompile as error:
         pytest.skip(str(error))
-    monkeypatch.setattr("paged_backends.cpu.library.BYTES", (1, 2, 3, 4, 5, 6, 7))
+    monkeypatch.setattr("paged_backends.kernels.cpu.library.BYTES", (1, 2, 3, 4, 5, 6, 7))
     with pytest.raises(CannotCompile, match=r"structures of \(.*\) bytes, and these are \(1, 2, 3"):
         Library.open("portable", path)

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_core.request import Request, SamplingParams
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.testing.memory_engine import build_memory_engine, serve
 from paged_core.testing.workload import Workload
 from paged_plugins.decisions.diff import first_difference

@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
-from paged_core.request import FinishReason, Request, SamplingParams
+from paged_core.request import FinishReason, Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_core.step import NewSequence, StepInput, StepResult
 from paged_core.testing.failing_executor import FailingExecutor

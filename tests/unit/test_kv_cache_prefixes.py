@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paged_core.kv_cache import KVCache
-from paged_core.request import SamplingParams
+from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from unit.block_tables import fork, grow, make_cache, make_group, started
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from paged_core.engine import Engine
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
 from paged_core.registry import Registry
-from paged_core.sequence import BlockId
 from paged_core.settings import settings_class
 from paged_core.testing.memory_engine import build_memory_engine
 from paged_core.testing.workload import simple_request

@@ -12,8 +12,8 @@ import pytest
 
 from paged_core.cli import main
 from paged_core.cli.new_plugin import LAYOUT, PAGES, SUMMARIES
+from paged_core.plugin import paged_core_slots
 from paged_core.registry import Registry
-from paged_core.slots import paged_core_slots
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "src" / "paged_core" / "templates" / "plugin"

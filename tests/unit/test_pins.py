@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from paged_core.engine import Engine
 from paged_core.errors import EngineError, RequestError
 from paged_core.llm import LLM
-from paged_core.pins import Pin, PinState
 from paged_core.registry import Registry
-from paged_core.request import FinishReason, SamplingParams
+from paged_core.request import FinishReason
+from paged_core.requests.pins import Pin, PinState
+from paged_core.sampling_params import SamplingParams
 from paged_core.testing.engine_settings import engine_settings
 from paged_core.testing.failing_executor import FailingExecutor
 from paged_core.testing.memory_engine import build_memory_engine, serve

@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from paged_core import slots
+from paged_core import plugin
 from paged_core.component import Command, Component, ComponentSettings, Profile, Slot
 from paged_core.errors import PluginError
 from paged_core.registry import Plugin, Registry
@@ -213,7 +213,7 @@ class LifoSettings(ComponentSettings):
 
 @pytest.fixture
 def core() -> Registry:
-    return Registry(()).extended(slots, plugin="core")
+    return Registry(()).extended(plugin, plugin="core")
 
 
 def test_extended_takes_records_and_modules(core: Registry) -> None:

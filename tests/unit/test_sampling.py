@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from paged_backends.sampling import Choose, Row, Sampler, choose, kernel_choice
 from paged_backends.sampling.noise import uniform
 from paged_backends.sampling.ranking import leading
-from paged_core.request import LogitsProcessor, SamplingParams
+from paged_core.sampling_params import LogitsProcessor, SamplingParams
 from unit.cpu_kernels import SETS, load
 
 VOCAB = 80

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from paged_core import slots
+from paged_core import plugin
 from paged_core.component import AutoSettings, Component, ComponentSettings, Profile, Slot
+from paged_core.config.layers import Entry, Source, Text
+from paged_core.config.loading import Resolved, load_settings
 from paged_core.errors import PluginError, SettingsError
-from paged_core.layers import Entry, Source, Text
-from paged_core.loading import Resolved, load_settings
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, settings_class
 
@@ -92,7 +92,7 @@ V0 = "watermark: 0.01\nscheduler: {name: prefill_or_decode, delay_factor: 0.5}\n
 
 def registry() -> Registry:
     parts = [Component(slot, made, "m:F") for slot, some in PARTS.items() for made in some]
-    core = Registry(()).extended(slots, plugin="core")
+    core = Registry(()).extended(plugin, plugin="core")
     return core.extended(*parts, Profile("v0", V0), plugin="fakes")
 
 
@@ -273,7 +273,7 @@ class TestSlotsOfPlugins:
             settings_class(registry().extended(Slot("seed", "m:Seed")))
 
     def test_a_slot_without_its_default_says_so(self) -> None:
-        made = settings_class(Registry(()).extended(slots, plugin="core"))
+        made = settings_class(Registry(()).extended(plugin, plugin="core"))
         with pytest.raises(SettingsError, match="no scheduler is called 'token_budget'; there are"):
             made()
 

@@ -16,9 +16,10 @@ from conformance import test_evictors
 from paged_core import testing
 from paged_core.component import Component, ComponentSettings
 from paged_core.errors import PluginError
+from paged_core.ids import BlockId
 from paged_core.registry import Registry
-from paged_core.request import SamplingParams
-from paged_core.sequence import BlockId, SequenceGroup
+from paged_core.sampling_params import SamplingParams
+from paged_core.sequence import SequenceGroup
 from paged_core.settings import settings_class
 from paged_core.testing import (
     POLICY_SLOTS,

@@ -23,17 +23,17 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.settings import CpuSettings
-from paged_backends.cpu.compiler import CannotCompile
-from paged_backends.cpu.instruction_set import NoSuchInstructions
-from paged_backends.cpu.library import Library
-from paged_backends.cpu.structs import INT32S, AttentionCall
+from paged_backends.kernels.cpu.compiler import CannotCompile
+from paged_backends.kernels.cpu.instruction_set import NoSuchInstructions
+from paged_backends.kernels.cpu.library import Library
+from paged_backends.kernels.cpu.structs import INT32S, AttentionCall
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
     AttentionParts,
     LayerAttention,
 )
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 
 _TYPES = {"float32": 0, "bfloat16": 1}
 

@@ -23,7 +23,7 @@ from paged_core.interfaces.attention import (
     AttentionParts,
     LayerAttention,
 )
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 
 _MAX_KEYS = 1 << 14
 """Keys gathered at once for a tile of several sequences; bounds the copy of the cache."""

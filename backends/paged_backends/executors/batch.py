@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paged_backends.executors.sequence_rows import KnownSequence, SequenceRows
+from paged_core.ids import SeqId
 from paged_core.interfaces.attention import AttentionBatch
-from paged_core.sequence import SeqId
 from paged_core.step import StepInput
 
 _SPARE_BLOCKS = 8

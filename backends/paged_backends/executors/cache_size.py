@@ -13,7 +13,7 @@ import torch
 
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBackend
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 from paged_core.log import get_logger
 
 if TYPE_CHECKING:

@@ -22,20 +22,20 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.step_attention import StepAttention
-from paged_backends.cpu.kernels import UsesKernels
 from paged_backends.executors.batch import Batch, BatchMaker
 from paged_backends.executors.cache_size import decide_cache_size
 from paged_backends.executors.paged_cache import PagedCache
 from paged_backends.executors.sequence_rows import KnownSequence, SequenceRows
 from paged_backends.executors.settings import LocalSettings
+from paged_backends.kernels.cpu.kernels import UsesKernels
 from paged_backends.sampling import Row, Sampler, choose, kernel_choice
-from paged_backends.tokenizer import CheckpointTokenizer, load_tokenizer
+from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.errors import EngineError
+from paged_core.ids import SeqId
 from paged_core.interfaces.attention import AttentionBackend, LayerAttention
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
+from paged_core.interfaces.model_size import ModelSize
 from paged_core.interfaces.runner import Runner, SupportsBestTokens, SupportsModelSize
-from paged_core.model_size import ModelSize
-from paged_core.sequence import SeqId
 from paged_core.step import StepInput, StepResult
 
 BestTokens = Callable[[Tensor], tuple[Tensor, Tensor]]

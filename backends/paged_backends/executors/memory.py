@@ -8,8 +8,8 @@ from zlib import crc32
 
 from paged_backends.executors.settings import MemorySettings
 from paged_core.errors import SettingsError
+from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
-from paged_core.sequence import BlockId, SeqId
 from paged_core.step import NewSequence, StepInput, StepResult
 
 Draw = Callable[[NewSequence, Sequence[int], int], int]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paged_core.interfaces.attention import AttentionBackend
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 
 _LINE = 64
 """Bytes of a processor's cache line, at which a layer's cache begins."""

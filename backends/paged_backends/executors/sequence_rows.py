@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_backends.sampling import Row
-from paged_core.sequence import BlockId, SeqId
+from paged_core.ids import BlockId, SeqId
 from paged_core.step import NewSequence
 
 _FIRST_ROWS = 16

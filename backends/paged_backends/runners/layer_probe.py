@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from paged_backends.runners.attention_port import IMPLEMENTATION, PROBE, AttentionPort, MaskRule
 from paged_core.errors import UnsupportedModel
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _REFUSED = {
@@ -57,8 +57,9 @@ def probe_layers(
     """Return the attention layers of ``model`` in the order in which its ``decoder`` calls them.
 
     Raises:
-        UnsupportedModel: a layer needs what no :class:`~paged_core.layer.LayerSpec` can say, or
-            does not reach the attention function at all.
+        UnsupportedModel: a layer needs what no
+            :class:`~paged_core.interfaces.layer.LayerSpec` can say, or does not reach the attention
+            function at all.
     """
     calls = _record(model, decoder, port)
     name, config = model.config.model_type, model.config.get_text_config()

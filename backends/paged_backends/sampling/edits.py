@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.sampling.row import Row
-from paged_core.request import LogitsProcessor
+from paged_core.sampling_params import LogitsProcessor
 
 
 def edit(logits: Tensor, rows: Sequence[Row], eos_token_ids: frozenset[int]) -> dict[int, str]:

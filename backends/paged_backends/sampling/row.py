@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paged_backends.sampling.tally import TokenTally
-from paged_core.request import SamplingParams
+from paged_core.sampling_params import SamplingParams
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM: dividing by them would only lose precision."""

@@ -35,7 +35,8 @@ class Draws:
 
 
 class Sampler:
-    """Chooses tokens as :class:`~paged_core.request.SamplingParams` says, for whole batches.
+    """Chooses tokens for whole batches, as
+    :class:`~paged_core.sampling_params.SamplingParams` says.
 
     A draw depends on the row's logits, its parameters, the seed, the sequence's index and the
     position, and never on what else is in the batch or on what was drawn before.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
 from paged_plugins.bench.attention_case import AttentionCase
 from paged_plugins.bench.machine import machine

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paged_core.errors import EngineError
-from paged_core.generation import Generation
 from paged_core.llm import LLM
-from paged_core.request import SamplingParams
+from paged_core.sampling_params import SamplingParams
+from paged_core.text.generation import Generation
 from paged_plugins.bench.turns import full_prompt
 from paged_plugins.bench.workloads import Item
 

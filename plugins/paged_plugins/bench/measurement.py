@@ -11,9 +11,9 @@ from time import perf_counter
 from typing import Any, Self
 
 from paged_core.errors import SettingsError
+from paged_core.interfaces.model_size import ModelSize
 from paged_core.interfaces.runner import SupportsModelSize
 from paged_core.llm import LLM
-from paged_core.model_size import ModelSize
 from paged_plugins.bench.completion import complete
 from paged_plugins.bench.memory_peak import forget_peak, peak_memory
 from paged_plugins.bench.roofline import least_seconds, measure_rates

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from paged_core.component import Component, ComponentSettings
+from paged_core.ids import SeqId
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
-from paged_core.sequence import SeqId
 from paged_core.step import StepInput, StepResult
 
 _TOKEN = 1

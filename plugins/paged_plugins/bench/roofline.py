@@ -14,7 +14,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from paged_core.model_size import ModelSize
+from paged_core.interfaces.model_size import ModelSize
 from paged_plugins.bench.turns import conversations
 from paged_plugins.bench.workloads import Item
 

@@ -12,7 +12,8 @@ from typing import Any, cast
 from paged_core.cli.options import Given
 from paged_core.engine import Engine
 from paged_core.errors import SettingsError
-from paged_core.request import Request, SamplingParams
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.wiring import build_engine
 from paged_plugins.bench.null_executor import NullExecutor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paged_core.block_key import BlockKey, extend_keys
-from paged_core.future import Future
+from paged_core.interfaces.future import Future
 from paged_core.request import Request
 
 

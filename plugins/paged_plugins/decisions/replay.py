@@ -10,7 +10,8 @@ from paged_core.engine import Engine
 from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.registry import Registry
-from paged_core.request import Request, SamplingParams
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_core.settings import EngineSettings, settings_class
 from paged_core.step import NewSequence

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator
-from paged_core.sequence import BlockId
 from paged_policies.allocators.free_runs import FreeRuns
 
 

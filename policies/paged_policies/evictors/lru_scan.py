@@ -7,8 +7,8 @@ from itertools import count
 from typing import Any
 
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
-from paged_core.sequence import BlockId
 from paged_policies.evictors.ranked_blocks import RankedBlocks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from paged_core.sequence import BlockId
+from paged_core.ids import BlockId
 
 
 class RankedBlocks:

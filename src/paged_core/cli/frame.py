@@ -14,9 +14,9 @@ from typer.main import get_command
 
 from paged_core._version import __version__
 from paged_core.component import Command
-from paged_core.layers import blocked_plugins
+from paged_core.config.layers import blocked_plugins
+from paged_core.config.suggest import did_you_mean
 from paged_core.registry import Registry
-from paged_core.suggest import did_you_mean
 
 BUILT_IN = (
     # A further command of the core needs a line here and a function in a module of its own; one of

@@ -18,10 +18,10 @@ from paged_core.cli.options import Given
 from paged_core.errors import RequestError, SettingsError
 
 if TYPE_CHECKING:
-    from paged_core.generation import Generation
     from paged_core.llm import LLM
-    from paged_core.prompts import Prompt
-    from paged_core.request import SamplingParams
+    from paged_core.sampling_params import SamplingParams
+    from paged_core.text.generation import Generation
+    from paged_core.text.prompts import Prompt
 
 INTERRUPTED, FAILED, OK = 130, 1, 0
 _EARLY_STOPPING: dict[str, Any] = {"true": True, "false": False, "never": "never"}
@@ -115,7 +115,7 @@ def _sampling(**values: Any) -> SamplingParams:
     Raises:
         SettingsError: they are out of range, or contradict each other.
     """
-    from paged_core.request import SamplingParams
+    from paged_core.sampling_params import SamplingParams
 
     try:
         return SamplingParams(**values)
@@ -230,7 +230,7 @@ class _JsonLines(_Report):
     """One object per prompt."""
 
     def show(self, generation: Generation) -> None:
-        from paged_core.outputs import to_json
+        from paged_core.text.outputs import to_json
 
         _print(json.dumps(to_json(generation.output()), ensure_ascii=False))
 

@@ -17,9 +17,9 @@ import typer
 
 from paged_core._version import __version__
 from paged_core.cli.options import Given
+from paged_core.config.suggest import did_you_mean
 from paged_core.errors import PluginError
 from paged_core.registry import Registry
-from paged_core.suggest import did_you_mean
 
 SUMMARIES = {
     "queue_order": "serves short prompts first; waiting makes up for length",

@@ -23,9 +23,9 @@ from pydantic.fields import FieldInfo
 
 from paged_core.cli.logs import configure_logs
 from paged_core.component import Slot
-from paged_core.field_types import is_container, members, type_name
-from paged_core.layers import Entry, Layer, Source, Text
-from paged_core.loading import Resolved, load_settings
+from paged_core.config.field_types import is_container, members, type_name
+from paged_core.config.layers import Entry, Layer, Source, Text
+from paged_core.config.loading import Resolved, load_settings
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, choices
 
@@ -45,7 +45,7 @@ class Given:
         """Return the settings: overrides over options over environment over file over profile.
 
         Raises:
-            SettingsError, PluginError: as :func:`~paged_core.loading.load_settings` does.
+            SettingsError, PluginError: as :func:`~paged_core.config.loading.load_settings` does.
         """
         return load_settings(
             self.registry,

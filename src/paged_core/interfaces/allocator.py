@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from paged_core.block_key import BlockKey
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import Evictor
-from paged_core.sequence import BlockId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

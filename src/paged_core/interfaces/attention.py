@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from paged_core.future import Future
-from paged_core.sequence import BlockId
+from paged_core.ids import BlockId
+from paged_core.interfaces.future import Future
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

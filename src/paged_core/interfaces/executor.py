@@ -11,9 +11,9 @@ from paged_core.step import StepInput, StepResult
 
 if TYPE_CHECKING:
     from paged_core.interfaces.attention import AttentionBackend
+    from paged_core.interfaces.layer import LayerSpec
     from paged_core.interfaces.runner import Runner
     from paged_core.interfaces.tokenizer import Tokenizer
-    from paged_core.layer import LayerSpec
     from paged_core.settings import EngineSettings
 
 

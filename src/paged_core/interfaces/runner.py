@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from paged_core.layer import LayerSpec
-from paged_core.model_size import ModelSize
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.model_size import ModelSize
 
 if TYPE_CHECKING:
     from torch import Tensor

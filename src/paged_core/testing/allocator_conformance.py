@@ -8,6 +8,7 @@ import pytest
 
 from paged_core.block_key import BlockKey
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.allocator import (
     AllocatorParts,
     BlockAllocator,
@@ -15,7 +16,6 @@ from paged_core.interfaces.allocator import (
     SupportsReservation,
 )
 from paged_core.interfaces.evictor import BlockInfo, Evictor
-from paged_core.sequence import BlockId
 from paged_core.testing.allocator_machine import AllocatorMachine, PrefixCacheMachine
 from paged_core.testing.component_conformance import ServesEveryWorkload
 

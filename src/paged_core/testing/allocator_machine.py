@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from paged_core.block_key import BlockKey
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache
-from paged_core.sequence import BlockId
 
 Content = tuple[object, tuple[tuple[int, ...], ...]]
 """Extra key, and the tokens of every block up to the one meant."""

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
 from paged_core.testing.attention_scene import Scene
 from paged_core.testing.component_conformance import ComponentConformance

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 
 Arrange = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 
 
 class DenseAttention:

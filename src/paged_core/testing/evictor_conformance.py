@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from paged_core.errors import OutOfBlocks
-from paged_core.future import Future
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
-from paged_core.sequence import BlockId
+from paged_core.interfaces.future import Future
 from paged_core.testing.component_conformance import ServesEveryWorkload
 from paged_core.testing.evictor_cost import evictor_cost
 from paged_core.testing.work import Watched

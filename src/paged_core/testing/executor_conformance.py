@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from paged_core.engine import Engine
+from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.executor import Executor
-from paged_core.request import FinishReason, Request, SamplingParams
-from paged_core.sequence import BlockId, SeqId
+from paged_core.request import FinishReason, Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput, StepResult
 from paged_core.testing.component_conformance import ComponentConformance
 from paged_core.testing.memory_engine import build_memory_engine, serve

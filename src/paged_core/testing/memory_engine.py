@@ -7,7 +7,7 @@ from typing import Any
 
 from paged_core.engine import Engine
 from paged_core.errors import RequestError
-from paged_core.future import Future
+from paged_core.interfaces.future import Future
 from paged_core.interfaces.observer import Observer
 from paged_core.registry import Registry
 from paged_core.sequence import SequenceGroup

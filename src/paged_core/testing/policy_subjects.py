@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import SeqId
 from paged_core.kv_cache import KVCache
 from paged_core.registry import Registry
 from paged_core.request import Request
-from paged_core.sequence import SeqId, SequenceGroup, Status
+from paged_core.sequence import SequenceGroup, Status
 from paged_core.testing.memory_engine import build_memory_engine
 from paged_core.testing.workload import requests
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import strategies as st
 
+from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner, RunnerParts
-from paged_core.layer import LayerSpec
 from paged_core.settings import settings_class
 from paged_core.testing.component_conformance import ComponentConformance
 from paged_core.testing.dense_attention import DenseAttention

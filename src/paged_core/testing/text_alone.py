@@ -7,8 +7,9 @@ from math import isclose
 from typing import Protocol, cast
 
 from paged_core.engine import Engine
+from paged_core.ids import SeqId
 from paged_core.request import FinishReason, Request
-from paged_core.sequence import SeqId, SequenceGroup
+from paged_core.sequence import SequenceGroup
 from paged_core.step import NewSequence
 from paged_core.testing.failing_executor import FailingExecutor
 from paged_core.testing.workload import Workload

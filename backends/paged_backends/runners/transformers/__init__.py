@@ -1,0 +1,1 @@
+"""The runner that takes any model of the transformers library."""

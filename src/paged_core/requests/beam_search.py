@@ -1,0 +1,164 @@
+"""Beam search over the sequences of one request: which continuations live on, which have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paged_core.ids import SeqId
+from paged_core.request import FinishReason
+from paged_core.sampling_params import SamplingParams
+from paged_core.sequence import SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One sequence with one more token."""
+
+    parent: SequenceState
+    token: int
+    cumulative_logprob: float
+    logprobs: dict[int, float] | None
+    """What is to be reported of this token, where the request asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A sequence that has ended."""
+
+    tokens: list[int]
+    """Prompt and generated tokens."""
+    cumulative_logprob: float
+    score: float
+    """Cumulative log-probability over ``generated tokens ** length_penalty``."""
+    finish_reason: FinishReason
+    logprobs: list[dict[int, float]] | None
+
+
+class BeamSearch:
+    """Keeps the ``beam_width`` best running sequences, and as many of the best that have ended.
+
+    The rules are those of ``transformers`` (``GenerationMixin._beam_search``, version 5). Of all
+    continuations of all beams the best ``num_candidates`` are looked at. Those that end count only
+    if they rank among the first ``beam_width``; the best ``beam_width`` of the others run on. The
+    search is over when as many have ended as there are beams, and
+
+    - ``early_stopping=True``: at once;
+    - ``early_stopping=False``: when the best beam, scored at its present length, is no better than
+      the worst that has ended;
+    - ``early_stopping="never"``: the same, but scored at the length that is best for it, which is
+      the longest possible one if ``length_penalty`` is positive;
+
+    or when nothing is left that may go on. One beam is greedy search, and ends when it ends. Equals
+    rank by their beam, then by their token id.
+
+    Args:
+        prompt_length: tokens.
+        max_length: a sequence of this many tokens has ended.
+        stop_token_ids: tokens that end a sequence.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        *,
+        prompt_length: int,
+        max_length: int,
+        stop_token_ids: frozenset[int],
+    ) -> None:
+        self._sampling = sampling
+        self._width = sampling.width
+        self._prompt_length = prompt_length
+        self._max_length = max_length
+        self._stop_token_ids = stop_token_ids
+        self._ended: list[Hypothesis] = []
+        self.candidates: dict[SeqId, Mapping[int, float]] = {}
+        """By beam: the log-probabilities of its best next tokens, best first."""
+        self.num_candidates = max(2, 1 + len(stop_token_ids)) * self._width
+        """Continuations to look at: so many that ``beam_width`` of them do not end."""
+
+    def advance(self, live: Sequence[SequenceState]) -> list[Branch]:
+        """Choose among the candidates of all beams; return the beams to go on with, best first.
+
+        None: the search is over, and :meth:`best` knows what it found.
+        """
+        branches = [
+            Branch(parent, token, (parent.cumulative_logprob or 0.0) + logprob, None)
+            for parent in live
+            for token, logprob in self.candidates[parent.id].items()
+        ]
+        branches.sort(key=lambda branch: -branch.cumulative_logprob)
+        length = len(live[0].tokens) + 1
+        running: list[Branch] = []
+        for rank, branch in enumerate(branches[: self.num_candidates]):
+            reason = self._ends(branch.token, length)
+            if reason is None and len(running) < self._width:
+                running.append(self._reported(branch))
+            elif reason is not None and rank < self._width:
+                self._end(self._reported(branch), reason)
+        self._keep_best()
+        self.candidates.clear()
+        if running and self._is_over(running[0].cumulative_logprob, length - self._prompt_length):
+            return []
+        return running
+
+    def cut(self, live: Sequence[SequenceState]) -> None:
+        """Let every beam end where it stands."""
+        for sequence in live:
+            generated = len(sequence.tokens) - self._prompt_length
+            if generated:
+                total = sequence.cumulative_logprob or 0.0
+                self._ended.append(
+                    Hypothesis(
+                        list(sequence.tokens),
+                        total,
+                        self._score(total, generated),
+                        FinishReason.LENGTH,
+                        sequence.logprobs,
+                    )
+                )
+        self._keep_best()
+
+    def best(self) -> list[Hypothesis]:
+        """Return what was asked for of the sequences that have ended, best first."""
+        return self._ended[: self._sampling.n]
+
+    def _ends(self, token: int, length: int) -> FinishReason | None:
+        enough = length - self._prompt_length >= self._sampling.min_tokens
+        if enough and token in self._stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if length >= self._max_length else None
+
+    def _reported(self, branch: Branch) -> Branch:
+        count = self._sampling.logprobs
+        if count is None:
+            return branch
+        best = self.candidates[branch.parent.id]
+        entry = {branch.token: best[branch.token], **dict(list(best.items())[:count])}
+        return Branch(branch.parent, branch.token, branch.cumulative_logprob, entry)
+
+    def _end(self, branch: Branch, reason: FinishReason) -> None:
+        tokens = [*branch.parent.tokens, branch.token]
+        total = branch.cumulative_logprob
+        score = self._score(total, len(tokens) - self._prompt_length)
+        logprobs = None
+        if branch.logprobs is not None:
+            logprobs = [*(branch.parent.logprobs or ()), branch.logprobs]
+        self._ended.append(Hypothesis(tokens, total, score, reason, logprobs))
+
+    def _keep_best(self) -> None:
+        self._ended.sort(key=lambda hypothesis: -hypothesis.score)
+        del self._ended[self._width :]
+
+    def _is_over(self, best: float, generated: int) -> bool:
+        sampling = self._sampling
+        if len(self._ended) < self._width:
+            return False
+        if sampling.early_stopping is True or self._width == 1:
+            return True
+        if sampling.early_stopping == "never" and sampling.length_penalty > 0:
+            generated = self._max_length - self._prompt_length
+        return self._score(best, generated) <= self._ended[-1].score
+
+    def _score(self, cumulative_logprob: float, generated: int) -> float:
+        return float(cumulative_logprob / generated**self._sampling.length_penalty)

@@ -1,0 +1,97 @@
+"""The sequences of a search: forked and given back as the search says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from paged_core.ids import SeqId
+from paged_core.kv_cache import KVCache
+from paged_core.requests.beam_search import Branch
+from paged_core.sequence import SequenceGroup, SequenceState
+
+
+class Beams:
+    """Turns the choices of a :class:`~paged_core.requests.beam_search.BeamSearch` into sequences.
+
+    Beams share all blocks of what they have in common. A parent's best child goes on in its place,
+    others are forked from it, and the first to write into a shared last block gets a copy of it.
+
+    Args:
+        sequences: those that run, by id; kept up to date.
+        ids: the next free ids.
+    """
+
+    def __init__(
+        self, kv_cache: KVCache, sequences: dict[SeqId, SequenceState], ids: Iterator[int]
+    ) -> None:
+        self._kv = kv_cache
+        self._sequences = sequences
+        self._ids = ids
+
+    def advance(
+        self, group: SequenceGroup, candidates: Mapping[SeqId, Mapping[int, float]]
+    ) -> bool:
+        """Take in what the beams of ``group`` may go on with; whether the search goes on.
+
+        Beams advance together. After a preemption some may be computed before the others are: what
+        they may go on with is kept, and their last token is left to be computed once more, so that
+        a scheduler finds something to compute in every sequence at any time.
+        """
+        search, live = group.search, group.live
+        assert search is not None
+        known = search.candidates
+        known.update((beam.id, candidates[beam.id]) for beam in live if beam.id in candidates)
+        if any(beam.id not in known or beam.num_computed < len(beam.tokens) - 1 for beam in live):
+            for beam in live:
+                if beam.id in candidates:
+                    self._kv.step_back(beam)
+            return True
+        branches = search.advance(live)
+        if branches:
+            self._branch(group, branches)
+        return bool(branches)
+
+    def found(self, group: SequenceGroup) -> list[SequenceState]:
+        """What a search has found, best first, as sequences that have ended and hold nothing."""
+        assert group.search is not None
+        sequences = []
+        for index, hypothesis in enumerate(group.search.best()):
+            sequence = SequenceState(SeqId(next(self._ids)), group, index, hypothesis.tokens)
+            sequence.cumulative_logprob = hypothesis.cumulative_logprob
+            sequence.score = hypothesis.score
+            sequence.logprobs = hypothesis.logprobs
+            sequence.finish_reason = hypothesis.finish_reason
+            sequences.append(sequence)
+        return sequences
+
+    def _branch(self, group: SequenceGroup, branches: Sequence[Branch]) -> None:
+        heirs: dict[SeqId, SequenceState] = {}
+        beams = []
+        for branch in branches:
+            parent = branch.parent
+            if parent.id in heirs:
+                beams.append(self._fork(parent))
+            else:
+                heirs[parent.id] = parent
+                beams.append(parent)
+        for parent in group.live:
+            if parent.id in heirs:
+                self._kv.introduce_again(parent)
+            else:
+                self._kv.release(parent)
+                del self._sequences[parent.id]
+        for index, (beam, branch) in enumerate(zip(beams, branches, strict=True)):
+            beam.index = index
+            beam.tokens.append(branch.token)
+            beam.cumulative_logprob = branch.cumulative_logprob
+            if branch.logprobs is not None:
+                beam.logprobs = [*(beam.logprobs or ()), branch.logprobs]
+        group.live[:] = beams
+        group.sequences = list(beams)
+
+    def _fork(self, parent: SequenceState) -> SequenceState:
+        child = SequenceState(SeqId(next(self._ids)), parent.group, 0, list(parent.tokens))
+        child.logprobs = parent.logprobs
+        self._kv.fork(parent, child)
+        self._sequences[child.id] = child
+        return child

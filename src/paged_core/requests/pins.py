@@ -1,0 +1,131 @@
+"""Prefixes that stay in the cache until they are released or their time is up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum, auto
+from itertools import count
+
+from paged_core.errors import RequestError
+from paged_core.ids import BlockId
+from paged_core.kv_cache import KVCache
+from paged_core.request import FinishReason
+from paged_core.sequence import SequenceGroup, SequenceState
+
+
+class PinState(Enum):
+    """Where a pin stands."""
+
+    COMPUTING = auto()
+    """A request of its id is under way to compute it."""
+    HELD = auto()
+    ENDED = auto()
+
+
+class Pin:
+    """One prefix: its whole blocks, which requests find as they find any cached prefix."""
+
+    __slots__ = ("blocks", "end_reason", "expires_at", "group", "id", "num_blocks", "state")
+
+    def __init__(self, pin_id: str, num_blocks: int, expires_at: float | None) -> None:
+        self.id = pin_id
+        self.num_blocks = num_blocks
+        self.expires_at = expires_at
+        """Seconds on the engine's clock; ``None``: it is held until it is released."""
+        self.state = PinState.COMPUTING
+        self.blocks: list[BlockId] = []
+        """Those it holds."""
+        self.group: SequenceGroup | None = None
+        """The request that computes it."""
+        self.end_reason: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Pin({self.id!r}, {self.num_blocks} blocks, {self.state.name})"
+
+
+class Pins:
+    """All pins of an engine that have not ended.
+
+    Their blocks count against the cache from the moment they are asked for, each pin's for itself:
+    :attr:`KVCache.num_blocks` is what is left. That is never less than what one request of the
+    model's whole length takes, so that whoever is alone can always run to its end.
+
+    Args:
+        max_model_len: tokens.
+    """
+
+    def __init__(self, kv_cache: KVCache, max_model_len: int) -> None:
+        self._kv = kv_cache
+        self._pins: dict[str, Pin] = {}
+        self._numbers = count()
+        # a sequence ends one token past max_model_len at most, and some schedulers decode only if
+        # a block is free beside those it has
+        self._left_for_requests = (
+            kv_cache.blocks_for(max_model_len + 1) + 1 + kv_cache.watermark_blocks
+        )
+
+    def open(self, num_tokens: int, ttl: float | None, now: float) -> Pin:
+        """Set blocks aside for the whole blocks of a prefix.
+
+        Raises:
+            RequestError: nothing of it could be cached, or too little would be left for requests.
+        """
+        kv = self._kv
+        if not kv.caches_prefixes:
+            raise RequestError(
+                "a prefix can only be pinned where prefixes are cached; choose block_allocator="
+                "hash_cached or another one that caches"
+            )
+        if ttl is not None and not ttl > 0:
+            raise RequestError(f"ttl must be positive seconds, not {ttl}")
+        num_blocks = num_tokens // kv.block_size
+        if not num_blocks:
+            raise RequestError(
+                f"a prefix of {num_tokens} tokens does not fill a block of {kv.block_size}, and "
+                "only whole blocks are cached; pin a longer one or lower block_size"
+            )
+        limit = max(0, kv.num_blocks - self._left_for_requests)
+        if num_blocks > limit:
+            raise RequestError(
+                f"a prefix of {num_tokens} tokens takes {num_blocks} blocks, and {limit} can still "
+                f"be pinned: {kv.num_blocks} are not, and {self._left_for_requests} must be left "
+                "for a request of max_model_len; release another pin, raise num_blocks or lower "
+                "max_model_len"
+            )
+        pin = Pin(f"pin-{next(self._numbers)}", num_blocks, None if ttl is None else now + ttl)
+        self._pins[pin.id] = pin
+        kv.num_pinned += num_blocks
+        return pin
+
+    def settle(self, pin: Pin, sequence: SequenceState) -> None:
+        """The request that computes ``pin`` is about to give its blocks back: hold them, or end."""
+        reason = sequence.finish_reason
+        done = sequence.num_computed >= pin.num_blocks * self._kv.block_size
+        if (
+            pin.state is PinState.COMPUTING
+            and done
+            and reason in (FinishReason.STOP, FinishReason.LENGTH)
+        ):
+            pin.blocks = self._kv.hold(sequence, pin.num_blocks)
+            pin.state = PinState.HELD
+        else:
+            self.end(pin, sequence.error or f"not computed: {reason}")
+
+    def end(self, pin: Pin, reason: str) -> None:
+        """Give back what ``pin`` holds; what has ended stays so."""
+        if pin.state is not PinState.ENDED:
+            self._kv.let_go(pin.blocks)
+            self._kv.num_pinned -= pin.num_blocks
+            pin.blocks, pin.state, pin.end_reason = [], PinState.ENDED, reason
+            del self._pins[pin.id]
+
+    def expired(self, now: float) -> list[Pin]:
+        """Those whose time is up."""
+        pins = self._pins.values()
+        return [pin for pin in pins if pin.expires_at is not None and pin.expires_at <= now]
+
+    def __iter__(self) -> Iterator[Pin]:
+        return iter(list(self._pins.values()))
+
+    def __len__(self) -> int:
+        return len(self._pins)

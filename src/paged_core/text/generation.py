@@ -1,0 +1,115 @@
+"""One request under way: its sequences in the engine, and their text as it grows."""
+
+from __future__ import annotations
+
+from paged_core.ids import SeqId
+from paged_core.interfaces.tokenizer import Tokenizer
+from paged_core.request import FinishReason
+from paged_core.sequence import SequenceGroup, SequenceState, Status
+from paged_core.text.output_text import OutputText
+from paged_core.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
+
+
+class Generation:
+    """Joins a request's tokens, which the engine owns, with its text, which it does not know.
+
+    Args:
+        prompt: the text of the prompt, if it was given as text.
+        tokenizer: ``None``: there is no text.
+    """
+
+    group: SequenceGroup
+    """Set once the engine has accepted the request."""
+
+    def __init__(self, prompt: str | None, tokenizer: Tokenizer | None) -> None:
+        self.prompt = prompt
+        self._tokenizer = tokenizer
+        self._texts: dict[SeqId, OutputText] = {}
+
+    @property
+    def length(self) -> int:
+        """Tokens in all of its sequences."""
+        return sum(len(sequence.tokens) for sequence in self.group.sequences)
+
+    @property
+    def finished(self) -> bool:
+        return self.group.status is Status.FINISHED
+
+    def find_stop(self, sequence: SequenceState) -> str | None:
+        """Return the stop string that the sequence's newest token completes, if any."""
+        text = self.text(sequence)
+        if text is None or text.finished:
+            return None
+        return text.append(sequence.output[text.num_tokens :])
+
+    def text(self, sequence: SequenceState) -> OutputText | None:
+        """Return the sequence's text as far as it was brought up to date; ``None``: there is none.
+
+        :meth:`update` brings it up to date.
+        """
+        if self._tokenizer is None:
+            return None
+        if sequence.id not in self._texts:
+            request = self.group.request
+            sampling = request.sampling
+            self._texts[sequence.id] = OutputText(
+                self._tokenizer.detokenizer(
+                    request.prompt, skip_special_tokens=sampling.skip_special_tokens
+                ),
+                sampling.stop,
+                include_stop_str_in_output=sampling.include_stop_str_in_output,
+                min_tokens=sampling.min_tokens,
+            )
+        return self._texts[sequence.id]
+
+    def update(self, sequence: SequenceState) -> OutputText | None:
+        """Return the sequence's text with all of its tokens taken in."""
+        text = self.text(sequence)
+        if text is not None and not text.finished:
+            new = sequence.output[text.num_tokens :]
+            if new:
+                text.append(new[:-1] if self._hides_last(sequence) else new)
+            if sequence.finish_reason is not None:
+                text.finish()
+        return text
+
+    def _hides_last(self, sequence: SequenceState) -> bool:
+        """Whether the last token is a stop token, which belongs to the output but not its text."""
+        sampling = self.group.request.sampling
+        return (
+            sequence.finish_reason is FinishReason.STOP
+            and not isinstance(sequence.stop_reason, str)
+            and not sampling.include_stop_str_in_output
+        )
+
+    def output(self) -> RequestOutput:
+        """Return what there is so far."""
+        group = self.group
+        return RequestOutput(
+            request_id=group.id,
+            prompt=self.prompt,
+            prompt_token_ids=list(group.request.prompt),
+            num_cached_tokens=group.num_cached,
+            outputs=[self._completion(sequence) for sequence in group.sequences],
+            prompt_logprobs=group.prompt_logprobs,
+            finished=self.finished,
+            metrics=RequestMetrics(
+                arrival=group.arrival,
+                first_token=group.first_token_at,
+                finished=group.finished_at,
+            ),
+        )
+
+    def _completion(self, sequence: SequenceState) -> CompletionOutput:
+        text = self.update(sequence)
+        return CompletionOutput(
+            index=sequence.index,
+            text=None if text is None else text.text,
+            token_ids=sequence.output,
+            cumulative_logprob=sequence.cumulative_logprob,
+            score=sequence.score,
+            logprobs=sequence.logprobs,
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+            error=sequence.error,
+        )
