@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import takewhile
 
 from paged_core.block_key import BlockKey, extend_keys
 from paged_core.cache_changes import CacheChanges, Merge
 from paged_core.errors import OutOfBlocks
-from paged_core.ids import BlockId
+from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache, SupportsReservation
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 
@@ -415,6 +415,11 @@ class KVCache:
         self._unsettled.clear()
         self._promised.clear()
         return changes
+
+    @property
+    def introduced(self) -> Set[SeqId]:
+        """Sequences that the step being planned makes known to the executor."""
+        return self._changes.added.keys()
 
     @property
     def has_transfers(self) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import count
-from threading import Lock
-from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Self
 
 from paged_core.config.loading import load_settings
 from paged_core.engine import Engine
+from paged_core.engine_driver import EngineDriver
 from paged_core.errors import EngineError, RequestError
 from paged_core.interfaces.executor import SupportsText
 from paged_core.interfaces.tokenizer import Tokenizer
@@ -19,14 +19,13 @@ from paged_core.registry import Registry
 from paged_core.request import Request
 from paged_core.requests.pins import Pin, PinState
 from paged_core.sampling_params import SamplingParams
+from paged_core.sequence import SequenceGroup
 from paged_core.settings import EngineSettings, settings_class
+from paged_core.step_outcome import StepOutcome
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import RequestOutput
 from paged_core.text.prompts import Prompt, as_list, as_token_ids, per_prompt
 from paged_core.wiring import build_engine
-
-STALL_SECONDS = 30.0
-"""A scheduler that plans nothing for so long, though requests wait, is taken to be stuck."""
 
 
 class LLM:
@@ -75,14 +74,17 @@ class LLM:
 
     def _start(self, settings: EngineSettings, registry: Registry) -> None:
         self.settings = settings
-        self.engine: Engine = build_engine(settings, registry)
+        self.driver = EngineDriver(build_engine(settings, registry))
         executor = self.engine.executor
         self.tokenizer: Tokenizer | None = (
             executor.tokenizer() if isinstance(executor, SupportsText) else None
         )
         self._numbers = count()
-        self._turn = _Turn()
-        self._closed = False
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that serves the requests."""
+        return self.driver.engine
 
     # ------------------------------------------------------------------ generating
 
@@ -143,11 +145,10 @@ class LLM:
                 "is nothing to stream; call generate()"
             )
         (generation,) = self.submit([prompt], sampling_params)
-        length = -1
-        for _ in self.run([generation], every_step=True):
-            if generation.length != length:
-                length = generation.length
-                yield generation.output()
+        with closing(self.steps([generation])) as steps:
+            for changed in steps:
+                if changed:
+                    yield generation.output()
 
     def pin_prefix(
         self, prompt: Prompt, *, ttl: float | None = None, cache_salt: str | None = None
@@ -166,9 +167,7 @@ class LLM:
             EngineError: computing it failed.
         """
         text, token_ids = self._encode(prompt)
-        self._refuse_if_closed()
-        with self._turn:
-            pin = self.engine.pin(token_ids, ttl=ttl, cache_salt=cache_salt)
+        pin = self.driver.pin(token_ids, ttl=ttl, cache_salt=cache_salt)
         generation = Generation(text, None)
         assert pin.group is not None
         generation.group = pin.group
@@ -180,8 +179,7 @@ class LLM:
 
     def release(self, pin: Pin) -> None:
         """Let a pinned prefix go; its blocks stay cached until others need them."""
-        with self._turn:
-            self.engine.release(pin)
+        self.driver.release(pin)
 
     # ------------------------------------------------------------------ step by step
 
@@ -226,7 +224,6 @@ class LLM:
         Raises:
             RequestError: it can never be served.
         """
-        self._refuse_if_closed()
         sampling = sampling or SamplingParams()
         text, token_ids = self._encode(prompt)
         if sampling.stop:
@@ -240,60 +237,68 @@ class LLM:
             **fields,
         )
         stop_check = generation.find_stop if sampling.stop else None
-        with self._turn:
-            generation.group = self.engine.add(request, stop_check)
+        generation.group = self.driver.add(request, stop_check)
         return generation
 
-    def run(
-        self, generations: Iterable[Generation], *, every_step: bool = False
-    ) -> Iterator[Generation | None]:
+    def run(self, generations: Iterable[Generation]) -> Generator[Generation, None, None]:
         """Step until all of ``generations`` have ended; yield each when it has.
 
-        Whoever stops listening early (by an exception, too) gives up what is unfinished.
-
-        Args:
-            every_step: also yield ``None`` after every step.
+        If the caller stops early (by an exception, too), what is unfinished is aborted.
 
         Raises:
-            EngineError: the scheduler plans nothing although requests wait, another thread is at
-                work on this LLM, or it is closed.
+            EngineError: the scheduler plans nothing although requests wait, another thread is
+                using this LLM, or it is closed.
         """
-        by_group = {generation.group.id: generation for generation in generations}
+        waiting = {generation.group.id: generation for generation in generations}
+        with closing(self._outcomes(waiting)) as outcomes:
+            for outcome in outcomes:
+                if outcome is None:
+                    ended = [generation for generation in waiting.values() if generation.finished]
+                else:
+                    ended = _pick(waiting, outcome.finished)
+                for generation in ended:
+                    del waiting[generation.group.id]
+                    yield generation
+
+    def steps(self, generations: Iterable[Generation]) -> Generator[list[Generation], None, None]:
+        """Step until all of ``generations`` have ended; after each step yield those that changed.
+
+        :meth:`Generation.take` returns what each of them gained. As for the rest, as :meth:`run`.
+        """
+        waiting = {generation.group.id: generation for generation in generations}
+        with closing(self._outcomes(waiting)) as outcomes:
+            for outcome in outcomes:
+                if outcome is None:
+                    changed = list(waiting.values())
+                else:
+                    groups = [sequence.group for sequence in outcome.advanced]
+                    changed = _pick(waiting, [*groups, *outcome.finished])
+                for generation in changed:
+                    if generation.finished:
+                        del waiting[generation.group.id]
+                yield changed
+
+    def _outcomes(self, waiting: dict[str, Generation]) -> Generator[StepOutcome | None, None, None]:
+        """Step while ``waiting`` holds any; ``None``: something else may have changed them."""
         try:
-            idle_since: float | None = None
             num_steps = -1
-            while by_group:
-                if num_steps != self.engine.num_steps or idle_since is not None:
-                    # others who run have stepped meanwhile, or given something up
-                    for generation in [one for one in by_group.values() if one.finished]:
-                        del by_group[generation.group.id]
-                        yield generation
-                    if not by_group:
-                        return
-                self._refuse_if_closed()
-                with self._turn:
-                    finished = self.engine.step()
-                    num_steps = self.engine.num_steps
-                idle_since = None if self.engine.made_progress else self._wait(idle_since)
-                for group in finished:
-                    found = by_group.pop(group.id, None)
-                    if found is not None:
-                        yield found
-                if every_step:
-                    yield None
+            while waiting:
+                outcome = None
+                if num_steps == self.engine.num_steps:
+                    outcome = self.driver.step()
+                num_steps = self.engine.num_steps
+                yield outcome if outcome is not None and outcome.progressed else None
         finally:
-            self.abort(by_group.values())
+            self.abort(waiting.values())
 
     def abort(self, generations: Iterable[Generation]) -> None:
-        """Give requests up; those that have ended are left as they are."""
+        """Abort requests; those that have ended are left as they are."""
         for generation in list(generations):
-            with self._turn.awaited():
-                self.engine.abort(generation.group.id)
+            self.driver.abort(generation.group.id)
 
     def close(self) -> None:
-        """Give up what is unfinished, and the memory; nothing can be generated any more."""
-        self._closed = True
-        self.engine.close()
+        """Abort what is unfinished and free the memory; nothing can be generated any more."""
+        self.driver.close()
 
     def __enter__(self) -> Self:
         return self
@@ -307,23 +312,6 @@ class LLM:
         self.close()
 
     # ------------------------------------------------------------------ inside
-
-    def _refuse_if_closed(self) -> None:
-        if self._closed:
-            raise EngineError("this LLM is closed; make another one")
-
-    def _wait(self, idle_since: float | None) -> float:
-        now = monotonic()
-        if idle_since is None:
-            return now
-        if now - idle_since > STALL_SECONDS:
-            name = self.settings.scheduler.name
-            raise EngineError(
-                f"scheduler {name!r} has planned nothing for {STALL_SECONDS:.0f} s although "
-                f"{len(self.engine.scheduler)} requests wait; this is a fault of that scheduler"
-            )
-        sleep(0.001)
-        return idle_since
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
         """Return a prompt's text, if it has one, and its token ids."""
@@ -352,26 +340,7 @@ class LLM:
         return self.tokenizer
 
 
-class _Turn:
-    """Held while the engine is at work: it serves one thread at a time."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-
-    def __enter__(self) -> None:
-        """Take the turn.
-
-        Raises:
-            EngineError: another thread has it.
-        """
-        if not self._lock.acquire(blocking=False):
-            raise EngineError(
-                "another thread is at work on this LLM; let one thread use it at a time"
-            )
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def awaited(self) -> Lock:
-        """Return what takes the turn when it is free."""
-        return self._lock
+def _pick(waiting: Mapping[str, Generation], groups: Iterable[SequenceGroup]) -> list[Generation]:
+    """Return the generations of ``groups``, each once, as far as they are waited for."""
+    ids = dict.fromkeys(group.id for group in groups)
+    return [waiting[request_id] for request_id in ids if request_id in waiting]

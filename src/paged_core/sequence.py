@@ -70,6 +70,7 @@ class SequenceState:
         "logprobs",
         "num_computed",
         "num_scheduled",
+        "num_unknown",
         "score",
         "stop_reason",
         "table",
@@ -82,11 +83,13 @@ class SequenceState:
         self.index = index
         """Its place among the sequences of its request."""
         self.tokens = tokens
-        """Prompt and generated tokens."""
+        """Prompt and generated tokens, as far as they are known."""
         self.num_computed = 0
         """Leading tokens whose keys and values are in the cache."""
         self.num_scheduled = 0
         """Leading tokens that are computed or planned to be by a step under way."""
+        self.num_unknown = 0
+        """Tokens that a step under way is drawing: counted already, their ids not yet known."""
         self.capacity = 0
         """Below this many tokens the sequence grows without asking the KVCache for anything."""
         self.last_step = 0
@@ -104,8 +107,8 @@ class SequenceState:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt and generated ones."""
-        return len(self.tokens)
+        """Tokens of the prompt and generated ones, those included that are not yet known."""
+        return len(self.tokens) + self.num_unknown
 
     @property
     def num_pending(self) -> int:
@@ -126,6 +129,7 @@ class SequenceGroup:
 
     __slots__ = (
         "admitted_at",
+        "eos_token_ids",
         "finished_at",
         "first_token_at",
         "forked",
@@ -174,6 +178,8 @@ class SequenceGroup:
         """A sequence of this many tokens ends with ``length``."""
         self.stop_token_ids: frozenset[int] = frozenset()
         """Tokens that end a sequence, the model's own included unless they are to be ignored."""
+        self.eos_token_ids: frozenset[int] = frozenset()
+        """The model's own; one of them that ends a sequence is not named as its stop reason."""
         self.stop_check: StopCheck | None = None
         self.search: BeamSearch | None = None
         """Chooses among its sequences, if it searches with beams."""

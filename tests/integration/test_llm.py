@@ -175,10 +175,10 @@ def test_a_stream_ends_though_another_call_did_its_steps(llm: LLM) -> None:
 
 def test_a_stream_ends_though_its_request_was_given_up(llm: LLM) -> None:
     (generation,) = llm.submit("Once upon a time", SamplingParams(max_tokens=99, ignore_eos=True))
-    running = llm.run([generation], every_step=True)
+    running = llm.steps([generation])
     next(running)
     llm.abort([generation])
-    assert list(running)[-1] is generation
+    assert list(running)[-1] == [generation]
 
 
 def test_a_closed_llm_says_so() -> None:
@@ -190,7 +190,7 @@ def test_a_closed_llm_says_so() -> None:
 
 
 def test_a_second_thread_is_told_to_wait_for_the_first() -> None:
-    with LLM(executor="memory", num_blocks=8, max_model_len=32) as made, made._turn:
+    with LLM(executor="memory", num_blocks=8, max_model_len=32) as made, made.driver.turn():
         with pytest.raises(EngineError, match="another thread"):
             made.generate([1, 2, 3])
         assert not made.engine.has_unfinished

@@ -109,9 +109,9 @@ class TestFailures:
         engine = engine_with(scheduler={"name": scheduler, "max_num_seqs": 2}, block_size=4)
         FailingExecutor.install(engine, **{when: {1}})
         a, b, c = (engine.add(each) for each in self.workload())
-        assert engine.step() == []
+        assert engine.step().finished == []
         with capture_logs() as logs:
-            assert engine.step() == [a, b]
+            assert engine.step().finished == [a, b]
         assert [log["requests"] for log in logs if log["event"] == "step_failed"] == [["A", "B"]]
         for group in (a, b):
             assert group.sequences[0].finish_reason is FinishReason.ERROR
@@ -252,5 +252,5 @@ class TestObservers:
 
     def test_nothing_is_recorded_for_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = engine_with(observers=[Observer()])
-        monkeypatch.setattr("paged_core.engine.step_record", None)
+        monkeypatch.setattr("paged_core.step_recorder._step_record", None)
         run(engine, request())

@@ -35,17 +35,19 @@ def complete(llm: LLM, items: Sequence[Item], advance: Callable[[], None]) -> li
     pending = dict(zip(first, started, strict=True))
     done: dict[int, Generation] = {}
     outputs: dict[int, list[int]] = {}
+    places = {generation.group.id: place for place, generation in pending.items()}
     try:
         while pending:
-            for _ in llm.run(list(pending.values()), every_step=bool(successors)):
-                for place in [place for place, one in pending.items() if one.finished]:
-                    done[place] = pending.pop(place)
-                    outputs[place] = _tokens(done[place], items[place])
-                    advance()
-                    following = successors.get(place)
-                    if following is not None:
-                        prompt = full_prompt(items, following, outputs)
-                        pending[following] = llm.add(prompt, _sampling(items[following]))
+            for group in llm.driver.step().finished:
+                place = places[group.id]
+                done[place] = pending.pop(place)
+                outputs[place] = _tokens(done[place], items[place])
+                advance()
+                following = successors.get(place)
+                if following is not None:
+                    prompt = full_prompt(items, following, outputs)
+                    pending[following] = llm.add(prompt, _sampling(items[following]))
+                    places[pending[following].group.id] = following
     finally:
         llm.abort(pending.values())
     return [done[place] for place in range(len(items))]

@@ -127,7 +127,7 @@ class _Run(Observer):
                 if abort.step == self._step:
                     engine.abort(abort.id)
             if engine.has_unfinished or refused:
-                for group in engine.step():
+                for group in engine.step().finished:
                     if group.sequences[0].error:
                         self._outcome.refused[group.id] = group.sequences[0].error
                 assert self._record is not None

@@ -138,12 +138,13 @@ def _generate(
             generations.append(generation)
     status = FAILED if report.has_refusals else OK
     with _progress(len(prompts), report) as advance, _Interrupt() as interrupt:
-        for finished in llm.run(generations, every_step=True):
-            if finished is not None:
-                report.finished(finished)
-                advance()
-                continue
-            report.stepped(generations)
+        for changed in llm.steps(generations):
+            for generation in changed:
+                if generation.finished:
+                    report.finished(generation)
+                    advance()
+                else:
+                    report.advanced(generation)
             if interrupt.asked:
                 report.interrupted(generations)
                 return INTERRUPTED
@@ -201,8 +202,8 @@ class _Report(ABC):
                 break
         self._put(place, lambda: self.show(generation))
 
-    def stepped(self, generations: Sequence[Generation]) -> None:  # noqa: B027 - a choice
-        """A step is over."""
+    def advanced(self, generation: Generation) -> None:  # noqa: B027 - a choice
+        """A request that has not ended gained tokens."""
 
     def interrupted(self, generations: Sequence[Generation]) -> None:
         """Print what is finished although something before it is not."""
@@ -280,10 +281,9 @@ class _Stream(_Text):
         super().__init__(prompts)
         self._started = False
 
-    def stepped(self, generations: Sequence[Generation]) -> None:
-        for generation in generations:
-            if self.places[generation.group.id] == self._next and not generation.finished:
-                self._show_new_text(generation)
+    def advanced(self, generation: Generation) -> None:
+        if self.places[generation.group.id] == self._next:
+            self._show_new_text(generation)
 
     def show(self, generation: Generation) -> None:
         if (

@@ -41,6 +41,13 @@ class Schedule:
     ignored: list[tuple[SequenceGroup, str]] = field(default_factory=list)
     """Groups that can never run (again), no longer held by the scheduler, and why."""
 
+    def leave_out_finished(self) -> None:
+        """Take sequences that have ended since they were planned out of the batch."""
+        pairs = zip(self.sequences, self.num_tokens, strict=True)
+        kept = [(sequence, count) for sequence, count in pairs if sequence.finish_reason is None]
+        self.sequences[:] = [sequence for sequence, _ in kept]
+        self.num_tokens[:] = [count for _, count in kept]
+
 
 @dataclass(frozen=True, slots=True)
 class Queues:

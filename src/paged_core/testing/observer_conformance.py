@@ -49,7 +49,7 @@ class ObserverConformance(ComponentConformance):
 
     def check_still_there(self, engine: Engine) -> None:
         """Check that no observer was dropped because it raised."""
-        left = len(engine._observers._observers)
+        left = len(engine.observers)
         assert left == 2, "the observer raised and was dropped; the log says why"
 
     def test_hears_of_everything_without_raising(self) -> None:
@@ -94,7 +94,7 @@ class ObserverConformance(ComponentConformance):
     def build_one(self) -> Observer:
         """An observer as an engine would have it."""
         engine, _ = self.watched_engine()
-        (mine, *_) = [o for o in engine._observers._observers if not isinstance(o, _Witness)]
+        (mine, *_) = [o for o in engine.observers if not isinstance(o, _Witness)]
         return mine
 
 

@@ -7,7 +7,12 @@ from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_core.text.output_text import OutputText
-from paged_core.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from paged_core.text.outputs import (
+    CompletionOutput,
+    OutputDelta,
+    RequestMetrics,
+    RequestOutput,
+)
 
 
 class Generation:
@@ -25,11 +30,10 @@ class Generation:
         self.prompt = prompt
         self._tokenizer = tokenizer
         self._texts: dict[SeqId, OutputText] = {}
-
-    @property
-    def length(self) -> int:
-        """Tokens in all of its sequences."""
-        return sum(len(sequence.tokens) for sequence in self.group.sequences)
+        self._num_taken: dict[SeqId, int] = {}
+        """Generated tokens that :meth:`take` has returned, by sequence."""
+        self._taken_whole: set[SeqId] = set()
+        """Sequences whose end it has returned."""
 
     @property
     def finished(self) -> bool:
@@ -40,7 +44,7 @@ class Generation:
         text = self.text(sequence)
         if text is None or text.finished:
             return None
-        return text.append(sequence.output[text.num_tokens :])
+        return text.append(_output_from(sequence, text.num_tokens))
 
     def text(self, sequence: SequenceState) -> OutputText | None:
         """Return the sequence's text as far as it was brought up to date; ``None``: there is none.
@@ -66,7 +70,7 @@ class Generation:
         """Return the sequence's text with all of its tokens taken in."""
         text = self.text(sequence)
         if text is not None and not text.finished:
-            new = sequence.output[text.num_tokens :]
+            new = _output_from(sequence, text.num_tokens)
             if new:
                 text.append(new[:-1] if self._hides_last(sequence) else new)
             if sequence.finish_reason is not None:
@@ -80,6 +84,37 @@ class Generation:
             sequence.finish_reason is FinishReason.STOP
             and not isinstance(sequence.stop_reason, str)
             and not sampling.include_stop_str_in_output
+        )
+
+    def take(self) -> list[OutputDelta]:
+        """Return what each sequence gained since the last call; each token is decoded once.
+
+        Empty if nothing was gained, and until the end for requests that choose among their
+        sequences at the end.
+        """
+        if self.group.request.sampling.chooses_at_end and not self.finished:
+            return []
+        deltas = (self._delta(sequence) for sequence in self.group.sequences)
+        return [delta for delta in deltas if delta is not None]
+
+    def _delta(self, sequence: SequenceState) -> OutputDelta | None:
+        taken = self._num_taken.get(sequence.id, 0)
+        token_ids = _output_from(sequence, taken)
+        ended = sequence.finish_reason is not None
+        if sequence.id in self._taken_whole or not (token_ids or ended):
+            return None
+        self._num_taken[sequence.id] = taken + len(token_ids)
+        if ended:
+            self._taken_whole.add(sequence.id)
+        text = self.update(sequence)
+        return OutputDelta(
+            index=sequence.index,
+            token_ids=token_ids,
+            text=None if text is None else text.take(),
+            logprobs=sequence.logprobs and sequence.logprobs[taken:],
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+            error=sequence.error,
         )
 
     def output(self) -> RequestOutput:
@@ -113,3 +148,8 @@ class Generation:
             stop_reason=sequence.stop_reason,
             error=sequence.error,
         )
+
+
+def _output_from(sequence: SequenceState, start: int) -> list[int]:
+    """Return the generated tokens from the one at ``start``."""
+    return sequence.tokens[len(sequence.group.request.prompt) + start :]

@@ -46,6 +46,24 @@ class CompletionOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutputDelta:
+    """What one sequence gained since it was last looked at."""
+
+    index: int
+    """Its place among the sequences of the request."""
+    token_ids: list[int]
+    text: str | None = None
+    """Text that no later token takes back; it may lag behind the tokens. ``None``: there is no
+    tokenizer."""
+    logprobs: list[dict[int, float]] | None = None
+    """Beside ``token_ids``, as in :class:`CompletionOutput`."""
+    finish_reason: FinishReason | None = None
+    """``None``: it is still running."""
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
     """A request and what it has come to so far."""
 

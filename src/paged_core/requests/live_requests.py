@@ -1,0 +1,312 @@
+"""The requests that have not finished: their sequences, the tokens they gain, how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import count
+
+from paged_core.ids import SeqId
+from paged_core.kv_cache import KVCache
+from paged_core.log import get_logger
+from paged_core.planned_step import PlannedStep
+from paged_core.request import FinishReason, Request
+from paged_core.requests.beam_search import BeamSearch
+from paged_core.requests.beams import Beams
+from paged_core.requests.best_of import keep_best
+from paged_core.requests.pins import Pins
+from paged_core.sequence import SequenceGroup, SequenceState, Status, StopCheck
+from paged_core.step import StepResult
+from paged_core.step_outcome import StepOutcome
+
+_log = get_logger()
+
+
+class LiveRequests:
+    """Applies results of steps to sequences, and takes from those that end their blocks.
+
+    It decides nothing about scheduling: what has finished is handed back to the engine.
+    """
+
+    def __init__(self, kv_cache: KVCache, pins: Pins) -> None:
+        self.groups: dict[str, SequenceGroup] = {}
+        """By request id, in order of arrival."""
+        self._kv = kv_cache
+        self._pins = pins
+        self._sequences: dict[SeqId, SequenceState] = {}
+        self._numbers = count()
+        self._ids = count()
+        self._beams = Beams(kv_cache, self._sequences, self._ids)
+
+    # ------------------------------------------------------------------ adding
+
+    def make(
+        self,
+        request: Request,
+        stop_check: StopCheck | None,
+        *,
+        max_length: int,
+        eos_token_ids: frozenset[int],
+    ) -> SequenceGroup:
+        """Return the group of a request; it counts once it is added.
+
+        Args:
+            max_length: a sequence of this many tokens ends.
+            eos_token_ids: the model's own; they end a sequence unless the request ignores them.
+        """
+        group = SequenceGroup(request, next(self._numbers), SeqId(next(self._ids)))
+        sampling = request.sampling
+        group.max_length = max_length
+        group.eos_token_ids = eos_token_ids
+        ends = frozenset() if sampling.ignore_eos else eos_token_ids
+        group.stop_token_ids = ends.union(sampling.stop_token_ids)
+        group.stop_check = stop_check
+        if sampling.beam_width is not None:
+            group.search = BeamSearch(
+                sampling,
+                prompt_length=len(request.prompt),
+                max_length=max_length,
+                stop_token_ids=group.stop_token_ids,
+            )
+        return group
+
+    def add(self, group: SequenceGroup) -> None:
+        """Keep a group that :meth:`make` returned."""
+        self.groups[group.id] = group
+        self._sequences[group.live[0].id] = group.live[0]
+
+    # ------------------------------------------------------------------ results
+
+    def expect(self, step: PlannedStep) -> None:
+        """Count the tokens that a step under way draws, so that the next one can be planned.
+
+        Left out are sequences that end with this step, that fork, or that a search replaces:
+        nothing can be planned for them before the result is there.
+        """
+        for sequence in step.plan.sequences:
+            group = sequence.group
+            if (
+                not sequence.num_pending
+                and (group.forked or group.request.sampling.width == 1)
+                and group.search is None
+                and sequence.num_tokens + 1 < group.max_length
+            ):
+                sequence.num_unknown += 1
+
+    def apply(
+        self, step: PlannedStep, result: StepResult, outcome: StepOutcome, now: float
+    ) -> list[SequenceGroup]:
+        """Append what a step drew; return the requests that ended with it.
+
+        Args:
+            outcome: is told which sequences advanced.
+        """
+        stale = self._advance(step)
+        if result.prompt_logprobs:
+            self._keep_prompt_logprobs(step, result)
+        ended = self._append(result, outcome, stale, now)
+        if result.candidates:
+            ended |= self._advance_beams(result.candidates, stale, now)
+        for seq_id, message in result.failed.items():
+            if seq_id in self._sequences:
+                self.fail(self._sequences[seq_id].group, message)
+                ended = True
+        if not ended:
+            return []
+        groups = dict.fromkeys(sequence.group for sequence in step.plan.sequences)
+        return [group for group in groups if not group.live and group.id in self.groups]
+
+    def _advance(self, step: PlannedStep) -> set[SeqId]:
+        """Note how far sequences are computed; return those released since the step was planned."""
+        stale = set()
+        for sequence, end in zip(step.plan.sequences, step.ends, strict=True):
+            if sequence.num_scheduled >= end:
+                sequence.num_computed = end
+            else:
+                stale.add(sequence.id)
+        return stale
+
+    def _append(
+        self, result: StepResult, outcome: StepOutcome, stale: set[SeqId], now: float
+    ) -> bool:
+        """Append what was drawn; whether any sequence ended with it."""
+        sequences, ended = self._sequences, False
+        advanced, tokens_drawn = outcome.advanced, outcome.tokens
+        heirs: dict[SeqId, Iterator[SequenceState]] = {}
+        for row, token in enumerate(result.token_ids):
+            seq_id = result.sequence_ids[row]
+            if seq_id in heirs:
+                heir = next(heirs[seq_id], None)
+                if heir is None or heir.finish_reason is not None:
+                    continue  # its request failed over a token of another sequence
+                sequence = heir
+            elif seq_id not in sequences:
+                continue  # its request ended since the step was planned
+            else:
+                sequence = sequences[seq_id]
+                if not sequence.group.forked:
+                    if self._must_redraw(sequence, stale):
+                        heirs[seq_id] = iter(())
+                        continue
+                    heirs[seq_id] = iter(self._fork(sequence))
+                if sequence.group.first_token_at is None:
+                    sequence.group.first_token_at = now
+            group, tokens = sequence.group, sequence.tokens
+            tokens.append(token)
+            advanced.append(sequence)
+            tokens_drawn.append(token)
+            if sequence.num_unknown:
+                sequence.num_unknown -= 1
+            if result.logprobs is not None:
+                _keep_logprobs(sequence, token, result.logprobs[row])
+            if (
+                len(tokens) >= group.max_length
+                or token in group.stop_token_ids
+                or group.stop_check is not None
+            ) and self._has_ended(sequence, token):
+                ended = True
+        return ended
+
+    def _must_redraw(self, sequence: SequenceState, stale: set[SeqId]) -> bool:
+        """Whether what a sequence drew before it forks is of no use: it was preempted meanwhile.
+
+        Its last token is then computed once more, which draws the same again.
+        """
+        group = sequence.group
+        if group.request.sampling.width == 1 and group.search is None:
+            return False
+        if group.status is Status.SWAPPED:
+            end = len(sequence.tokens) - 1
+            sequence.num_scheduled = sequence.num_computed = min(sequence.num_scheduled, end)
+            return True
+        return sequence.id in stale
+
+    def _fork(self, parent: SequenceState) -> list[SequenceState]:
+        """Make the other sequences of a request whose prompt has been computed."""
+        group = parent.group
+        children = [
+            SequenceState(SeqId(next(self._ids)), group, index, list(parent.tokens))
+            for index in range(1, group.request.sampling.width)
+        ]
+        for child in children:
+            self._kv.fork(parent, child)
+            self._sequences[child.id] = child
+        group.sequences.extend(children)
+        group.live.extend(children)
+        group.forked = True
+        return children
+
+    def _advance_beams(
+        self, candidates: Mapping[SeqId, Mapping[int, float]], stale: set[SeqId], now: float
+    ) -> bool:
+        """Let requests that search choose their next beams; whether any has ended with it."""
+        ended = False
+        beams = [self._sequences[seq_id] for seq_id in candidates if seq_id in self._sequences]
+        usable = {
+            beam.id: candidates[beam.id] for beam in beams if not self._must_redraw(beam, stale)
+        }
+        for group in dict.fromkeys(beam.group for beam in beams if beam.id in usable):
+            if self._beams.advance(group, usable):
+                if group.first_token_at is None:
+                    group.first_token_at = now
+                continue
+            ended = True
+            if group.search is not None and group.search.best():
+                self._conclude(group)
+            else:
+                self.finish(group, FinishReason.ERROR, "every continuation is ruled out")
+        return ended
+
+    def _keep_prompt_logprobs(self, step: PlannedStep, result: StepResult) -> None:
+        """Add those of one chunk; a chunk that is out of date, after a preemption, is left out."""
+        chunks = zip(step.plan.sequences, step.plan.num_tokens, step.ends, strict=True)
+        starts = {sequence.id: end - count for sequence, count, end in chunks}
+        for seq_id, entries in result.prompt_logprobs.items():
+            if seq_id not in self._sequences:
+                continue
+            group = self._sequences[seq_id].group
+            kept = group.prompt_logprobs or [None]
+            if len(kept) == starts[seq_id] + 1:
+                group.prompt_logprobs = kept
+                kept.extend(entries[: len(group.request.prompt) - len(kept)])
+
+    # ------------------------------------------------------------------ ending
+
+    def _has_ended(self, sequence: SequenceState, token: int) -> bool:
+        """End a sequence whose newest token says so."""
+        group = sequence.group
+        length = len(sequence.tokens)
+        if length - len(group.request.prompt) >= group.request.sampling.min_tokens:
+            if token in group.stop_token_ids:
+                if token not in group.eos_token_ids:
+                    sequence.stop_reason = token
+                self._finish(sequence, FinishReason.STOP)
+                return True
+            if group.stop_check is not None:
+                try:
+                    sequence.stop_reason = group.stop_check(sequence)
+                except Exception as error:  # noqa: BLE001 - the request's own code
+                    self.fail(group, f"stop check failed: {type(error).__name__}: {error}")
+                    return True
+                if sequence.stop_reason is not None:
+                    self._finish(sequence, FinishReason.STOP)
+                    return True
+        if length >= group.max_length:
+            self._finish(sequence, FinishReason.LENGTH)
+            return True
+        return False
+
+    def fail(self, group: SequenceGroup, message: str) -> None:
+        """End one request because its own code raised."""
+        _log.warning("request_failed", request=group.id, reason=message)
+        self.finish(group, FinishReason.ERROR, message)
+
+    def finish(self, group: SequenceGroup, reason: FinishReason, error: str | None = None) -> None:
+        """End all sequences of a request that still run, and take their blocks."""
+        if group.search is not None and reason is FinishReason.LENGTH:
+            group.search.cut(group.live)
+            self._conclude(group, error)
+            return
+        for sequence in list(group.live):
+            self._finish(sequence, reason, error)
+        if group.search is not None:
+            del group.sequences[group.request.sampling.n :]
+
+    def remove(self, group: SequenceGroup, now: float) -> None:
+        """Forget a request that has ended; choose what it returns."""
+        group.status = Status.FINISHED
+        if group.request.sampling.best_of is not None:
+            keep_best(group)
+        group.finished_at = now
+        del self.groups[group.id]
+
+    def _conclude(self, group: SequenceGroup, error: str | None = None) -> None:
+        """End a search: what it found takes the place of its beams."""
+        for beam in list(group.live):
+            self._finish(beam, FinishReason.LENGTH)
+        group.sequences = self._beams.found(group)
+        for sequence in group.sequences:
+            sequence.error = error
+            last = sequence.tokens[-1]
+            stopped = sequence.finish_reason is FinishReason.STOP
+            if stopped and last not in group.eos_token_ids:
+                sequence.stop_reason = last
+
+    def _finish(
+        self, sequence: SequenceState, reason: FinishReason, error: str | None = None
+    ) -> None:
+        sequence.finish_reason, sequence.error = reason, error
+        sequence.num_unknown = 0
+        if sequence.group.pin is not None:
+            self._pins.settle(sequence.group.pin, sequence)
+        self._kv.release(sequence)
+        sequence.group.live.remove(sequence)
+        del self._sequences[sequence.id]
+
+
+def _keep_logprobs(sequence: SequenceState, token: int, logprobs: dict[int, float] | None) -> None:
+    if logprobs is not None:
+        sequence.cumulative_logprob = (sequence.cumulative_logprob or 0.0) + logprobs[token]
+        if sequence.group.request.sampling.logprobs is not None:
+            if sequence.logprobs is None:
+                sequence.logprobs = []
+            sequence.logprobs.append(logprobs)
