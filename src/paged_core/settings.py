@@ -101,6 +101,10 @@ class EngineSettings(BaseModel):
     )
     seed: NonNegativeInt = Field(0, lt=2**63, description="of requests that bring none")
     deterministic: bool = Field(False, description="the same numbers again, if that costs speed")
+    async_scheduling: bool | Literal["auto"] = Field(
+        "auto",
+        description="plan a step while the last one runs; auto: where the executor gains by it",
+    )
     enforce_eager: bool = Field(False, description="capture no CUDA graphs")
     trust_remote_code: bool = Field(False, description="run code that comes with a checkpoint")
     allow_pickle: bool = Field(False, description="load weights that can run code when loaded")

@@ -94,6 +94,11 @@ def build_engine(
                 ),
             ],
             clock=clock,
+            async_scheduling=(
+                executor.runs_in_background
+                if settings.async_scheduling == "auto"
+                else settings.async_scheduling
+            ),
         )
 
 

@@ -46,6 +46,10 @@ class Capacity:
 class Executor(ABC):
     """Runs steps. It keeps its own copy of every sequence it was told of, fed by changes only."""
 
+    runs_in_background: bool = False
+    """Whether :meth:`submit` returns before the step has run: then ``async_scheduling: auto`` plans
+    the next one meanwhile."""
+
     @abstractmethod
     def start(self) -> Capacity:
         """Load the model, set up the cache, and say what fits.
@@ -56,7 +60,10 @@ class Executor(ABC):
 
     @abstractmethod
     def submit(self, step: StepInput, /) -> Any:
-        """Start a step; return a handle for :meth:`collect`. Steps run in order of submission."""
+        """Start a step; return a handle for :meth:`collect`. Steps run in order of submission.
+
+        With ``async_scheduling`` the next step is submitted before this one is collected.
+        """
 
     @abstractmethod
     def collect(self, handle: Any, /) -> StepResult:

@@ -11,6 +11,7 @@ from paged_core.ids import SeqId
 from paged_core.request import FinishReason, Request
 from paged_core.sequence import SequenceGroup
 from paged_core.step import NewSequence
+from paged_core.testing.background_executor import BackgroundExecutor
 from paged_core.testing.failing_executor import FailingExecutor
 from paged_core.testing.workload import Workload
 
@@ -27,7 +28,7 @@ class _Model(Protocol):
 
 def _model(engine: Engine) -> _Model:
     executor = engine.executor
-    if isinstance(executor, FailingExecutor):
+    while isinstance(executor, FailingExecutor | BackgroundExecutor):
         executor = executor.inner
     return cast("_Model", executor)
 
