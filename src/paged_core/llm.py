@@ -278,7 +278,9 @@ class LLM:
                         del waiting[generation.group.id]
                 yield changed
 
-    def _outcomes(self, waiting: dict[str, Generation]) -> Generator[StepOutcome | None, None, None]:
+    def _outcomes(
+        self, waiting: dict[str, Generation]
+    ) -> Generator[StepOutcome | None, None, None]:
         """Step while ``waiting`` holds any; ``None``: something else may have changed them."""
         try:
             num_steps = -1

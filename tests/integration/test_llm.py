@@ -15,6 +15,8 @@ from integration import tiny_models
 from paged_core import LLM, SamplingParams
 from paged_core.errors import EngineError, RequestError, SettingsError
 from paged_core.log import get_logger
+from paged_core.text.output_text import OutputText
+from paged_core.text.outputs import OutputDelta
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +155,51 @@ def test_streaming_adds_up(llm: LLM) -> None:
     assert len(texts) > 3
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
     assert texts[-1] == llm.generate("Hello!", sampling)[0].outputs[0].text
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(max_tokens=24, logprobs=1),
+        SamplingParams(max_tokens=40, stop=["a", " be", "zzz"]),
+        SamplingParams(max_tokens=12, n=3, temperature=1.0, seed=1),
+        SamplingParams(max_tokens=6, beam_width=2),
+    ],
+)
+def test_deltas_add_up_to_the_output(llm: LLM, sampling: SamplingParams) -> None:
+    generations = llm.submit(["Hello!", "Once upon a time"], sampling)
+    gained: dict[tuple[str, int], list[OutputDelta]] = {}
+    for changed in llm.steps(generations):
+        for generation in changed:
+            for delta in generation.take():
+                gained.setdefault((generation.group.id, delta.index), []).append(delta)
+    for generation in generations:
+        assert generation.take() == []
+        for completion in generation.output().outputs:
+            deltas = gained[generation.group.id, completion.index]
+            assert "".join(delta.text or "" for delta in deltas) == completion.text
+            assert [token for d in deltas for token in d.token_ids] == completion.token_ids
+            reasons = [delta.finish_reason for delta in deltas]
+            assert reasons == [None] * (len(deltas) - 1) + [completion.finish_reason]
+            if completion.logprobs is not None:
+                assert [e for d in deltas for e in d.logprobs or ()] == completion.logprobs
+            if sampling.beam_width is None:
+                assert all(len(delta.token_ids) <= 1 for delta in deltas)
+
+
+def test_text_is_decoded_once_per_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is looked at."""
+    decoded: list[int] = []
+    append = OutputText.append
+
+    def counting(self: OutputText, token_ids: Sequence[int], /) -> str | None:
+        decoded.extend(token_ids)
+        return append(self, token_ids)
+
+    monkeypatch.setattr(OutputText, "append", counting)
+    sampling = SamplingParams(max_tokens=20, ignore_eos=True)
+    *_, last = llm.stream("Once upon a time", sampling)
+    assert decoded == last.outputs[0].token_ids
 
 
 def test_who_stops_listening_gives_up(llm: LLM) -> None:

@@ -42,9 +42,9 @@ class Schedule:
     """Groups that can never run (again), no longer held by the scheduler, and why."""
 
     def leave_out_finished(self) -> None:
-        """Take sequences that have ended since they were planned out of the batch."""
+        """Take sequences that are no longer live since they were planned out of the batch."""
         pairs = zip(self.sequences, self.num_tokens, strict=True)
-        kept = [(sequence, count) for sequence, count in pairs if sequence.finish_reason is None]
+        kept = [(each, count) for each, count in pairs if each in each.group.live]
         self.sequences[:] = [sequence for sequence, _ in kept]
         self.num_tokens[:] = [count for _, count in kept]
 

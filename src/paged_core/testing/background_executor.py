@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, Self
 
 from paged_core.engine import Engine
 from paged_core.interfaces.executor import Capacity, Executor
@@ -26,7 +26,7 @@ class BackgroundExecutor(Executor):
         self._num_submitted = 0
 
     @classmethod
-    def install(cls, engine: Engine) -> BackgroundExecutor:
+    def install(cls, engine: Engine) -> Self:
         """Put one between ``engine`` and its executor."""
         executor = cls(engine.executor)
         engine.executor = executor
@@ -46,7 +46,7 @@ class BackgroundExecutor(Executor):
             number, step = self._submitted.popleft()
             try:
                 self._results[number] = self.inner.collect(self.inner.submit(step))
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised again by the one who collects
                 self._results[number] = error
         result = self._results.pop(handle)
         if isinstance(result, BaseException):

@@ -12,6 +12,7 @@ from paged_core.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.settings import settings_class
 from paged_core.testing.always_over_order import ALWAYS_OVER, AlwaysOverSettings
+from paged_core.testing.background_executor import BackgroundExecutor
 from paged_core.testing.component_conformance import ComponentConformance
 from paged_core.testing.engine_settings import component_options, engine_settings
 from paged_core.testing.failing_executor import FailingExecutor
@@ -126,6 +127,16 @@ class SchedulerConformance(ComponentConformance):
             check_served(engine, workload, serve(engine, workload))
 
         self.check(serves, self.engine_values(), workloads())
+
+    def test_serves_every_workload_with_each_step_planned_ahead(self) -> None:
+        """A running sequence may have nothing pending: a step under way draws its next token."""
+
+        def serves(values: dict[str, Any], workload: Workload) -> None:
+            engine = self.make_engine(**values, async_scheduling=True)
+            BackgroundExecutor.install(engine)
+            check_served(engine, workload, serve(engine, workload))
+
+        self.check(serves, self.engine_values(), workloads(max_aborts=2))
 
     def test_survives_aborts_at_any_time(self) -> None:
         def survives(values: dict[str, Any], workload: Workload) -> None:
