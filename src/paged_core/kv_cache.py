@@ -114,7 +114,7 @@ class KVCache:
         """
         if self._reservations is None:
             return True
-        count = self.blocks_to_start(sequence.num_tokens, sequence.group.max_length)
+        count = self.blocks_to_start(len(sequence.tokens), sequence.group.max_length)
         return self._reservations.can_reserve(count)
 
     # ------------------------------------------------------------------ growing
@@ -174,7 +174,7 @@ class KVCache:
             )
         table = sequence.table
         if self._reservations is not None:
-            run = self.blocks_to_start(sequence.num_tokens, sequence.group.max_length)
+            run = self.blocks_to_start(len(sequence.tokens), sequence.group.max_length)
             table.blocks = self._reservations.reserve(run)
         else:
             self._allocator.share(shared)
@@ -242,7 +242,7 @@ class KVCache:
         Where prefixes are cached, a sequence shares what those before it have in common with it.
         """
         size, live = self.block_size, group.live
-        lengths = [sequence.num_tokens for sequence in live]
+        lengths = [len(sequence.tokens) for sequence in live]
         needed = sum(self.blocks_for(length) for length in lengths)
         if len(live) == 1 or not self._finds_prefixes(group):
             return needed
@@ -350,6 +350,7 @@ class KVCache:
             self._free(sequence.table.blocks)
             sequence.table.blocks = []
             sequence.table.num_published = 0
+            sequence.num_scheduled = sequence.num_computed
             sequence.capacity = 0
 
     def swap_in(self, group: SequenceGroup) -> None:
@@ -386,14 +387,14 @@ class KVCache:
             self._changes.swap_in[target] = source
         if self._prefixes is not None:
             for sequence in group.live:
-                self._publish(sequence, sequence.num_scheduled // self.block_size, settled=True)
+                self._publish(sequence, sequence.num_computed // self.block_size, settled=True)
 
     def _still_cached(self, group: SequenceGroup) -> dict[BlockId, BlockId]:
         """Leading host blocks of a group, to device blocks that hold the same."""
         found: dict[BlockId, BlockId] = {}
         if self._prefixes is not None:
             for sequence in group.live:
-                count = sequence.num_scheduled // self.block_size
+                count = sequence.num_computed // self.block_size
                 hits = self._prefixes.look_up(self._keys(sequence, count)[:count])
                 found.update(zip(sequence.table.host_blocks, hits, strict=False))
         return found
@@ -443,7 +444,6 @@ class KVCache:
 
     def _keys(self, sequence: SequenceState, count: int) -> list[BlockKey]:
         keys = sequence.table.keys
-        count = min(count, len(sequence.tokens) // self.block_size)
         if len(keys) < count:
             extra = sequence.group.request.key_extra
             extend_keys(keys, sequence.tokens, self.block_size, extra, count)
@@ -464,7 +464,6 @@ class KVCache:
         """Make the first ``count`` blocks findable, as far as they are not yet."""
         assert self._prefixes is not None
         table = sequence.table
-        count = min(count, len(sequence.tokens) // self.block_size)
         if count <= table.num_published:
             return
         self._keys(sequence, count)

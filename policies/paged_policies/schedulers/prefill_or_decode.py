@@ -151,7 +151,7 @@ class PrefillOrDecodeScheduler(Scheduler):
             if not waiting or (self._swapped and not self._overtakes()):
                 break
             group = waiting[0]
-            lengths = [sequence.num_tokens for sequence in group.live]
+            lengths = [len(sequence.tokens) for sequence in group.live]
             needed = kv.blocks_to_restore(group)
             if max(lengths) > min(self._max_model_len, self._budget):
                 self._ignore(
@@ -216,7 +216,7 @@ class PrefillOrDecodeScheduler(Scheduler):
 
     def _compute_prompt(self, plan: Schedule, sequence: SequenceState) -> int:
         """Share what is cached, compute the rest; how many tokens need not be computed."""
-        kv, length = self._kv, sequence.num_tokens
+        kv, length = self._kv, len(sequence.tokens)
         hit = kv.lookup(sequence, length)
         skipped = self._num_skipped(hit, length)
         kv.admit(sequence, length - skipped, hit, skipped)
@@ -226,7 +226,7 @@ class PrefillOrDecodeScheduler(Scheduler):
 
     def _cost(self, sequence: SequenceState) -> int:
         """Tokens of the budget that a prompt takes."""
-        length = sequence.num_tokens
+        length = len(sequence.tokens)
         if not self._cached_is_free:
             return length
         return length - self._num_skipped(self._kv.lookup(sequence, length), length)
@@ -292,7 +292,7 @@ class PrefillOrDecodeScheduler(Scheduler):
         held = kv.distinct_blocks(group)
         if self._preemption.mode(group) is PreemptionMode.SWAP and held <= kv.num_free_host:
             return held + len(group.live) <= most
-        longest = max(sequence.num_tokens for sequence in group.live)
+        longest = max(len(sequence.tokens) for sequence in group.live)
         fits_step = longest <= min(self._max_model_len, self._budget)
         return fits_step and kv.blocks_to_restore(group) <= most
 
@@ -304,7 +304,7 @@ class PrefillOrDecodeScheduler(Scheduler):
         if group.status is Status.SWAPPED:
             needed = kv.distinct_blocks(group) + len(live)
             return room.blocks - needed >= kv.watermark_blocks and room.tokens >= len(live)
-        lengths = [sequence.num_tokens for sequence in live]
+        lengths = [len(sequence.tokens) for sequence in live]
         needed = kv.blocks_to_restore(group)
         if lifetime := self._promises.lifetime(group):
             needed = lifetime + self._promises.outstanding(self._running)
@@ -317,7 +317,7 @@ class PrefillOrDecodeScheduler(Scheduler):
 
     def _fits(self, group: SequenceGroup) -> bool:
         """Whether ``group`` could be admitted into a step that computes nothing else."""
-        lengths = [sequence.num_tokens for sequence in group.live]
+        lengths = [len(sequence.tokens) for sequence in group.live]
         needed = self._kv.blocks_to_restore(group)
         return (
             self._kv.num_free - needed >= self._kv.watermark_blocks
@@ -334,9 +334,6 @@ class PrefillOrDecodeScheduler(Scheduler):
         while index < len(running):
             group = running[index]
             live = group.live
-            if any(not s.num_pending for s in live):
-                index += 1
-                continue
             while num_free < len(live) and num_free < self._blocks_to_decode(group):
                 undisturbed = False
                 # the first one is spared while it is not alone, so that it ends in any case

@@ -137,18 +137,12 @@ class TokenBudgetScheduler(Scheduler):
             group = running[plan.index]
             live = group.live
             if len(live) > 1:
-                if any(not s.num_pending for s in live):
-                    plan.index += 1
-                    continue
                 if not self._schedule_group(plan, group):
                     break
             else:
                 sequence = live[0]
                 start = sequence.num_scheduled
-                count = sequence.num_tokens - start
-                if not count:
-                    plan.index += 1
-                    continue
+                count = len(sequence.tokens) - start
                 if count > 1:
                     count = min(plan.chunk(count), self._max_model_len - 1 - start)
                 if start + count >= sequence.capacity:
@@ -209,7 +203,7 @@ class TokenBudgetScheduler(Scheduler):
         Raises:
             OutOfBlocks: too few are free; nothing has changed.
         """
-        length = sequence.num_tokens
+        length = len(sequence.tokens)
         hit = self._kv.lookup(sequence, length - 1, settled=settled)
         cached = len(hit.blocks) * self._kv.block_size
         count = plan.chunk(length - cached)
@@ -338,11 +332,11 @@ class TokenBudgetScheduler(Scheduler):
         if len(live) > 1:
             return kv.blocks_to_restore(group) + watermark <= room.blocks
         sequence = live[0]
-        hit = kv.lookup(sequence, sequence.num_tokens - 1)
+        hit = kv.lookup(sequence, len(sequence.tokens) - 1)
         if self._first_chunk(plan, sequence, hit, room) is None:
             return False
         if kv.reserves_runs and room.num_running < len(self._running):  # where they lie is open
-            return kv.blocks_to_start(sequence.num_tokens, group.max_length) <= room.blocks
+            return kv.blocks_to_start(len(sequence.tokens), group.max_length) <= room.blocks
         return kv.can_start(sequence)
 
     def _overtakes(self) -> bool:
@@ -423,7 +417,7 @@ class TokenBudgetScheduler(Scheduler):
     def _start(self, plan: _Plan, sequence: SequenceState) -> int | None:
         """Give a waiting sequence its first blocks; how many tokens were cached, if it fits."""
         kv = self._kv
-        hit = kv.lookup(sequence, sequence.num_tokens - 1)
+        hit = kv.lookup(sequence, len(sequence.tokens) - 1)
         room = Room(0, plan.budget, kv.num_free, len(self._running))
         count = self._first_chunk(plan, sequence, hit, room)
         if count is None or not kv.can_start(sequence):
@@ -438,7 +432,7 @@ class TokenBudgetScheduler(Scheduler):
     ) -> int | None:
         """Tokens that a step computes of a waiting sequence first, if that fits into ``room``."""
         kv, options = self._kv, self._options
-        length = sequence.num_tokens
+        length = len(sequence.tokens)
         num_hits = len(hit.blocks)
         cached = num_hits * kv.block_size
         count = length - cached
@@ -479,7 +473,7 @@ class TokenBudgetScheduler(Scheduler):
             except OutOfBlocks:
                 break  # it catches up when there is room
             total += cached
-            if before - plan.budget < sequence.num_tokens - cached:
+            if before - plan.budget < len(sequence.tokens) - cached:
                 break
         return total
 
@@ -493,7 +487,7 @@ class TokenBudgetScheduler(Scheduler):
 
     def _outgrew_step(self, group: SequenceGroup) -> bool:
         """Whether no step takes all the tokens of a sequence, nor part of them."""
-        options, length = self._options, group.live[0].num_tokens
+        options, length = self._options, len(group.live[0].tokens)
         return (
             len(group.live) == 1
             and not options.chunked_prefill
