@@ -398,8 +398,6 @@ class PrefillOrDecodeScheduler(Scheduler):
             group.status = Status.RUNNING
             self._running.append(group)
             plan.swapped_in.append(group)
-            if any(not s.num_pending for s in group.live):
-                continue
             for sequence in group.live:
                 kv.reserve(sequence, 1)
                 plan.sequences.append(sequence)

@@ -379,7 +379,7 @@ class TokenBudgetScheduler(Scheduler):
             kv.swap_in(group)
             self._enter(group)
             plan.schedule.swapped_in.append(group)
-            if not live[0].table.blocks or any(not s.num_pending for s in live) or (
+            if not live[0].table.blocks or (
                 len(live) > 1 and any(sequence.num_pending > 1 for sequence in live)
             ):
                 continue  # still being computed again: from the next step on
