@@ -18,7 +18,6 @@ from paged_core.log import get_logger
 from paged_core.observer_set import ObserverSet
 from paged_core.planned_step import step_input, step_record
 from paged_core.request import FinishReason, Request
-from paged_core.requests.beam_search import BeamSearch
 from paged_core.requests.beams import Beams
 from paged_core.requests.best_of import keep_best
 from paged_core.requests.checks import check_request, run_problem
@@ -150,7 +149,6 @@ class Engine:
         except RequestError as error:
             self.pins.end(pin, str(error))
             raise
-        pin.group.pin = pin
         return pin
 
     def release(self, pin: Pin) -> None:
@@ -197,13 +195,6 @@ class Engine:
         eos = frozenset() if sampling.ignore_eos else self.capacity.eos_token_ids
         group.stop_token_ids = eos.union(sampling.stop_token_ids)
         group.stop_check = stop_check
-        if sampling.beam_width is not None:
-            group.search = BeamSearch(
-                sampling,
-                prompt_length=len(request.prompt),
-                max_length=group.max_length,
-                stop_token_ids=group.stop_token_ids,
-            )
         return group
 
     def _max_length(self, request: Request) -> int:
@@ -223,6 +214,7 @@ class Engine:
     def _enter(self, group: SequenceGroup) -> None:
         self._groups[group.id] = group
         self._sequences[group.live[0].id] = group.live[0]
+        self._beams.start(group)
         self.scheduler.add(group)
         self._observers.on_request(group, "added")
 
@@ -400,18 +392,21 @@ class Engine:
                     group.first_token_at = self.clock()
                 continue
             ended = True
-            if group.search is not None and group.search.best():
-                self._conclude(group)
+            found = self._beams.found(group)
+            if found:
+                self._conclude(group, found)
             else:
                 self._finish_group(group, FinishReason.ERROR, "every continuation is ruled out")
         return ended
 
-    def _conclude(self, group: SequenceGroup, error: str | None = None) -> None:
+    def _conclude(
+        self, group: SequenceGroup, found: list[SequenceState], error: str | None = None
+    ) -> None:
         """End a search: what it found takes the place of its beams."""
         for beam in list(group.live):
             self._finish(beam, FinishReason.LENGTH)
-        group.sequences = self._beams.found(group)
-        for sequence in group.sequences:
+        group.sequences = found
+        for sequence in found:
             sequence.error = error
             last = sequence.tokens[-1]
             stopped = sequence.finish_reason is FinishReason.STOP
@@ -448,8 +443,7 @@ class Engine:
         self, sequence: SequenceState, reason: FinishReason, error: str | None = None
     ) -> None:
         sequence.finish_reason, sequence.error = reason, error
-        if sequence.group.pin is not None:
-            self.pins.settle(sequence.group.pin, sequence)
+        self.pins.settle(sequence)
         self.kv_cache.release(sequence)
         sequence.group.live.remove(sequence)
         del self._sequences[sequence.id]
@@ -457,13 +451,14 @@ class Engine:
     def _finish_group(
         self, group: SequenceGroup, reason: FinishReason, error: str | None = None
     ) -> None:
-        if group.search is not None and reason is FinishReason.LENGTH:
-            group.search.cut(group.live)
-            self._conclude(group, error)
+        searches = group.request.sampling.beam_width is not None
+        if searches and reason is FinishReason.LENGTH:
+            self._beams.cut(group)
+            self._conclude(group, self._beams.found(group), error)
             return
         for sequence in list(group.live):
             self._finish(sequence, reason, error)
-        if group.search is not None:
+        if searches:
             del group.sequences[group.request.sampling.n :]
 
     def _remove(self, group: SequenceGroup) -> None:
@@ -476,6 +471,7 @@ class Engine:
         if group.request.sampling.best_of is not None:
             keep_best(group)
         group.finished_at = self.clock()
+        self._beams.end(group)
         del self._groups[group.id]
         if self._service is not None:
             self._service.left(group)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
-from paged_core.block_key import BlockKey, extend_keys
-from paged_core.cache_changes import CacheChanges, Merge
+from paged_core.cache_changes import CacheChanges
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
-from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache, SupportsReservation
+from paged_core.interfaces.allocator import BlockAllocator, SupportsReservation
+from paged_core.prefix_publishing import PrefixPublishing
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 
 
@@ -53,14 +52,12 @@ class KVCache:
         self.watermark_blocks = int(watermark * num_blocks)
         """Blocks that admission leaves free."""
         self._allocator = allocator
-        self._prefixes = allocator if isinstance(allocator, SupportsPrefixCache) else None
+        self._publishing = PrefixPublishing(allocator, block_size)
         self._reservations = allocator if isinstance(allocator, SupportsReservation) else None
         self.notes_steps = notes_steps
         """Whether the allocator is told the last step of a sequence that gives its blocks back."""
         self._free_host = [BlockId(block) for block in reversed(range(num_host_blocks))]
         self._changes = CacheChanges()
-        self._unsettled: set[BlockId] = set()
-        self._promised: set[BlockKey] = set()
 
     # ------------------------------------------------------------------ what there is
 
@@ -81,8 +78,8 @@ class KVCache:
 
     @property
     def caches_prefixes(self) -> bool:
-        """Whether the allocator finds blocks by what they hold."""
-        return self._prefixes is not None
+        """Whether the allocator finds blocks by their content."""
+        return self._publishing.caches_prefixes
 
     @property
     def reserves_runs(self) -> bool:
@@ -114,7 +111,7 @@ class KVCache:
         """
         if self._reservations is None:
             return True
-        count = self.blocks_to_start(len(sequence.tokens), sequence.group.max_length)
+        count = self.blocks_to_start(sequence.num_tokens, sequence.group.max_length)
         return self._reservations.can_reserve(count)
 
     # ------------------------------------------------------------------ growing
@@ -129,19 +126,12 @@ class KVCache:
         not settled counts on the chunk that fills them: after that, no group that this step
         computes may be preempted.
         """
-        prefixes = self._prefixes
-        count = num_tokens // self.block_size
-        if prefixes is None or count == 0 or not self._finds_prefixes(sequence.group):
+        if not _may_share(sequence.group):
             return _NO_HIT
-        keys = self._keys(sequence, count)
-        blocks = prefixes.look_up(keys if len(keys) == count else keys[:count])
+        blocks = self._publishing.look_up(sequence, num_tokens // self.block_size)
         if not blocks:
             return _NO_HIT
-        if len(sequence.group.live) > 1:
-            blocks = self._prefer_siblings(sequence, blocks)
-        unsettled, num_settled = self._unsettled, len(blocks)
-        if unsettled:
-            num_settled = next((i for i, b in enumerate(blocks) if b in unsettled), len(blocks))
+        num_settled = self._publishing.num_settled(blocks)
         if settled:
             blocks = blocks[:num_settled]
         ref_count = self._allocator.ref_count
@@ -174,7 +164,7 @@ class KVCache:
             )
         table = sequence.table
         if self._reservations is not None:
-            run = self.blocks_to_start(len(sequence.tokens), sequence.group.max_length)
+            run = self.blocks_to_start(sequence.num_tokens, sequence.group.max_length)
             table.blocks = self._reservations.reserve(run)
         else:
             self._allocator.share(shared)
@@ -183,8 +173,7 @@ class KVCache:
         sequence.num_scheduled = sequence.num_computed = num_skipped
         sequence.capacity = len(table.blocks) * self.block_size
         self._changes.added[sequence.id] = sequence
-        if self._prefixes is not None:
-            self._publish(sequence, end // self.block_size)
+        self._publish(sequence, end // self.block_size)
 
     def reserve(self, sequence: SequenceState, num_tokens: int) -> None:
         """Make room for the next ``num_tokens`` tokens of a sequence that holds blocks.
@@ -212,10 +201,10 @@ class KVCache:
             if copied >= 0:
                 self._copy_on_write(sequence, copied, fresh.pop())
             for block in fresh:
-                self._edit(sequence, len(blocks), block)
+                self._changes.edit(sequence, len(blocks), block)
                 blocks.append(block)
         sequence.capacity = len(blocks) * size
-        if self._prefixes is not None and end // size > table.num_published:
+        if end // size > table.num_published:
             self._publish(sequence, end // size)
 
     def blocks_to_grow(self, group: SequenceGroup, num_tokens: int = 1) -> int:
@@ -241,17 +230,10 @@ class KVCache:
 
         Where prefixes are cached, a sequence shares what those before it have in common with it.
         """
-        size, live = self.block_size, group.live
-        lengths = [len(sequence.tokens) for sequence in live]
-        needed = sum(self.blocks_for(length) for length in lengths)
-        if len(live) == 1 or not self._finds_prefixes(group):
-            return needed
-        known: set[BlockKey] = set()
-        for sequence, length in zip(live, lengths, strict=True):
-            keys = self._keys(sequence, length // size)
-            shared = takewhile(known.__contains__, keys[: (length - 1) // size])
-            needed -= sum(1 for _ in shared)
-            known.update(keys[: length // size])
+        live = group.live
+        needed = sum(self.blocks_for(sequence.num_tokens) for sequence in live)
+        if len(live) > 1 and _may_share(group):
+            needed -= self._publishing.num_in_common(live)
         return needed
 
     def fork(self, parent: SequenceState, child: SequenceState) -> None:
@@ -278,7 +260,7 @@ class KVCache:
 
     def step_back(self, sequence: SequenceState) -> None:
         """Have the last token of a sequence, which is computed, computed once more."""
-        sequence.num_computed = sequence.num_scheduled = len(sequence.tokens) - 1
+        sequence.num_computed = sequence.num_scheduled = sequence.num_tokens - 1
         self.introduce_again(sequence)
 
     # ------------------------------------------------------------------ giving back
@@ -288,9 +270,8 @@ class KVCache:
 
         What a step still being planned had published for it is retracted: it will not be computed.
         """
-        table, changes = sequence.table, self._changes
-        self._undo_merges([merge for merge in changes.merges if merge.sequence is sequence])
-        self._withdraw(changes.published.pop(sequence.id, ()))
+        table = sequence.table
+        self._withdraw([sequence])
         if table.host_blocks:
             others = [other for other in sequence.group.live if other is not sequence]
             kept = {block for other in others for block in other.table.host_blocks}
@@ -332,14 +313,12 @@ class KVCache:
             block in changes.swap_in for sequence in group.live for block in sequence.table.blocks
         ):
             raise OutOfBlocks("its blocks are on their way back from the host")
-        merges = [merge for merge in changes.merges if merge.sequence.group is group]
-        needed = self.distinct_blocks(group) + len(merges)
+        needed = self.distinct_blocks(group) + self._publishing.num_merged(group.live)
         if needed > len(self._free_host):
             raise OutOfBlocks(f"{needed} host blocks are needed and {len(self._free_host)} free")
-        self._undo_merges(merges)
+        self._withdraw(group.live)
         moved: dict[BlockId, BlockId] = {}
         for sequence in group.live:
-            self._withdraw(changes.published.pop(sequence.id, ()))
             table = sequence.table
             for block in table.blocks:
                 if block not in moved:
@@ -350,7 +329,6 @@ class KVCache:
             self._free(sequence.table.blocks)
             sequence.table.blocks = []
             sequence.table.num_published = 0
-            sequence.num_scheduled = sequence.num_computed
             sequence.capacity = 0
 
     def swap_in(self, group: SequenceGroup) -> None:
@@ -385,18 +363,15 @@ class KVCache:
         self._drop_host_blocks(found)
         for source, target in fresh.items():
             self._changes.swap_in[target] = source
-        if self._prefixes is not None:
-            for sequence in group.live:
-                self._publish(sequence, sequence.num_computed // self.block_size, settled=True)
+        for sequence in group.live:
+            self._publish(sequence, sequence.num_scheduled // self.block_size)
 
     def _still_cached(self, group: SequenceGroup) -> dict[BlockId, BlockId]:
         """Leading host blocks of a group, to device blocks that hold the same."""
         found: dict[BlockId, BlockId] = {}
-        if self._prefixes is not None:
-            for sequence in group.live:
-                count = sequence.num_computed // self.block_size
-                hits = self._prefixes.look_up(self._keys(sequence, count)[:count])
-                found.update(zip(sequence.table.host_blocks, hits, strict=False))
+        for sequence in group.live:
+            hits = self._publishing.look_up(sequence, sequence.num_scheduled // self.block_size)
+            found.update(zip(sequence.table.host_blocks, hits, strict=False))
         return found
 
     def _drop_host_blocks(self, blocks: Collection[BlockId]) -> None:
@@ -410,10 +385,8 @@ class KVCache:
     def take_changes(self) -> CacheChanges:
         """Hand over what changed since the last call; the step that they belong to is planned."""
         changes, self._changes = self._changes, CacheChanges()
+        changes.published = self._publishing.settle()
         self._free_host.extend(changes.swap_in.values())
-        self._allocator.free([merge.own for merge in changes.merges])
-        self._unsettled.clear()
-        self._promised.clear()
         return changes
 
     @property
@@ -427,126 +400,55 @@ class KVCache:
 
         Who was to be forgotten will be named again; the sequences concerned must be released.
         """
-        for blocks in changes.published.values():
-            self._retract(blocks)
+        self._publishing.retract(changes.published)
         self._changes.removed.extend(changes.removed)
 
     # ------------------------------------------------------------------ inside
 
-    def _finds_prefixes(self, group: SequenceGroup) -> bool:
-        """Whether cached blocks may be used: what is not computed has no logits to report."""
-        return self._prefixes is not None and group.request.sampling.prompt_logprobs is None
-
-    def _keys(self, sequence: SequenceState, count: int) -> list[BlockKey]:
-        keys = sequence.table.keys
-        if len(keys) < count:
-            extra = sequence.group.request.key_extra
-            extend_keys(keys, sequence.tokens, self.block_size, extra, count)
-        return keys
-
-    def _prefer_siblings(self, sequence: SequenceState, found: Sequence[BlockId]) -> list[BlockId]:
-        """Replace found blocks by equal ones that the group holds, which take none of the free."""
-        found, keys = list(found), sequence.table.keys
-        for sibling in sequence.group.live:
-            table = sibling.table
-            for index in range(min(table.num_published, len(found))):
-                if table.keys[index] != keys[index]:
-                    break
-                found[index] = table.blocks[index]
-        return found
-
-    def _publish(self, sequence: SequenceState, count: int, *, settled: bool = False) -> None:
-        """Make the first ``count`` blocks findable, as far as they are not yet."""
-        assert self._prefixes is not None
+    def _publish(self, sequence: SequenceState, count: int) -> None:
+        """Publish the first ``count`` blocks, as far as their tokens are known."""
         table = sequence.table
-        if count <= table.num_published:
-            return
-        self._keys(sequence, count)
-        for index in range(table.num_published, count):
-            self._publish_block(sequence, index, settled=settled)
-        table.num_published = count
+        known = len(self._publishing.keys(sequence, count))
+        for index in range(table.num_published, known):
+            self._publish_block(sequence, index)
+            table.num_published = index + 1
 
-    def _publish_block(self, sequence: SequenceState, index: int, *, settled: bool = False) -> None:
-        """Make one block findable; it may give way to an equal one that was there before.
+    def _publish_block(self, sequence: SequenceState, index: int) -> None:
+        """Publish one block; an equal one may take its place in the table."""
+        own = sequence.table.blocks[index]
+        is_copied = own in self._changes.copies.values()
+        held = self._publishing.publish(sequence, index, is_copied=is_copied)
+        if held != own:
+            self._replace(sequence, index, held)
+            self._drop_pending_writes([own])
 
-        If that one is only being filled in this step, or ours is still to be copied from, ours is
-        kept until the step is planned.
-        """
-        assert self._prefixes is not None
-        table, changes = sequence.table, self._changes
-        block, key = table.blocks[index], table.keys[index]
-        keep = key in self._promised or block in changes.copies.values()
-        if keep:
-            self._allocator.share([block])
-        held = self._prefixes.publish(block, key)
-        if held == block:
-            changes.published[sequence.id].append(block)
-            if not settled:
-                self._unsettled.add(block)
-                self._promised.add(key)
-            if keep:
-                self._allocator.free([block])
-            return
-        table.blocks[index] = held
-        self._edit(sequence, index, held)
-        if keep:
-            changes.merges.append(Merge(sequence, index, block))
-        else:
-            self._drop_pending_writes([block])
-
-    def _undo_merges(self, merges: Sequence[Merge]) -> None:
-        """Give sequences back the blocks that gave way in this step."""
+    def _withdraw(self, sequences: Collection[SequenceState]) -> None:
+        """Retract what this step was to fill for sequences; others that merged get theirs back."""
+        merges = self._publishing.withdraw(sequences)
         for merge in merges:
-            self._changes.merges.remove(merge)
-            table = merge.sequence.table
-            held, table.blocks[merge.index] = table.blocks[merge.index], merge.own
+            held = merge.sequence.table.blocks[merge.index]
+            self._replace(merge.sequence, merge.index, merge.own)
             self._free([held])
-            self._edit(merge.sequence, merge.index, merge.own)
-
-    def _withdraw(self, blocks: Sequence[BlockId]) -> None:
-        """Unpublish blocks that will not be filled after all; who relied on them gets its own."""
-        if not blocks:
-            return
-        self._retract(blocks)
-        merges = [m for m in self._changes.merges if m.sequence.table.blocks[m.index] in blocks]
-        self._undo_merges(merges)
         for merge in merges:
-            self._publish_block(merge.sequence, merge.index)
-
-    def _retract(self, blocks: Sequence[BlockId]) -> None:
-        if blocks and self._prefixes is not None:
-            self._prefixes.retract(blocks)
-            self._unsettled.difference_update(blocks)
+            if merge.sequence not in sequences:
+                self._publish_block(merge.sequence, merge.index)
 
     def _copy_on_write(self, sequence: SequenceState, index: int, target: BlockId) -> None:
-        table, changes = sequence.table, self._changes
-        source = table.blocks[index]
+        source, changes = sequence.table.blocks[index], self._changes
         changes.copies[target] = changes.copies.get(source, source)
-        table.blocks[index] = target
+        self._replace(sequence, index, target)
         self._allocator.free([source])
-        self._edit(sequence, index, target)
 
-    def _edit(self, sequence: SequenceState, index: int, block: BlockId) -> None:
-        """Tell the executor of one table entry, unless it will be sent the whole table."""
-        changes = self._changes
-        if sequence.id not in changes.added:
-            changes.edit_ids.append(sequence.id)
-            changes.edit_indices.append(index)
-            changes.edit_blocks.append(block)
+    def _replace(self, sequence: SequenceState, index: int, block: BlockId) -> None:
+        """Enter another block in a table; who references which is up to the caller."""
+        sequence.table.blocks[index] = block
+        self._changes.edit(sequence, index, block)
 
     def _forget(self, sequence: SequenceState) -> None:
         """A sequence is about to give its blocks back: the executor need not know it any more."""
-        changes = self._changes
         if self.notes_steps:
             self._allocator.note_step(sequence.table.blocks, sequence.last_step)
-        if changes.added.pop(sequence.id, None) is not None:
-            return
-        changes.removed.append(sequence.id)
-        if sequence.id in changes.edit_ids:
-            kept = [i for i, known in enumerate(changes.edit_ids) if known != sequence.id]
-            changes.edit_ids = [changes.edit_ids[i] for i in kept]
-            changes.edit_indices = [changes.edit_indices[i] for i in kept]
-            changes.edit_blocks = [changes.edit_blocks[i] for i in kept]
+        self._changes.remove(sequence)
 
     def _free(self, blocks: Sequence[BlockId]) -> None:
         self._allocator.free(reversed(blocks))
@@ -568,6 +470,11 @@ class KVCache:
         target = self._free_host.pop()
         changes.swap_out.append((changes.copies.get(block, block), target))
         return target
+
+
+def _may_share(group: SequenceGroup) -> bool:
+    """Whether cached blocks may be used: what is not computed has no logits to report."""
+    return group.request.sampling.prompt_logprobs is None
 
 
 _NO_HIT = PrefixHit()

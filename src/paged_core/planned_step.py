@@ -1,4 +1,4 @@
-"""A planned step, in the words of those who are told of it: the executor and the observers."""
+"""A planned step, as the executor and the observers are told of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from paged_core.cache_changes import CacheChanges
 from paged_core.interfaces.observer import StepRecord
 from paged_core.interfaces.scheduler import Queues, Schedule
+from paged_core.requests.beam_search import num_candidates
 from paged_core.sequence import SequenceGroup, SequenceState
 from paged_core.step import NewSequence, StepInput
 
@@ -32,9 +33,10 @@ def step_input(number: int, plan: Schedule, changes: CacheChanges) -> StepInput:
 
 
 def _introduce(sequence: SequenceState) -> NewSequence:
-    """What an executor must know of a sequence that it has not seen."""
+    """What an executor must know of a sequence that is new to it."""
     group = sequence.group
-    sampling, search = group.request.sampling, group.search
+    sampling = group.request.sampling
+    searches = sampling.beam_width is not None
     return NewSequence(
         id=sequence.id,
         request_id=group.id,
@@ -44,8 +46,8 @@ def _introduce(sequence: SequenceState) -> NewSequence:
         blocks=list(sequence.table.blocks),
         sampling=sampling,
         index=sequence.index,
-        fan_out=1 if group.forked or search else sampling.width,
-        num_candidates=max(search.num_candidates, sampling.logprobs or 0) if search else 0,
+        fan_out=1 if group.forked or searches else sampling.width,
+        num_candidates=max(num_candidates(group), sampling.logprobs or 0) if searches else 0,
     )
 
 
@@ -59,7 +61,7 @@ def step_record(
     free_blocks: int,
     seconds: dict[str, float],
 ) -> StepRecord:
-    """What observers hear of it once it is over."""
+    """What observers are told of it once it is over."""
     scheduled: dict[str, int] = {}
     for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
         name = sequence.group.id

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from paged_core.block_key import BlockKey
 from paged_core.ids import BlockId, SeqId
 from paged_core.request import FinishReason, Request
 
-if TYPE_CHECKING:
-    from paged_core.requests.beam_search import BeamSearch
-    from paged_core.requests.pins import Pin
 __all__ = [
     "BlockId",
     "BlockTable",
@@ -70,6 +66,7 @@ class SequenceState:
         "logprobs",
         "num_computed",
         "num_scheduled",
+        "num_unknown",
         "score",
         "stop_reason",
         "table",
@@ -82,7 +79,9 @@ class SequenceState:
         self.index = index
         """Its place among the sequences of its request."""
         self.tokens = tokens
-        """Prompt and generated tokens."""
+        """Prompt and generated tokens, as far as they are known."""
+        self.num_unknown = 0
+        """Tokens that a step under way is drawing: counted, not known."""
         self.num_computed = 0
         """Leading tokens whose keys and values are in the cache."""
         self.num_scheduled = 0
@@ -104,8 +103,8 @@ class SequenceState:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt and generated ones."""
-        return len(self.tokens)
+        """Tokens of the prompt and generated ones, known or not."""
+        return len(self.tokens) + self.num_unknown
 
     @property
     def num_pending(self) -> int:
@@ -135,10 +134,8 @@ class SequenceGroup:
         "num_cached",
         "num_preemptions",
         "number",
-        "pin",
         "prompt_logprobs",
         "request",
-        "search",
         "sequences",
         "status",
         "stop_check",
@@ -175,10 +172,6 @@ class SequenceGroup:
         self.stop_token_ids: frozenset[int] = frozenset()
         """Tokens that end a sequence, the model's own included unless they are to be ignored."""
         self.stop_check: StopCheck | None = None
-        self.search: BeamSearch | None = None
-        """Chooses among its sequences, if it searches with beams."""
-        self.pin: Pin | None = None
-        """What its blocks are computed for, if not for an answer."""
 
     @property
     def arrival(self) -> float:

@@ -97,15 +97,14 @@ class Pins:
         kv.num_pinned += num_blocks
         return pin
 
-    def settle(self, pin: Pin, sequence: SequenceState) -> None:
-        """The request that computes ``pin`` is about to give its blocks back: hold them, or end."""
+    def settle(self, sequence: SequenceState) -> None:
+        """A sequence is about to release its blocks: if it computed a pin, hold them, or end it."""
+        pin = self._pins.get(sequence.group.id)
+        if pin is None or pin.state is not PinState.COMPUTING:
+            return
         reason = sequence.finish_reason
         done = sequence.num_computed >= pin.num_blocks * self._kv.block_size
-        if (
-            pin.state is PinState.COMPUTING
-            and done
-            and reason in (FinishReason.STOP, FinishReason.LENGTH)
-        ):
+        if done and reason in (FinishReason.STOP, FinishReason.LENGTH):
             pin.blocks = self._kv.hold(sequence, pin.num_blocks)
             pin.state = PinState.HELD
         else:
