@@ -86,7 +86,7 @@ class BeamSearch:
             if reason is None and len(running) < self._width:
                 running.append(self._reported(branch))
             elif reason is not None and rank < self._width:
-                self._end(self._reported(branch), reason)
+                self._end_branch(self._reported(branch), reason)
         self._keep_best()
         self.candidates.clear()
         if running and self._is_over(running[0].cumulative_logprob, length - self._prompt_length):
@@ -95,19 +95,10 @@ class BeamSearch:
 
     def cut(self, live: Sequence[SequenceState]) -> None:
         """End every beam as it is, unless it has generated nothing."""
-        for sequence in live:
-            generated = len(sequence.tokens) - self._prompt_length
-            if generated:
-                total = sequence.cumulative_logprob or 0.0
-                self._ended.append(
-                    Hypothesis(
-                        list(sequence.tokens),
-                        total,
-                        self._score(total, generated),
-                        FinishReason.LENGTH,
-                        sequence.logprobs,
-                    )
-                )
+        for beam in live:
+            if len(beam.tokens) > self._prompt_length:
+                total = beam.cumulative_logprob or 0.0
+                self._end(list(beam.tokens), total, FinishReason.LENGTH, beam.logprobs)
         self._keep_best()
 
     def best(self) -> list[Hypothesis]:
@@ -128,13 +119,21 @@ class BeamSearch:
         entry = {branch.token: best[branch.token], **dict(list(best.items())[:count])}
         return Branch(branch.parent, branch.token, branch.cumulative_logprob, entry)
 
-    def _end(self, branch: Branch, reason: FinishReason) -> None:
-        tokens = [*branch.parent.tokens, branch.token]
-        total = branch.cumulative_logprob
-        score = self._score(total, len(tokens) - self._prompt_length)
+    def _end_branch(self, branch: Branch, reason: FinishReason) -> None:
         logprobs = None
         if branch.logprobs is not None:
             logprobs = [*(branch.parent.logprobs or ()), branch.logprobs]
+        tokens = [*branch.parent.tokens, branch.token]
+        self._end(tokens, branch.cumulative_logprob, reason, logprobs)
+
+    def _end(
+        self,
+        tokens: list[int],
+        total: float,
+        reason: FinishReason,
+        logprobs: list[dict[int, float]] | None,
+    ) -> None:
+        score = self._score(total, len(tokens) - self._prompt_length)
         self._ended.append(Hypothesis(tokens, total, score, reason, logprobs))
 
     def _keep_best(self) -> None:
