@@ -315,7 +315,6 @@ class Engine:
         except RequestError as error:
             self.pins.end(pin, str(error))
             raise
-        pin.group.pin = pin
         return pin
 
     def release(self, pin: Pin) -> None:

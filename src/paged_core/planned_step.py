@@ -7,6 +7,7 @@ from typing import Any
 
 from paged_core.cache_changes import CacheChanges
 from paged_core.interfaces.scheduler import Schedule
+from paged_core.requests.beam_search import num_candidates
 from paged_core.sequence import SequenceGroup, SequenceState
 from paged_core.step import NewSequence, StepInput
 
@@ -59,9 +60,10 @@ class PlannedStep:
 
 
 def _new_sequence(sequence: SequenceState) -> NewSequence:
-    """What an executor must know of a sequence that it has not seen."""
+    """What an executor must know of a sequence that is new to it."""
     group = sequence.group
-    sampling, search = group.request.sampling, group.search
+    sampling = group.request.sampling
+    searches = sampling.beam_width is not None
     return NewSequence(
         id=sequence.id,
         request_id=group.id,
@@ -71,6 +73,6 @@ def _new_sequence(sequence: SequenceState) -> NewSequence:
         blocks=list(sequence.table.blocks),
         sampling=sampling,
         index=sequence.index,
-        fan_out=1 if group.forked or search else sampling.width,
-        num_candidates=max(search.num_candidates, sampling.logprobs or 0) if search else 0,
+        fan_out=1 if group.forked or searches else sampling.width,
+        num_candidates=max(num_candidates(group), sampling.logprobs or 0) if searches else 0,
     )

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,14 @@ def code_lines(path: Path) -> int:
 
 def core_files() -> Iterator[Path]:
     return (path for path in CORE.rglob("*.py") if "testing" not in path.parts)
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """Yield the modules that a file imports, and with them whatever else it imports by name."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def repository_files() -> list[Path]:
@@ -62,6 +71,16 @@ def test_the_layers_hold() -> None:
         env={**os.environ, "PYTHONUTF8": "1"},
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_no_modules_of_the_core_import_each_other() -> None:
+    """Imports for type checking only are included: import-linter leaves those out."""
+    names = {".".join(path.relative_to(CORE.parent).with_suffix("").parts) for path in core_files()}
+    imports = {
+        name: set(imported_names(CORE.parent / f"{name.replace('.', '/')}.py")) & names
+        for name in names
+    }
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the cycle
 
 
 @pytest.mark.parametrize("path", INTERFACES, ids=lambda path: path.stem)

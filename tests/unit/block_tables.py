@@ -93,6 +93,14 @@ def fork(cache: KVCache, group: SequenceGroup, n: int) -> list[SequenceState]:
     return group.live
 
 
+def plan_unknown(cache: KVCache, sequence: SequenceState, num_tokens: int) -> None:
+    """Plan a step over tokens the last of which a step under way is still drawing."""
+    sequence.num_unknown = 1
+    cache.reserve(sequence, num_tokens)
+    cache.take_changes()
+    sequence.num_scheduled += num_tokens
+
+
 def grow(cache: KVCache, sequence: SequenceState, num_tokens: int = 1) -> None:
     """Plan the pending tokens of a sequence, with so many more appended first."""
     sequence.tokens.extend(2000 + i for i in range(num_tokens - sequence.num_pending))

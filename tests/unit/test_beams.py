@@ -149,6 +149,14 @@ class TestSearch:
         assert 1 <= len(group.sequences) <= 2
         assert {each.finish_reason for each in group.sequences} == {FinishReason.ABORT}
 
+    def test_a_finished_search_is_forgotten(self) -> None:
+        engine = build_memory_engine()
+        run(engine, request(beam_width=2))
+        assert not engine._beams._searches
+        group = searching(engine, beam_width=2)
+        engine.abort(group.id)
+        assert not engine._beams._searches
+
     @pytest.mark.parametrize("preemption", ["recompute", "swap"])
     @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
     def test_preempted_searches_find_the_same(self, scheduler: str, preemption: str) -> None:

@@ -87,6 +87,14 @@ class TestHolding:
         engine.release(second)
         check_nothing_leaked(engine)
 
+    def test_a_request_of_its_id_that_comes_later_changes_nothing(self) -> None:
+        engine = build_memory_engine()
+        pin = pinned(engine)
+        run(engine, request(pin.id, (1, 2)))
+        assert pin.state is PinState.HELD
+        engine.release(pin)
+        check_nothing_leaked(engine)
+
 
 class TestEnding:
     def test_a_step_releases_it_when_its_time_is_up(self) -> None:

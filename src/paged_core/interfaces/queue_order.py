@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from paged_core.kv_cache import KVCache
 from paged_core.sequence import SequenceGroup
+
+if TYPE_CHECKING:
+    from paged_core.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

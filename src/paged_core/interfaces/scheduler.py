@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from paged_core.interfaces.preemption import Preemption
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.interfaces.victim import Victim
-from paged_core.kv_cache import KVCache
 from paged_core.sequence import SequenceGroup, SequenceState
+
+if TYPE_CHECKING:
+    from paged_core.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

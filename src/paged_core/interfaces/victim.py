@@ -5,9 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from paged_core.kv_cache import KVCache
 from paged_core.sequence import SequenceGroup
+
+if TYPE_CHECKING:
+    from paged_core.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Beam search over the sequences of one request: which continuations live on, which have ended."""
+"""Beam search over the sequences of one request: which continuations go on, which have ended."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from paged_core.ids import SeqId
 from paged_core.request import FinishReason
-from paged_core.sampling_params import SamplingParams
-from paged_core.sequence import SequenceState
+from paged_core.sequence import SequenceGroup, SequenceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,11 @@ class Hypothesis:
     logprobs: list[dict[int, float]] | None
 
 
+def num_candidates(group: SequenceGroup) -> int:
+    """Continuations of a search to look at: so many that ``beam_width`` of them do not end."""
+    return max(2, 1 + len(group.stop_token_ids)) * group.request.sampling.width
+
+
 class BeamSearch:
     """Keeps the ``beam_width`` best running sequences, and as many of the best that have ended.
 
@@ -51,31 +55,18 @@ class BeamSearch:
 
     or when nothing is left that may go on. One beam is greedy search, and ends when it ends. Equals
     rank by their beam, then by their token id.
-
-    Args:
-        prompt_length: tokens.
-        max_length: a sequence of this many tokens has ended.
-        stop_token_ids: tokens that end a sequence.
     """
 
-    def __init__(
-        self,
-        sampling: SamplingParams,
-        *,
-        prompt_length: int,
-        max_length: int,
-        stop_token_ids: frozenset[int],
-    ) -> None:
-        self._sampling = sampling
-        self._width = sampling.width
-        self._prompt_length = prompt_length
-        self._max_length = max_length
-        self._stop_token_ids = stop_token_ids
+    def __init__(self, group: SequenceGroup) -> None:
+        self._sampling = group.request.sampling
+        self._width = self._sampling.width
+        self._prompt_length = len(group.request.prompt)
+        self._max_length = group.max_length
+        self._stop_token_ids = group.stop_token_ids
+        self._num_candidates = num_candidates(group)
         self._ended: list[Hypothesis] = []
         self.candidates: dict[SeqId, Mapping[int, float]] = {}
         """By beam: the log-probabilities of its best next tokens, best first."""
-        self.num_candidates = max(2, 1 + len(stop_token_ids)) * self._width
-        """Continuations to look at: so many that ``beam_width`` of them do not end."""
 
     def advance(self, live: Sequence[SequenceState]) -> list[Branch]:
         """Choose among the candidates of all beams; return the beams to go on with, best first.
@@ -90,12 +81,12 @@ class BeamSearch:
         branches.sort(key=lambda branch: -branch.cumulative_logprob)
         length = len(live[0].tokens) + 1
         running: list[Branch] = []
-        for rank, branch in enumerate(branches[: self.num_candidates]):
+        for rank, branch in enumerate(branches[: self._num_candidates]):
             reason = self._ends(branch.token, length)
             if reason is None and len(running) < self._width:
                 running.append(self._reported(branch))
             elif reason is not None and rank < self._width:
-                self._end(self._reported(branch), reason)
+                self._end_branch(self._reported(branch), reason)
         self._keep_best()
         self.candidates.clear()
         if running and self._is_over(running[0].cumulative_logprob, length - self._prompt_length):
@@ -103,20 +94,11 @@ class BeamSearch:
         return running
 
     def cut(self, live: Sequence[SequenceState]) -> None:
-        """Let every beam end where it stands."""
-        for sequence in live:
-            generated = len(sequence.tokens) - self._prompt_length
-            if generated:
-                total = sequence.cumulative_logprob or 0.0
-                self._ended.append(
-                    Hypothesis(
-                        list(sequence.tokens),
-                        total,
-                        self._score(total, generated),
-                        FinishReason.LENGTH,
-                        sequence.logprobs,
-                    )
-                )
+        """End every beam as it is, unless it has generated nothing."""
+        for beam in live:
+            if len(beam.tokens) > self._prompt_length:
+                total = beam.cumulative_logprob or 0.0
+                self._end(list(beam.tokens), total, FinishReason.LENGTH, beam.logprobs)
         self._keep_best()
 
     def best(self) -> list[Hypothesis]:
@@ -137,13 +119,21 @@ class BeamSearch:
         entry = {branch.token: best[branch.token], **dict(list(best.items())[:count])}
         return Branch(branch.parent, branch.token, branch.cumulative_logprob, entry)
 
-    def _end(self, branch: Branch, reason: FinishReason) -> None:
-        tokens = [*branch.parent.tokens, branch.token]
-        total = branch.cumulative_logprob
-        score = self._score(total, len(tokens) - self._prompt_length)
+    def _end_branch(self, branch: Branch, reason: FinishReason) -> None:
         logprobs = None
         if branch.logprobs is not None:
             logprobs = [*(branch.parent.logprobs or ()), branch.logprobs]
+        tokens = [*branch.parent.tokens, branch.token]
+        self._end(tokens, branch.cumulative_logprob, reason, logprobs)
+
+    def _end(
+        self,
+        tokens: list[int],
+        total: float,
+        reason: FinishReason,
+        logprobs: list[dict[int, float]] | None,
+    ) -> None:
+        score = self._score(total, len(tokens) - self._prompt_length)
         self._ended.append(Hypothesis(tokens, total, score, reason, logprobs))
 
     def _keep_best(self) -> None:

@@ -1,4 +1,4 @@
-"""The sequences of a search: forked and given back as the search says."""
+"""The sequences of beam searches: forked and released as each search chooses."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from paged_core.ids import SeqId
 from paged_core.kv_cache import KVCache
-from paged_core.requests.beam_search import Branch
-from paged_core.sequence import SequenceGroup, SequenceState
+from paged_core.requests.beam_search import BeamSearch, Branch
+from paged_core.sequence import SequenceGroup, SequenceState, Status
 
 
 class Beams:
-    """Turns the choices of a :class:`~paged_core.requests.beam_search.BeamSearch` into sequences.
+    """Keeps the searches of an engine, and turns their choices into sequences.
 
-    Beams share all blocks of what they have in common. A parent's best child goes on in its place,
+    Beams share all blocks of what they have in common. A parent's best child takes its place,
     others are forked from it, and the first to write into a shared last block gets a copy of it.
 
     Args:
-        sequences: those that run, by id; kept up to date.
+        sequences: the live ones of the engine, by id; kept up to date.
         ids: the next free ids.
     """
 
@@ -27,21 +27,35 @@ class Beams:
         self._kv = kv_cache
         self._sequences = sequences
         self._ids = ids
+        self._searches: dict[str, BeamSearch] = {}
+        """By request id."""
+
+    def start(self, group: SequenceGroup) -> None:
+        """A request was accepted: search for it, if it asks for beams."""
+        if group.request.sampling.beam_width is not None:
+            self._searches[group.id] = BeamSearch(group)
+
+    def end(self, group: SequenceGroup) -> None:
+        """A request has finished: forget its search."""
+        self._searches.pop(group.id, None)
 
     def advance(
         self, group: SequenceGroup, candidates: Mapping[SeqId, Mapping[int, float]]
     ) -> bool:
-        """Take in what the beams of ``group`` may go on with; whether the search goes on.
+        """Take in the best next tokens of the beams of ``group``; return whether it searches on.
 
-        Beams advance together. After a preemption some may be computed before the others are: what
-        they may go on with is kept, and their last token is left to be computed once more, so that
-        a scheduler finds something to compute in every sequence at any time.
+        Beams advance together. After a preemption some may be computed before the others are: their
+        candidates are kept, and their last token is left to be computed once more, so that a
+        scheduler finds something to compute in every sequence at any time.
         """
-        search, live = group.search, group.live
-        assert search is not None
+        search, live = self._searches[group.id], group.live
         known = search.candidates
         known.update((beam.id, candidates[beam.id]) for beam in live if beam.id in candidates)
-        if any(beam.id not in known or beam.num_computed < len(beam.tokens) - 1 for beam in live):
+        is_running = group.status is Status.RUNNING  # if not, all beams are recomputed in any case
+        if any(
+            beam.id not in known or (is_running and beam.num_computed < len(beam.tokens) - 1)
+            for beam in live
+        ):
             for beam in live:
                 if beam.id in candidates:
                     self._kv.step_back(beam)
@@ -51,11 +65,14 @@ class Beams:
             self._branch(group, branches)
         return bool(branches)
 
+    def cut(self, group: SequenceGroup) -> None:
+        """End the search of ``group`` early, with its beams as they are."""
+        self._searches[group.id].cut(group.live)
+
     def found(self, group: SequenceGroup) -> list[SequenceState]:
-        """What a search has found, best first, as sequences that have ended and hold nothing."""
-        assert group.search is not None
+        """What a search has found, best first, as finished sequences without blocks."""
         sequences = []
-        for index, hypothesis in enumerate(group.search.best()):
+        for index, hypothesis in enumerate(self._searches[group.id].best()):
             sequence = SequenceState(SeqId(next(self._ids)), group, index, hypothesis.tokens)
             sequence.cumulative_logprob = hypothesis.cumulative_logprob
             sequence.score = hypothesis.score

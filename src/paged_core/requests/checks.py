@@ -1,4 +1,4 @@
-"""What an engine refuses at once: requests that can never be served, with the reason."""
+"""Requests that an engine refuses because they can never be served, with the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_request(
     max_num_seqs: int | None,
     max_length: int,
 ) -> None:
-    """Compare a request with what there is.
+    """Compare a request with the capacity of an engine.
 
     Args:
         max_num_seqs: sequences that may run at once.
@@ -46,9 +46,9 @@ def check_request(
 
 
 def run_problem(request: Request, kv_cache: KVCache, max_length: int) -> str | None:
-    """Say why a request can never have the run of blocks that the allocator would set aside.
+    """Say why a request can never have the run of blocks that the allocator would reserve for it.
 
-    Schedulers, which count blocks, cannot tell. ``None``: it can, or no runs are set aside.
+    Schedulers, which count blocks, cannot tell. ``None``: it can, or no runs are reserved.
     """
     if not kv_cache.reserves_runs:
         return None
@@ -58,28 +58,23 @@ def run_problem(request: Request, kv_cache: KVCache, max_length: int) -> str | N
     if needed <= kv_cache.num_blocks:
         return None
     return (
-        f"the block allocator sets {needed} adjacent blocks aside for it, and the cache has "
+        f"the block allocator reserves {needed} adjacent blocks for it, and the cache has "
         f"{kv_cache.num_blocks}; lower max_model_len, or raise num_blocks"
     )
 
 
 def _check_token_ids(request: Request, vocab_size: int) -> None:
     name, sampling = f"request {request.id!r}", request.sampling
-    wrong = [token for token in request.prompt if not 0 <= token < vocab_size]
-    if wrong:
-        raise RequestError(
-            f"{name} has token id {wrong[0]}, which is outside the model's vocabulary "
-            f"(0 to {vocab_size - 1})"
-        )
-    for option, tokens in (
-        ("logit_bias", sampling.logit_bias),
-        ("stop_token_ids", sampling.stop_token_ids),
+    for what, tokens in (
+        (f"{name} has", request.prompt),
+        (f"logit_bias of {name} names", sampling.logit_bias),
+        (f"stop_token_ids of {name} names", sampling.stop_token_ids),
     ):
         wrong = [token for token in tokens if not 0 <= token < vocab_size]
         if wrong:
             raise RequestError(
-                f"{option} of {name} names token id {wrong[0]}, which is outside the model's "
-                f"vocabulary (0 to {vocab_size - 1})"
+                f"{what} token id {wrong[0]}, which is outside the model's vocabulary "
+                f"(0 to {vocab_size - 1})"
             )
 
 

@@ -10,7 +10,6 @@ from paged_core.kv_cache import KVCache
 from paged_core.log import get_logger
 from paged_core.planned_step import PlannedStep
 from paged_core.request import FinishReason, Request
-from paged_core.requests.beam_search import BeamSearch
 from paged_core.requests.beams import Beams
 from paged_core.requests.best_of import keep_best
 from paged_core.requests.pins import Pins
@@ -60,19 +59,13 @@ class LiveRequests:
         ends = frozenset() if sampling.ignore_eos else eos_token_ids
         group.stop_token_ids = ends.union(sampling.stop_token_ids)
         group.stop_check = stop_check
-        if sampling.beam_width is not None:
-            group.search = BeamSearch(
-                sampling,
-                prompt_length=len(request.prompt),
-                max_length=max_length,
-                stop_token_ids=group.stop_token_ids,
-            )
         return group
 
     def add(self, group: SequenceGroup) -> None:
         """Keep a group that :meth:`make` returned."""
         self.groups[group.id] = group
         self._sequences[group.live[0].id] = group.live[0]
+        self._beams.start(group)
 
     # ------------------------------------------------------------------ results
 
@@ -86,8 +79,8 @@ class LiveRequests:
             group = sequence.group
             if (
                 not sequence.num_pending
-                and (group.forked or group.request.sampling.width == 1)
-                and group.search is None
+                and group.forked
+                and group.request.sampling.beam_width is None
                 and sequence.num_tokens + 1 < group.max_length
             ):
                 sequence.num_unknown += 1
@@ -100,12 +93,14 @@ class LiveRequests:
         Args:
             outcome: is told which sequences advanced.
         """
-        stale = self._advance(step)
+        for sequence, end in zip(step.plan.sequences, step.ends, strict=True):
+            if sequence.num_scheduled >= end:  # if not, it was preempted since
+                sequence.num_computed = end
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(step, result)
-        ended = self._append(result, outcome, stale, now)
+        ended = self._append(result, outcome, now)
         if result.candidates:
-            ended |= self._advance_beams(result.candidates, stale, now)
+            ended |= self._advance_beams(result.candidates, now)
         for seq_id, message in result.failed.items():
             if seq_id in self._sequences:
                 self.fail(self._sequences[seq_id].group, message)
@@ -115,19 +110,7 @@ class LiveRequests:
         groups = dict.fromkeys(sequence.group for sequence in step.plan.sequences)
         return [group for group in groups if not group.live and group.id in self.groups]
 
-    def _advance(self, step: PlannedStep) -> set[SeqId]:
-        """Note how far sequences are computed; return those released since the step was planned."""
-        stale = set()
-        for sequence, end in zip(step.plan.sequences, step.ends, strict=True):
-            if sequence.num_scheduled >= end:
-                sequence.num_computed = end
-            else:
-                stale.add(sequence.id)
-        return stale
-
-    def _append(
-        self, result: StepResult, outcome: StepOutcome, stale: set[SeqId], now: float
-    ) -> bool:
+    def _append(self, result: StepResult, outcome: StepOutcome, now: float) -> bool:
         """Append what was drawn; whether any sequence ended with it."""
         sequences, ended = self._sequences, False
         advanced, tokens_drawn = outcome.advanced, outcome.tokens
@@ -135,18 +118,14 @@ class LiveRequests:
         for row, token in enumerate(result.token_ids):
             seq_id = result.sequence_ids[row]
             if seq_id in heirs:
-                heir = next(heirs[seq_id], None)
-                if heir is None or heir.finish_reason is not None:
+                sequence = next(heirs[seq_id])
+                if sequence.finish_reason is not None:
                     continue  # its request failed over a token of another sequence
-                sequence = heir
             elif seq_id not in sequences:
                 continue  # its request ended since the step was planned
             else:
                 sequence = sequences[seq_id]
                 if not sequence.group.forked:
-                    if self._must_redraw(sequence, stale):
-                        heirs[seq_id] = iter(())
-                        continue
                     heirs[seq_id] = iter(self._fork(sequence))
                 if sequence.group.first_token_at is None:
                     sequence.group.first_token_at = now
@@ -166,20 +145,6 @@ class LiveRequests:
                 ended = True
         return ended
 
-    def _must_redraw(self, sequence: SequenceState, stale: set[SeqId]) -> bool:
-        """Whether what a sequence drew before it forks is of no use: it was preempted meanwhile.
-
-        Its last token is then computed once more, which draws the same again.
-        """
-        group = sequence.group
-        if group.request.sampling.width == 1 and group.search is None:
-            return False
-        if group.status is Status.SWAPPED:
-            end = len(sequence.tokens) - 1
-            sequence.num_scheduled = sequence.num_computed = min(sequence.num_scheduled, end)
-            return True
-        return sequence.id in stale
-
     def _fork(self, parent: SequenceState) -> list[SequenceState]:
         """Make the other sequences of a request whose prompt has been computed."""
         group = parent.group
@@ -195,23 +160,19 @@ class LiveRequests:
         group.forked = True
         return children
 
-    def _advance_beams(
-        self, candidates: Mapping[SeqId, Mapping[int, float]], stale: set[SeqId], now: float
-    ) -> bool:
+    def _advance_beams(self, candidates: Mapping[SeqId, Mapping[int, float]], now: float) -> bool:
         """Let requests that search choose their next beams; whether any has ended with it."""
         ended = False
         beams = [self._sequences[seq_id] for seq_id in candidates if seq_id in self._sequences]
-        usable = {
-            beam.id: candidates[beam.id] for beam in beams if not self._must_redraw(beam, stale)
-        }
-        for group in dict.fromkeys(beam.group for beam in beams if beam.id in usable):
-            if self._beams.advance(group, usable):
+        for group in dict.fromkeys(beam.group for beam in beams):
+            if self._beams.advance(group, candidates):
                 if group.first_token_at is None:
                     group.first_token_at = now
                 continue
             ended = True
-            if group.search is not None and group.search.best():
-                self._conclude(group)
+            found = self._beams.found(group)
+            if found:
+                self._conclude(group, found)
             else:
                 self.finish(group, FinishReason.ERROR, "every continuation is ruled out")
         return ended
@@ -262,13 +223,14 @@ class LiveRequests:
 
     def finish(self, group: SequenceGroup, reason: FinishReason, error: str | None = None) -> None:
         """End all sequences of a request that still run, and take their blocks."""
-        if group.search is not None and reason is FinishReason.LENGTH:
-            group.search.cut(group.live)
-            self._conclude(group, error)
+        searches = group.request.sampling.beam_width is not None
+        if searches and reason is FinishReason.LENGTH:
+            self._beams.cut(group)
+            self._conclude(group, self._beams.found(group), error)
             return
         for sequence in list(group.live):
             self._finish(sequence, reason, error)
-        if group.search is not None:
+        if searches:
             del group.sequences[group.request.sampling.n :]
 
     def remove(self, group: SequenceGroup, now: float) -> None:
@@ -277,14 +239,17 @@ class LiveRequests:
         if group.request.sampling.best_of is not None:
             keep_best(group)
         group.finished_at = now
+        self._beams.end(group)
         del self.groups[group.id]
 
-    def _conclude(self, group: SequenceGroup, error: str | None = None) -> None:
+    def _conclude(
+        self, group: SequenceGroup, found: list[SequenceState], error: str | None = None
+    ) -> None:
         """End a search: what it found takes the place of its beams."""
         for beam in list(group.live):
             self._finish(beam, FinishReason.LENGTH)
-        group.sequences = self._beams.found(group)
-        for sequence in group.sequences:
+        group.sequences = found
+        for sequence in found:
             sequence.error = error
             last = sequence.tokens[-1]
             stopped = sequence.finish_reason is FinishReason.STOP
@@ -296,8 +261,7 @@ class LiveRequests:
     ) -> None:
         sequence.finish_reason, sequence.error = reason, error
         sequence.num_unknown = 0
-        if sequence.group.pin is not None:
-            self._pins.settle(sequence.group.pin, sequence)
+        self._pins.settle(sequence)
         self._kv.release(sequence)
         sequence.group.live.remove(sequence)
         del self._sequences[sequence.id]

@@ -1,8 +1,9 @@
-"""Prefixes that stay in the cache until they are released or their time is up."""
+"""Prefixes that stay in the cache until they are released or expire."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import count
 
@@ -14,7 +15,7 @@ from paged_core.sequence import SequenceGroup, SequenceState
 
 
 class PinState(Enum):
-    """Where a pin stands."""
+    """Whether a pin is still being computed, holds its blocks, or has ended."""
 
     COMPUTING = auto()
     """A request of its id is under way to compute it."""
@@ -22,33 +23,29 @@ class PinState(Enum):
     ENDED = auto()
 
 
+@dataclass(slots=True, eq=False)
 class Pin:
     """One prefix: its whole blocks, which requests find as they find any cached prefix."""
 
-    __slots__ = ("blocks", "end_reason", "expires_at", "group", "id", "num_blocks", "state")
-
-    def __init__(self, pin_id: str, num_blocks: int, expires_at: float | None) -> None:
-        self.id = pin_id
-        self.num_blocks = num_blocks
-        self.expires_at = expires_at
-        """Seconds on the engine's clock; ``None``: it is held until it is released."""
-        self.state = PinState.COMPUTING
-        self.blocks: list[BlockId] = []
-        """Those it holds."""
-        self.group: SequenceGroup | None = None
-        """The request that computes it."""
-        self.end_reason: str | None = None
-
-    def __repr__(self) -> str:
-        return f"Pin({self.id!r}, {self.num_blocks} blocks, {self.state.name})"
+    id: str
+    """Of the request that computes it, too."""
+    num_blocks: int
+    expires_at: float | None
+    """Seconds on the engine's clock; ``None``: it is held until it is released."""
+    state: PinState = PinState.COMPUTING
+    blocks: list[BlockId] = field(default_factory=list)
+    """The blocks that it holds."""
+    group: SequenceGroup | None = None
+    """The request that computes it."""
+    end_reason: str | None = None
 
 
 class Pins:
     """All pins of an engine that have not ended.
 
-    Their blocks count against the cache from the moment they are asked for, each pin's for itself:
-    :attr:`KVCache.num_blocks` is what is left. That is never less than what one request of the
-    model's whole length takes, so that whoever is alone can always run to its end.
+    Their blocks are subtracted from :attr:`KVCache.num_blocks` as soon as a pin is requested; those
+    that two pins share are subtracted twice. What is left is never less than what one request of
+    the model's whole length takes, so that a request that runs alone can always finish.
 
     Args:
         max_model_len: tokens.
@@ -65,7 +62,7 @@ class Pins:
         )
 
     def open(self, num_tokens: int, ttl: float | None, now: float) -> Pin:
-        """Set blocks aside for the whole blocks of a prefix.
+        """Set aside the blocks of a new pin: the whole ones of a prefix of ``num_tokens`` tokens.
 
         Raises:
             RequestError: nothing of it could be cached, or too little would be left for requests.
@@ -97,22 +94,21 @@ class Pins:
         kv.num_pinned += num_blocks
         return pin
 
-    def settle(self, pin: Pin, sequence: SequenceState) -> None:
-        """The request that computes ``pin`` is about to give its blocks back: hold them, or end."""
+    def settle(self, sequence: SequenceState) -> None:
+        """A sequence is about to release its blocks: if it computed a pin, hold them, or end it."""
+        pin = self._pins.get(sequence.group.id)
+        if pin is None or pin.state is not PinState.COMPUTING:
+            return
         reason = sequence.finish_reason
         done = sequence.num_computed >= pin.num_blocks * self._kv.block_size
-        if (
-            pin.state is PinState.COMPUTING
-            and done
-            and reason in (FinishReason.STOP, FinishReason.LENGTH)
-        ):
+        if done and reason in (FinishReason.STOP, FinishReason.LENGTH):
             pin.blocks = self._kv.hold(sequence, pin.num_blocks)
             pin.state = PinState.HELD
         else:
             self.end(pin, sequence.error or f"not computed: {reason}")
 
     def end(self, pin: Pin, reason: str) -> None:
-        """Give back what ``pin`` holds; what has ended stays so."""
+        """Free the blocks of ``pin``; nothing happens if it has ended already."""
         if pin.state is not PinState.ENDED:
             self._kv.let_go(pin.blocks)
             self._kv.num_pinned -= pin.num_blocks
@@ -120,7 +116,7 @@ class Pins:
             del self._pins[pin.id]
 
     def expired(self, now: float) -> list[Pin]:
-        """Those whose time is up."""
+        """Pins whose time to live is over."""
         pins = self._pins.values()
         return [pin for pin in pins if pin.expires_at is not None and pin.expires_at <= now]
 
