@@ -244,7 +244,7 @@ class KVCache:
             self._publish(sequence, end // size)
 
     def fork(self, parent: SequenceState, child: SequenceState) -> None:
-        """Let ``child``, which holds nothing, share all blocks of ``parent``; their tokens are equal.
+        """Let ``child``, which holds nothing, share the blocks of ``parent``, whose tokens it has.
 
         The child takes over how far the parent is computed; the first of them to write into a
         partly filled last block gets a copy of it. If the parent is being recomputed, since it was
