@@ -187,7 +187,7 @@ class KVCache:
         hit: PrefixHit | None = None,
         num_skipped: int = 0,
     ) -> None:
-        """Give a sequence that holds no blocks the blocks for its first tokens.
+        """Give a sequence that holds no blocks the blocks for its first tokens; its group runs.
 
         Args:
             num_tokens: to be computed in this step, after those skipped.
@@ -211,6 +211,7 @@ class KVCache:
         table.num_published = len(shared)
         sequence.num_scheduled = sequence.num_computed = num_skipped
         sequence.capacity = len(table.blocks) * self.block_size
+        sequence.group.status = Status.RUNNING
         self._changes.added[sequence.id] = sequence
         self._publish(sequence, end // self.block_size)
 

@@ -25,7 +25,7 @@ StopCheck = Callable[["SequenceState"], str | None]
 
 
 class Status(Enum):
-    """The state of a group; a scheduler changes it, the engine finishes it."""
+    """What state a group is in: admitted by the KVCache, preempted and resumed by the Preemptor."""
 
     WAITING = auto()
     RUNNING = auto()
@@ -148,17 +148,15 @@ class SequenceGroup:
         return self.request.arrival
 
     @property
-    def seats(self) -> int:
+    def num_seqs(self) -> int:
         """Sequences that it counts for: all it will have, until it has forked."""
         return len(self.live) if self.forked else self.request.sampling.width
+
+    seats = num_seqs  # its name in 0.1, for schedulers written then
 
     @property
     def finished(self) -> bool:
         return not self.live
-
-    def give_way(self, status: Status, now: float) -> None:
-        """It runs no more: from ``now`` on it waits, or is swapped out and waits to come back."""
-        self.status, self.waiting_since = status, now
 
     def __repr__(self) -> str:
         return f"SequenceGroup({self.id!r}, {self.status.name}, {len(self.live)} live)"

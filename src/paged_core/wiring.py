@@ -25,6 +25,7 @@ from paged_core.interfaces.scheduler import Scheduler, SchedulerParts
 from paged_core.interfaces.victim import VictimParts
 from paged_core.kv_cache import KVCache
 from paged_core.log import get_logger
+from paged_core.preemptor import Preemptor
 from paged_core.registry import Registry
 from paged_core.service import service_of
 from paged_core.settings import EngineSettings
@@ -76,6 +77,7 @@ def build_engine(
             queue_order=queue_order,
             victim=CheckedVictim(wiring.make("victim", VictimParts(kv_cache=kv_cache))),
             preemption=preemption,
+            preemptor=Preemptor(kv_cache, preemption),
             max_model_len=capacity.max_model_len,
         )
         scheduler: Scheduler = wiring.make("scheduler", parts)

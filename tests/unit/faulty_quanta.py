@@ -73,7 +73,7 @@ class HastyScheduler(TokenBudgetScheduler):
 
     def __init__(self, options: Any, parts: Any, /) -> None:
         super().__init__(options, parts)
-        self._quanta = _Hasty(parts.queue_order, self._promises)
+        self._quanta = _Hasty(parts.queue_order, self._preemptor)
 
 
 class _Hasty(Quanta):
@@ -87,7 +87,7 @@ class ObligingScheduler(TokenBudgetScheduler):
 
     def __init__(self, options: Any, parts: Any, /) -> None:
         super().__init__(options, parts)
-        self._quanta = _Obliging(parts.queue_order, self._promises)
+        self._quanta = _Obliging(parts.queue_order, self._preemptor)
 
 
 class _Obliging(Quanta):
@@ -100,7 +100,6 @@ class _Obliging(Quanta):
 class RestlessScheduler(TokenBudgetScheduler):
     """Preempts when a quantum is over, whether anything waits or not."""
 
-    def _end_quanta(self, plan: Any) -> None:
+    def _end_quanta(self, step: Any) -> None:
         for group in self._quanta.spent(self._running, self._now):
-            self._running.remove(group)
-            self._give_way(plan, group)
+            self._preempt(step, group)

@@ -42,11 +42,11 @@ class TestParameters:
             SamplingParams(**values)
 
     def test_a_width_that_can_never_run_is_refused(self) -> None:
-        seats = build_memory_engine(scheduler={"name": "token_budget", "max_num_seqs": 3})
+        engine = build_memory_engine(scheduler={"name": "token_budget", "max_num_seqs": 3})
         with pytest.raises(RequestError, match=r"beam_width=4 .*max_num_seqs=3"):
-            seats.add(request(beam_width=4))
+            engine.add(request(beam_width=4))
         with pytest.raises(RequestError, match=r"best_of=4 .*max_num_seqs=3"):
-            seats.add(request(best_of=4, temperature=1.0))
+            engine.add(request(best_of=4, temperature=1.0))
         runs = build_memory_engine(block_allocator="contiguous", scheduler="iteration_level")
         with pytest.raises(RequestError, match="use beam_width=1"):
             runs.add(request(beam_width=2))
@@ -73,14 +73,14 @@ def searching(engine: Any, *, max_tokens: int = 8, **sampling: Any) -> SequenceG
 
 
 class TestSearch:
-    def test_counts_all_its_seats_from_the_start_to_the_end(self) -> None:
+    def test_counts_all_its_beams_from_the_start_to_the_end(self) -> None:
         engine = build_memory_engine()
         group = searching(engine, beam_width=3)
-        seats = []
+        num_seqs = []
         while engine.has_unfinished:
-            seats.append(group.seats)
+            num_seqs.append(group.num_seqs)
             engine.step()
-        assert set(seats) == {3}
+        assert set(num_seqs) == {3}
 
     def test_beams_share_the_blocks_of_what_they_have_in_common(self) -> None:
         engine = build_memory_engine(block_size=4)

@@ -140,7 +140,7 @@ class TestSequences:
         engine = engine_with(scheduler=scheduler, block_size=4)
         group = engine.add(request(prompt=range(10), n=3, temperature=1.0, max_tokens=4))
         engine.step()
-        assert (group.forked, len(group.live), group.seats) == (True, 3, 3)
+        assert (group.forked, len(group.live), group.num_seqs) == (True, 3, 3)
         assert engine.kv_cache.num_blocks - engine.kv_cache.num_free == 3
         engine.step()
         assert engine.kv_cache.num_blocks - engine.kv_cache.num_free == 5

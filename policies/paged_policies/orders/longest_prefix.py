@@ -37,7 +37,7 @@ class LongestPrefixOrder(QueueOrder):
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         sequence = group.sequences[0]
-        hit = self._kv_cache.lookup(sequence, len(sequence.tokens) - 1)
+        hit = self._kv_cache.lookup(sequence, sequence.num_tokens - 1)
         # all gain alike as time passes, so only the differences in arrival matter
         missing = self._aging * group.arrival - len(hit.blocks) * self._kv_cache.block_size
         return (missing, group.arrival, group.number)

@@ -24,4 +24,4 @@ class AutoPreemption(Preemption):
         pass
 
     def mode(self, group: SequenceGroup, /) -> PreemptionMode:
-        return PreemptionMode.RECOMPUTE if group.seats == 1 else PreemptionMode.SWAP
+        return PreemptionMode.RECOMPUTE if group.num_seqs == 1 else PreemptionMode.SWAP

@@ -1,4 +1,4 @@
-"""Victims that spare whoever gave way often enough."""
+"""Victims that limit how often the same group is preempted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paged_core.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.testing.policy_subjects import empty_cache, waiting_groups
 from paged_core.testing.workload import simple_request
-from paged_policies.victims.spared import not_spared
+from paged_policies.victims.preemption_limit import below_limit
 
 REGISTRY = Registry.discover()
 
@@ -40,12 +40,12 @@ def make(name: str, cache: KVCache, **options: int) -> Victim:
 
 @pytest.mark.parametrize("name", ["fewest_computed", "lowest_priority", "most_blocks"])
 class TestMaxPreemptions:
-    def test_without_it_the_same_one_gives_way_again(self, name: str) -> None:
+    def test_without_it_the_same_group_is_chosen_again(self, name: str) -> None:
         cache = empty_cache(REGISTRY)
         groups = running(cache, 9, 0, 0)
         assert make(name, cache).choose(groups, 0.0) is groups[0]
 
-    def test_with_it_the_next_one_does(self, name: str) -> None:
+    def test_with_it_the_next_one_is(self, name: str) -> None:
         cache = empty_cache(REGISTRY)
         victim = make(name, cache, max_preemptions=2)
         groups = running(cache, 1, 2, 0)
@@ -53,12 +53,12 @@ class TestMaxPreemptions:
         groups[0].num_preemptions = 2
         assert victim.choose(groups, 0.0) is groups[2]
 
-    def test_where_all_are_spared_the_last_one_gives_way(self, name: str) -> None:
+    def test_where_all_have_reached_it_the_last_one_is_chosen(self, name: str) -> None:
         cache = empty_cache(REGISTRY)
         groups = running(cache, 2, 3, 2)
         assert make(name, cache, max_preemptions=2).choose(groups, 0.0) is groups[-1]
 
 
-def test_nobody_is_spared_by_default() -> None:
+def test_there_is_no_limit_by_default() -> None:
     groups = running(empty_cache(REGISTRY), 5, 6)
-    assert list(not_spared(groups, None)) == groups
+    assert list(below_limit(groups, None)) == groups

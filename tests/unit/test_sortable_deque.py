@@ -1,4 +1,4 @@
-"""The line that is sorted now and then, against a deque that is sorted every time."""
+"""The deque that is sorted on request, against one that is sorted every time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.sequence import SequenceGroup
-from paged_policies.schedulers.waiting_line import WaitingLine
+from paged_policies.schedulers.sortable_deque import SortableDeque
 from unit.block_tables import make_group
 
 
@@ -44,41 +44,41 @@ class Turning(QueueOrder):
     )
 )
 def test_as_a_deque_that_is_sorted(order: QueueOrder, actions: list[tuple[str, int]]) -> None:
-    line, model, now = WaitingLine(order), deque[SequenceGroup](), 0.0
+    groups, model, now = SortableDeque(order), deque[SequenceGroup](), 0.0
     for action, number in actions:
         now += 1
         if action == "sort":
-            line.sort(now)
+            groups.sort(now)
             model = deque(sorted(model, key=lambda group, now=now: order.key(group, now)))  # type: ignore[misc]
         elif action.startswith("append"):
             group = make_group([1], priority=number)
-            getattr(line, action)(group, now)
+            getattr(groups, action)(group, now)
             getattr(model, action)(group)
         elif model and action == "popleft":
-            assert line.popleft() is model.popleft()
+            assert groups.popleft() is model.popleft()
         elif model:
             group = model[number % len(model)]
-            line.remove(group)
+            groups.remove(group)
             model.remove(group)
-        assert list(line) == list(model)
-        assert len(line) == len(model)
+        assert list(groups) == list(model)
+        assert len(groups) == len(model)
         if model:
-            assert line[0] is model[0]
+            assert groups[0] is model[0]
 
 
 def test_sorting_again_asks_for_no_key() -> None:
     order = ByPriority()
-    line = WaitingLine(order)
+    groups = SortableDeque(order)
     for priority in (0, 0, 1, 5):
-        line.append(make_group([1], priority=priority), 0.0)
+        groups.append(make_group([1], priority=priority), 0.0)
     before = order.num_calls
-    line.sort(0.0)
+    groups.sort(0.0)
     assert order.num_calls == before  # they came in order
-    line.append(make_group([1], priority=3), 0.0)
-    line.sort(0.0)
-    assert [group.request.priority for group in line] == [0, 0, 1, 3, 5]
+    groups.append(make_group([1], priority=3), 0.0)
+    groups.sort(0.0)
+    assert [group.request.priority for group in groups] == [0, 0, 1, 3, 5]
     before = order.num_calls
-    line.sort(0.0)
-    line.popleft()
-    line.sort(0.0)
+    groups.sort(0.0)
+    groups.popleft()
+    groups.sort(0.0)
     assert order.num_calls == before

@@ -1,4 +1,4 @@
-"""A line of groups that is put in order now and then."""
+"""A deque of waiting groups that is sorted only on request, as vLLM V0's waiting queue is."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.sequence import SequenceGroup
 
 
-class WaitingLine:
-    """Newcomers stand at the end and those put back at the head, until :meth:`sort` is called.
+class SortableDeque:
+    """New groups are at the end and preempted ones at the head, until :meth:`sort` is called.
 
-    Sorting costs nothing as long as, under a stable order, nobody came to stand out of order: under
-    first come, first served, nobody ever does. Otherwise it asks for the key of everyone.
+    The core's :class:`~paged_core.waiting_queue.WaitingQueue` is in order at all times instead.
+    Sorting costs nothing while, under a stable order, the groups are in order: under first come,
+    first served they always are. Otherwise it computes the key of every group.
     """
 
     def __init__(self, order: QueueOrder) -> None:
@@ -37,20 +38,20 @@ class WaitingLine:
         """Remove and return the head.
 
         Raises:
-            IndexError: nobody waits.
+            IndexError: the deque is empty.
         """
         return self._groups.popleft()
 
     def remove(self, group: SequenceGroup) -> None:
-        """Remove a group from wherever it stands.
+        """Remove a group, wherever it is in the deque.
 
         Raises:
-            ValueError: it is not here.
+            ValueError: it is not in the deque.
         """
         self._groups.remove(group)
 
     def sort(self, now: float) -> None:
-        """Put everyone in order; equals keep theirs."""
+        """Sort by the keys of ``now``; groups of equal key keep their order."""
         if not self._is_sorted:
             key = self._order.key
             self._groups = deque(sorted(self._groups, key=lambda group: key(group, now)))

@@ -1,4 +1,4 @@
-"""Who has given way often enough."""
+"""Groups that may be preempted again."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from paged_core.sequence import SequenceGroup
 
 
-def not_spared(
+def below_limit(
     candidates: Sequence[SequenceGroup], max_preemptions: int | None
 ) -> Sequence[SequenceGroup]:
-    """Return those that were preempted less than ``max_preemptions`` times; ``None``: everybody.
+    """Return the groups preempted less than ``max_preemptions`` times; ``None``: all of them.
 
-    If nobody is left, the one that the scheduler deems worst, which comes last, has to give way.
+    If there is none, the one that comes last, which the scheduler ranks worst.
     """
     if max_preemptions is None:
         return candidates
