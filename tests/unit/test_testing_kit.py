@@ -265,12 +265,13 @@ CAUGHT_BY = {
     "ModestScheduler": "were taken from the cache",
     "DiscreetScheduler": "not among the preempted",
     "UnderstatingScheduler": "2 sequences run, 1 may",
+    "ImpatientScheduler": "for 1 tokens, 0 are left",
     "PickyScheduler": "fits alone, but is refused",
     "IgnoringScheduler": "fits alone, but is ignored",
     "DicingScheduler": "the first time|shorter than|longer than",
     "HastyScheduler": "no end in sight",
     "ObligingScheduler": "preempted for what came later",
-    "RestlessScheduler": "nothing else was there",
+    "RestlessScheduler": "there was no other request",
 }
 
 
