@@ -1,4 +1,4 @@
-"""A victim component whose answers are looked at before anybody acts on them."""
+"""A victim component whose answers are checked before the scheduler acts on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paged_core.sequence import SequenceGroup
 
 
 class CheckedVictim(Victim):
-    """Passes on what a victim component chooses, if it is one of the candidates."""
+    """Returns what a victim component chooses, if it is one of the candidates."""
 
     def __init__(self, inner: Victim) -> None:
         self.inner = inner

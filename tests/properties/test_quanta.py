@@ -98,7 +98,7 @@ def test_steps_that_fail_end_only_their_own_requests(
     check_nothing_leaked(engine)
 
 
-def given_way(scheduler: str, preemption: str, first_quantum: int) -> int:
+def num_preempted(scheduler: str, preemption: str, first_quantum: int) -> int:
     """How many of some crowds had to leave one of three seats; there are blocks for all."""
     total = 0
     for number in range(6):
@@ -113,7 +113,7 @@ def given_way(scheduler: str, preemption: str, first_quantum: int) -> int:
         watched = WatchedScheduler.install(engine, None, 3)
         workload = crowd(number)
         check_served(engine, workload, serve(engine, workload, max_steps=MAX_STEPS))
-        total += len(watched.given_way)
+        total += len(watched.preempted)
     return total
 
 
@@ -123,8 +123,8 @@ class TestPreemptions:
     def test_single_sequences_forked_groups_and_searches_leave_their_seats(
         self, scheduler: str, preemption: str
     ) -> None:
-        assert given_way(scheduler, preemption, first_quantum=2) >= 6
-        assert given_way(scheduler, preemption, first_quantum=1000) == 0
+        assert num_preempted(scheduler, preemption, first_quantum=2) >= 6
+        assert num_preempted(scheduler, preemption, first_quantum=1000) == 0
 
     def test_nobody_does_who_was_admitted_to_run_to_the_end(self, scheduler: str) -> None:
-        assert given_way(scheduler, "never", first_quantum=2) == 0
+        assert num_preempted(scheduler, "never", first_quantum=2) == 0

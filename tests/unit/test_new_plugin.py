@@ -99,8 +99,8 @@ def test_a_slot_without_a_template_is_refused(
 ) -> None:
     assert main(["new-plugin", "mine-own", "--slot", "victm", "--out", str(tmp_path)]) == 2
     assert "did you mean 'victim'?" in capsys.readouterr().err
-    assert main(["new-plugin", "mine-own", "--slot", "scheduler", "--out", str(tmp_path)]) == 2
-    assert "docs/tutorial.md shows how to write one" in capsys.readouterr().err
+    assert main(["new-plugin", "mine-own", "--slot", "runner", "--out", str(tmp_path)]) == 2
+    assert "docs/interfaces/runner.md shows how to write one" in capsys.readouterr().err
     assert main(["new-plugin", "mine-own", "--slot", "block-allocator"]) == 2
     assert "docs/interfaces/block_allocator.md shows" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())

@@ -185,6 +185,7 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
             schedulers.PickyScheduler,
             schedulers.IgnoringScheduler,
             schedulers.DicingScheduler,
+            schedulers.ImpatientScheduler,
             quanta.HastyScheduler,
             quanta.ObligingScheduler,
             quanta.RestlessScheduler,
@@ -264,12 +265,13 @@ CAUGHT_BY = {
     "ModestScheduler": "were taken from the cache",
     "DiscreetScheduler": "not among the preempted",
     "UnderstatingScheduler": "2 sequences run, 1 may",
+    "ImpatientScheduler": "for 1 tokens, 0 are left",
     "PickyScheduler": "fits alone, but is refused",
     "IgnoringScheduler": "fits alone, but is ignored",
     "DicingScheduler": "the first time|shorter than|longer than",
     "HastyScheduler": "no end in sight",
     "ObligingScheduler": "preempted for what came later",
-    "RestlessScheduler": "nothing else was there",
+    "RestlessScheduler": "there was no other request",
 }
 
 
@@ -332,7 +334,7 @@ def test_catches(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found = first_failure(conformance, made, settings, tmp_path)
-    assert found is not None, f"nobody noticed: {made.__doc__}"
+    assert found is not None, f"no test noticed: {made.__doc__}"
     name, error = found
     assert "round_trip" not in name
     assert not isinstance(error, (PluginError, ImportError, AttributeError)), error

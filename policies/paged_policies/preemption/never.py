@@ -1,4 +1,4 @@
-"""Admit only what fits to its end, so that nobody ever has to give way."""
+"""Admit only what fits to its end, so that no request is ever preempted."""
 
 from __future__ import annotations
 

@@ -26,12 +26,12 @@ SUMMARIES = {
     "victim": "lets the newest give way, but nobody too often",
     "evictor": "gives up the least recently used block, but popular ones last",
     "preemption": "swaps victims with many computed tokens, and computes others again",
+    "scheduler": "computes prompts in chunks beside decoding, and preempts when blocks run out",
     "observers": "counts what happened, and writes the sums down in the end",
 }
 """Slots that there is a template for, and what the component does that is written."""
 
 PAGES = {
-    "scheduler": "docs/tutorial.md",
     "block_allocator": "docs/interfaces/block_allocator.md",
     "attention": "docs/interfaces/attention.md",
     "runner": "docs/interfaces/runner.md",

@@ -38,7 +38,7 @@ class PreemptionConformance(ServesEveryWorkload):
     slot: ClassVar[str] = "preemption"
 
     def expected(self, group: SequenceGroup, /) -> PreemptionMode | None:
-        """Return how the group must give way; ``None``: nothing is said of it."""
+        """Return how the group must be preempted; ``None``: any answer will do."""
         return None
 
     def make(self, block_size: int = 4) -> Preemption:
@@ -88,7 +88,7 @@ class PreemptionConformance(ServesEveryWorkload):
         check_serves_what_fits(build_memory_engine(self.registry, preemption=self._table))
 
     def _groups(self, coming: list[Request], computed: list[int]) -> list[SequenceGroup]:
-        """Some that wait, and the same at work."""
+        """Some waiting groups, and the same requests running."""
         return [
             *waiting_groups(coming),
             *running_groups(empty_cache(self.registry), coming, computed),
