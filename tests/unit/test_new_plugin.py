@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from paged_core.cli import main
-from paged_core.cli.new_plugin import LAYOUT, PAGES, SUMMARIES
 from paged_core.plugin import paged_core_slots
 from paged_core.registry import Registry
+from paged_plugins.scaffold.new_plugin import LAYOUT, PAGES, SUMMARIES
 
 ROOT = Path(__file__).parents[2]
-TEMPLATES = ROOT / "src" / "paged_core" / "templates" / "plugin"
+TEMPLATES = ROOT / "plugins" / "paged_plugins" / "scaffold" / "templates" / "plugin"
 
 
 @pytest.mark.parametrize("slot", SUMMARIES)

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from paged_core._version import __version__
+from paged_core import __version__
 from paged_core.cli.options import Given
 from paged_core.config.suggest import did_you_mean
 from paged_core.errors import PluginError
@@ -145,7 +145,7 @@ def _write(folder: Path, words: Mapping[str, str]) -> None:
     Raises:
         FileExistsError: the folder exists; it is left alone.
     """
-    templates = files("paged_core") / "templates" / "plugin"
+    templates = files("paged_plugins.scaffold") / "templates" / "plugin"
     texts = {
         Template(path).substitute(words): Template(
             (templates / f"{Template(source).substitute(words)}.tmpl").read_text("utf-8")
