@@ -1,4 +1,4 @@
-"""The list of commands, each loaded when it is used, and what they all share."""
+"""The list of commands, each loaded when it is used, and the options that they share."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ class Session:
 
 
 class SettingsCommand(TyperCommand):
-    """A command some of whose options are settings, all typed as text."""
+    """A command with settings among its options; their values are text."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Let ``--deterministic`` alone mean ``--deterministic true``, without eating a prompt."""
+        """Let ``--deterministic`` alone mean ``--deterministic true``, and consume no prompt."""
         flags = {
             option
             for param in self.params
