@@ -28,7 +28,7 @@ SUMMARIES = {
     "preemption": "swaps victims with many computed tokens, and recomputes the others",
     "observers": "counts steps, tokens and requests, and writes the sums at the end",
 }
-"""Slots with a template, and what the component does that is written."""
+"""Slots with a template, and what the component that it makes does."""
 
 PAGES = {
     "scheduler": "docs/tutorial.md",

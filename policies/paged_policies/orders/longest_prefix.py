@@ -38,6 +38,6 @@ class LongestPrefixOrder(QueueOrder):
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         sequence = group.sequences[0]
         hit = self._kv_cache.lookup(sequence, len(sequence.tokens) - 1)
-        # all waiting requests age alike, so only the differences in arrival matter
+        # all gain alike as time passes, so only the differences in arrival matter
         missing = self._aging * group.arrival - len(hit.blocks) * self._kv_cache.block_size
         return (missing, group.arrival, group.number)
