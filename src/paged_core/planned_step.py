@@ -7,7 +7,6 @@ from typing import Any
 
 from paged_core.cache_changes import CacheChanges
 from paged_core.interfaces.scheduler import Schedule
-from paged_core.requests.beam_search import num_candidates
 from paged_core.sequence import SequenceGroup, SequenceState
 from paged_core.step import NewSequence, StepInput
 
@@ -74,5 +73,5 @@ def _new_sequence(sequence: SequenceState) -> NewSequence:
         sampling=sampling,
         index=sequence.index,
         fan_out=1 if group.forked or searches else sampling.width,
-        num_candidates=max(num_candidates(group), sampling.logprobs or 0) if searches else 0,
+        num_candidates=max(group.num_candidates, sampling.logprobs or 0) if searches else 0,
     )

@@ -1,75 +1,56 @@
-"""The plugin ``core``: declares the engine's own slots, and brings no component."""
+"""The plugin ``core``: the engine's own slots, and the commands that run and inspect an engine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_core.component import Slot
+from paged_core.component import Command, Slot
 from paged_core.hookspecs import hookimpl
+
+_SLOTS: tuple[tuple[str, str, str | tuple[str, ...], str], ...] = (
+    # settings key, interface, default (a tuple where several may be chosen), summary
+    (
+        "block_allocator",
+        "allocator:BlockAllocator",
+        "hash_cached",
+        "which blocks are handed out, and which are found again by what they hold",
+    ),
+    ("evictor", "evictor:Evictor", "lru", "which idle cached block is evicted first"),
+    ("queue_order", "queue_order:QueueOrder", "fcfs", "which waiting request is admitted first"),
+    ("scheduler", "scheduler:Scheduler", "token_budget", "what each step computes, and for whom"),
+    ("victim", "victim:Victim", "newest", "which request is preempted when blocks run out"),
+    ("preemption", "preemption:Preemption", "recompute", "how a preempted request is restored"),
+    (
+        "attention",
+        "attention:AttentionBackend",
+        "auto",
+        "how attention over the paged cache is computed",
+    ),
+    ("runner", "runner:Runner", "auto", "what runs the model"),
+    ("executor", "executor:Executor", "local", "where the model runs"),
+    ("observers", "observer:Observer", (), "what is told of each step and request"),
+)
+_COMMANDS = (
+    Command("generate", "paged_core.cli.generate:command", "Complete prompts, offline."),
+    Command("plugins", "paged_core.cli.plugins:command", "What is installed, and its options."),
+    Command("config", "paged_core.cli.config:command", "The settings, and where each comes from."),
+    Command("schema", "paged_core.cli.schema:command", "The JSON schema of a settings file."),
+)
 
 
 @hookimpl
 def paged_core_slots() -> Iterator[Slot]:
-    yield Slot(
-        "block_allocator",
-        "paged_core.interfaces.allocator:BlockAllocator",
-        default="hash_cached",
-        summary="which blocks are handed out, and which are found again by what they hold",
-    )
-    yield Slot(
-        "evictor",
-        "paged_core.interfaces.evictor:Evictor",
-        default="lru",
-        summary="which cached block nobody uses is given up first",
-    )
-    yield Slot(
-        "queue_order",
-        "paged_core.interfaces.queue_order:QueueOrder",
-        default="fcfs",
-        summary="who runs next",
-    )
-    yield Slot(
-        "scheduler",
-        "paged_core.interfaces.scheduler:Scheduler",
-        default="token_budget",
-        summary="what each step computes, and for whom",
-    )
-    yield Slot(
-        "victim",
-        "paged_core.interfaces.victim:Victim",
-        default="newest",
-        summary="who gives way when blocks run out",
-    )
-    yield Slot(
-        "preemption",
-        "paged_core.interfaces.preemption:Preemption",
-        default="recompute",
-        summary="how the work of who gave way is kept",
-    )
-    yield Slot(
-        "attention",
-        "paged_core.interfaces.attention:AttentionBackend",
-        default="auto",
-        auto=True,
-        summary="how attention over the paged cache is computed",
-    )
-    yield Slot(
-        "runner",
-        "paged_core.interfaces.runner:Runner",
-        default="auto",
-        auto=True,
-        summary="what runs the model",
-    )
-    yield Slot(
-        "executor",
-        "paged_core.interfaces.executor:Executor",
-        default="local",
-        summary="where the model runs",
-    )
-    yield Slot(
-        "observers",
-        "paged_core.interfaces.observer:Observer",
-        default=(),
-        many=True,
-        summary="who is told what happened",
-    )
+    for key, interface, default, summary in _SLOTS:
+        yield Slot(
+            key,
+            f"paged_core.interfaces.{interface}",
+            default,
+            many=isinstance(default, tuple),
+            auto=default == "auto",
+            summary=summary,
+        )
+
+
+@hookimpl
+def paged_core_commands() -> tuple[Command, ...]:
+    return _COMMANDS

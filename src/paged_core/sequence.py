@@ -152,6 +152,17 @@ class SequenceGroup:
         """Sequences that it counts for: all it will have, until it has forked."""
         return len(self.live) if self.forked else self.request.sampling.width
 
+    @property
+    def num_candidates(self) -> int:
+        """Continuations that a beam search looks at: so many that ``beam_width`` do not end; else
+        0."""
+        sampling = self.request.sampling
+        return (
+            0
+            if sampling.beam_width is None
+            else (max(2, 1 + len(self.stop_token_ids)) * sampling.beam_width)
+        )
+
     seats = num_seqs  # its name in 0.1, for schedulers written then
 
     @property

@@ -17,7 +17,6 @@ import pytest
 
 from architecture.snippets import PAGES, ROOT, blocks, matches, run_page
 from paged_core import hookspecs, testing
-from paged_core.cli.frame import Session
 from paged_core.component import Command, Component, Profile, Slot
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
@@ -218,7 +217,7 @@ def test_what_is_planned_is_not_there_yet() -> None:
 
 
 def test_every_command_is_in_the_readme() -> None:
-    assert set(Session.of([], {}).commands) <= named(README)
+    assert set(Registry.discover().commands) <= named(README)
 
 
 def test_every_setting_and_profile_is_documented() -> None:

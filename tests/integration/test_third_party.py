@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from paged_core.cli.new_plugin import SUMMARIES
+from paged_plugins.scaffold.new_plugin import SUMMARIES
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "third_party" / "paged-core-example"

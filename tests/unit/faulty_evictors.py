@@ -141,10 +141,7 @@ class ConfusingEvictor(LruEvictor):
 
 
 class KeyOrderEvictor(RankedEvictor):
-    """Gives up the content of the lowest key first."""
-
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        super().__init__()
+    """Evicts the content of the lowest key first."""
 
     def rank(self, info: BlockInfo, /) -> Any:
         return (info.content_key or 0, info.last_use)

@@ -59,6 +59,22 @@ class TestFrame:
         assert "No such option: --num-blokcs" in message
         assert "--num-blocks" in message
 
+    def test_the_commands_of_the_core_come_from_its_plugin(self, capsys: Capture) -> None:
+        registry = Registry(()).extended(plugin, plugin="core")
+        assert set(registry.commands) == {"generate", "plugins", "config", "schema"}
+        message = run(capsys, "config", "--block-plugin", "core", status=2)
+        assert message.startswith("no command is called 'config'")
+        assert "plugin 'core' (paged-core " in message
+
+    def test_a_command_with_two_providers_is_refused(
+        self, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        theirs = Command("schema", "m:f", "Theirs.")
+        both = Registry.discover().extended(theirs, plugin="theirs")
+        monkeypatch.setattr(Registry, "discover", lambda **_: both)
+        message = run(capsys, "schema", status=2)
+        assert "use --block-plugin core or --block-plugin theirs" in message
+
     def test_a_command_of_a_blocked_plugin_is_gone(self, capsys: Capture) -> None:
         assert "\n  replay " not in run(capsys, "--help", BLOCK_PLUGIN="decisions")
         assert "no command is called 'replay'" in run(
@@ -254,37 +270,6 @@ def test_schema(capsys: Capture) -> None:
     schema = json.loads(run(capsys, "schema"))
     assert "token_budget" in schema["properties"]["scheduler"]["anyOf"][0]["enum"]
     assert schema["additionalProperties"] is False
-
-
-def test_doctor(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("paged_core.cli.machine._torch", lambda: {"version": None})
-    monkeypatch.setattr(Component, "obstacle", lambda self: f"no {self.name} here")
-    found = json.loads(run(capsys, "doctor", "--json", CACHE_DIR=str(tmp_path)))
-    assert {"python", "platform", "cpu", "memory", "torch", "cuda", "compiler"} <= set(
-        found["machine"]
-    )
-    assert found["machine"]["cache_dir"] == str(tmp_path)
-    reasons = {(one["slot"], one["name"]): one["reason"] for one in found["components"]}
-    assert reasons["scheduler", "token_budget"] == "no token_budget here"
-    assert "no token_budget here" in run(capsys, "doctor")
-
-
-def test_doctor_says_how_a_component_would_serve(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("paged_core.cli.machine._torch", lambda: {"version": None})
-    monkeypatch.setattr(Component, "obstacle", lambda self: None)
-    monkeypatch.setattr("paged_backends.kernels.cpu.obstacle.details", lambda: "with wings")
-    assert "yes: with wings" in run(capsys, "doctor")
-
-    def fails() -> str:
-        raise OSError("no wings")
-
-    monkeypatch.setattr("paged_backends.kernels.cpu.obstacle.details", fails)
-    found = json.loads(run(capsys, "doctor", "--json"))
-    details = {(one["slot"], one["name"]): one["details"] for one in found["components"]}
-    assert details["attention", "cpu"] == "its details failed: OSError: no wings"
-    assert details["attention", "torch"] == ""
 
 
 class FastSettings(ComponentSettings):

@@ -6,7 +6,7 @@ import os
 import platform
 from typing import Any
 
-from paged_core.cli.machine import cpu_model
+from paged_plugins.machine import cpu_model
 
 
 def machine() -> dict[str, Any]:

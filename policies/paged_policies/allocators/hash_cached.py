@@ -1,4 +1,4 @@
-"""Blocks that are remembered by what they hold, until they are needed for something else."""
+"""Blocks that are found again by their content until they are evicted."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class HashCachedSettings(ComponentSettings):
     name: Literal["hash_cached"] = "hash_cached"
     merge_duplicates: bool = Field(
         default=False,
-        description="a block that is filled while an equal one is cached gives way to it (vLLM V0)",
+        description="a block filled while an equal one is cached is replaced by it (vLLM V0)",
     )
 
 
 class HashCachedAllocator(BlockAllocator):
     """Automatic prefix caching by content hash, as in vLLM (V1; V0 with ``merge_duplicates``).
 
-    A published block that nobody references stays findable and goes to the evictor. New blocks are
-    those that hold nothing first, then what the evictor gives up. Equal content may lie in several
+    A published block without references can still be found and goes to the evictor. Empty blocks
+    are allocated first, then what the evictor evicts. Equal content may lie in several
     blocks; the one published first is found.
     """
 
@@ -116,7 +116,7 @@ class HashCachedAllocator(BlockAllocator):
             self.free([block])
             return held
         else:
-            if len(equal) == 1:  # a plain dict searches for its first entry past all that left
+            if len(equal) == 1:  # a plain dict finds its first entry only past all deleted ones
                 equal = self._by_key[key] = OrderedDict(equal)
             equal[block] = None
         self._keys[block] = key
@@ -136,7 +136,7 @@ class HashCachedAllocator(BlockAllocator):
         last_steps = self._last_steps
         for block in blocks:
             known = last_steps[block]
-            if known is None or known < step:  # what a block held before ran before
+            if known is None or known < step:  # its content before this one ran in earlier steps
                 last_steps[block] = step
 
     def _forget(self, block: BlockId) -> None:

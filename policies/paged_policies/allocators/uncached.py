@@ -1,4 +1,4 @@
-"""Blocks without memory: what was in them is forgotten when their last user leaves."""
+"""Blocks that are not cached: their content is lost when their last user leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Give up what was used once or what was used again, by which of the two is missed more."""
+"""Evict what was used once or what was used again, by which of the two is missed more."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class ArcSettings(ComponentSettings):
 Held = OrderedDict[BlockId, int | None]
 """Blocks and their content keys, the least recently used first."""
 Ghosts = OrderedDict[int, None]
-"""Keys of content that was given up, the earliest first."""
+"""Keys of evicted content, the earliest first."""
 
 
 class ArcEvictor(Evictor):
     """Adaptive replacement cache (Megiddo and Modha, FAST 2003).
 
     What was used once is in one list, what was found or came back is in another, both least
-    recently used first (T1 and T2 of the paper). Keys of what either gave up are remembered (B1 and
-    B2). Content that comes back shows which list should have been longer: the target for the first
-    list grows when it was B1 that remembered it, and shrinks when it was B2. The block to go comes
+    recently used first (T1 and T2 of the paper). Keys of what was evicted from them are remembered
+    (B1 and B2). Content that comes back shows which list should have been longer: the target for
+    the first list grows when B1 remembered it, and shrinks when B2 did. The block to evict comes
     from the first list if that is longer than its target.
 
     The paper knows which page a miss asks for when it replaces another, and its cache has a fixed
-    size. An evictor is told of content when its user leaves, and holds only what nobody uses. So:
+    size. An evictor is told of content when its last user leaves, and holds idle blocks only. So:
 
     - the target moves when the block comes in, after the room for it was made, and the paper's rule
       for a first list that is exactly as long as its target, which needs to know the page, is left
@@ -91,7 +91,7 @@ class ArcEvictor(Evictor):
         return len(self._once) + len(self._again)
 
     def _came_back(self, key: int) -> bool:
-        """Whether content was given up and is remembered; if so, move the target, and forget it."""
+        """Whether content was evicted and is remembered; if so, move the target, and forget it."""
         once, again = self._once_ghosts, self._again_ghosts
         if key in once:
             self._target = min(self._target + max(1.0, len(again) / len(once)), float(self._size))

@@ -1,4 +1,4 @@
-"""Give up the block that is needed again last, which only a replay can know."""
+"""Evict the block that is needed again last, which only a replay can know."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class BeladyEvictor(Evictor):
     """The clairvoyant rule (Belady, 1966): no other misses less often, if the future is as told.
 
     What is never needed again goes first, least recently used first; then what is needed last; of
-    what the same request needs, the longest prefix. The order in which requests arrive stands for
-    the order in which they are admitted, so it is a bound only as far as that holds: what a
+    what the same request needs, the longest prefix. The order in which requests arrive is taken
+    for the order in which they are admitted, so it is a bound only as far as that holds: what a
     preempted request needs to be computed again, for one, is not foreseen.
 
     Operations cost O(log n), amortised, and as much for each block whose request passes it by.

@@ -1,4 +1,4 @@
-"""Give up the block whose last user left earliest."""
+"""Evict the block whose last user left earliest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LruSettings(ComponentSettings):
 class LruEvictor(Evictor):
     """Least recently used, as in vLLM; of what one request left, the longest prefix goes first.
 
-    Blocks arrive in that order already: a sequence gives its last block back first, and departures
+    Blocks arrive in that order already: a sequence releases its last block first, and departures
     follow one another in time.
     """
 

@@ -1,4 +1,4 @@
-"""Give up any block."""
+"""Evict a random block."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RandomSettings(ComponentSettings):
 
 
 class RandomEvictor(Evictor):
-    """Draws lots, the same ones for the same seed: what any policy has to be better than.
+    """Draws at random, the same blocks for the same seed: what any policy must be better than.
 
     It has no bad case that a workload could run into, and no good one. All operations cost O(1).
     """

@@ -1,4 +1,4 @@
-"""Give up what is new before what has proved that it comes back."""
+"""Evict new content before content that has come back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TwoQSettings(ComponentSettings):
         default=0.5,
         ge=0,
         le=1,
-        description="keys of content given up that are remembered, as a share of the most blocks "
+        description="keys of evicted content that are remembered, as a share of the most blocks "
         "held at once",
     )
 
@@ -35,14 +35,14 @@ class TwoQSettings(ComponentSettings):
 class TwoQEvictor(Evictor):
     """2Q, the full version (Johnson and Shasha, VLDB 1994).
 
-    New content stands in a queue, first in, first out (A1in of the paper). If it is used again
-    while it stands there it keeps its place: uses that follow each other closely prove nothing.
-    When it is given up, its key is remembered (A1out); content that comes back while it is joins
-    the main list, least recently used first (Am). The block to go comes from the queue if that has
-    more than its share (``kin``), else from the main list, and then its key is not remembered.
+    New content is held in a queue, first in, first out (A1in of the paper). If it is used again
+    while it is there it keeps its place: uses that follow each other closely prove nothing.
+    When it is evicted, its key is remembered (A1out); content that comes back while it is joins
+    the main list, least recently used first (Am). The block to evict comes from the queue if that
+    has more than its share (``kin``), else from the main list, and then its key is not remembered.
 
     Shares are taken of what is held at the time, and the number of keys of the most blocks that
-    were held at once: an evictor holds only what nobody uses. Content joins the queue when its
+    were held at once: an evictor holds idle blocks only. Content joins the queue when its
     first user leaves. Without content keys nothing is ever seen to come back.
 
     Operations cost O(log n), amortised.
@@ -56,7 +56,7 @@ class TwoQEvictor(Evictor):
         self._ghosts: OrderedDict[int, None] = OrderedDict()
         self._arrivals = count()
         self._places: dict[BlockId, _Place] = {}
-        """Of what is held, and of what was removed and may be added again."""
+        """Of blocks that are held, and of those that were removed and may be added again."""
 
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
         key = info.content_key
@@ -102,7 +102,7 @@ class TwoQEvictor(Evictor):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a block stands for as long as it holds the same content."""
+    """The place of a block for as long as it holds the same content."""
 
     content_key: int | None
     arrival: int

@@ -1,4 +1,4 @@
-"""How large a request is, as far as anyone can know before it ends."""
+"""The work that is left of a request, as far as it is known before the end."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paged_core.cli import FAILED, INTERRUPTED, OK
 from paged_core.cli.options import Given
 from paged_core.errors import RequestError, SettingsError
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from paged_core.text.generation import Generation
     from paged_core.text.prompts import Prompt
 
-INTERRUPTED, FAILED, OK = 130, 1, 0
 _EARLY_STOPPING: dict[str, Any] = {"true": True, "false": False, "never": "never"}
 
 
@@ -157,7 +157,7 @@ def _generate(
 
 
 class _Interrupt:
-    """Turns the first Ctrl-C into a wish to stop after the step under way; a second one stops."""
+    """Turns the first Ctrl-C into a request to stop after the current step; a second one exits."""
 
     asked = False
 
@@ -218,7 +218,7 @@ class _Report(ABC):
         """Print one request."""
 
     def show_refusal(self, prompt: Any, error: RequestError) -> None:  # noqa: B027 - a choice
-        """Print what stands in the place of a request that was refused."""
+        """Print something in the place of a request that was refused."""
 
     def _put(self, place: int, show: Callable[[], None]) -> None:
         self._ready[place] = show
@@ -309,7 +309,7 @@ class _Stream(_Text):
 
 @contextmanager
 def _progress(total: int, report: _Report) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, where a person looks at it and the work is long enough."""
+    """Show a progress bar on standard error if it is a terminal and there are several prompts."""
     if total < 2 or report.quiet or not sys.stderr.isatty():
         yield lambda: None
         return

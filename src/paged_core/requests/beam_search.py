@@ -34,11 +34,6 @@ class Hypothesis:
     logprobs: list[dict[int, float]] | None
 
 
-def num_candidates(group: SequenceGroup) -> int:
-    """Continuations of a search to look at: so many that ``beam_width`` of them do not end."""
-    return max(2, 1 + len(group.stop_token_ids)) * group.request.sampling.width
-
-
 class BeamSearch:
     """Keeps the ``beam_width`` best running sequences, and as many of the best that have ended.
 
@@ -63,7 +58,7 @@ class BeamSearch:
         self._prompt_length = len(group.request.prompt)
         self._max_length = group.max_length
         self._stop_token_ids = group.stop_token_ids
-        self._num_candidates = num_candidates(group)
+        self._num_candidates = group.num_candidates
         self._ended: list[Hypothesis] = []
         self.candidates: dict[SeqId, Mapping[int, float]] = {}
         """By beam: the log-probabilities of its best next tokens, best first."""

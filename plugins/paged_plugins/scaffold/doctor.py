@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from paged_core.cli.machine import describe
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
 from paged_core.component import Component, load
 from paged_core.config.cache_dir import cache_dir
 from paged_core.registry import Registry
+from paged_plugins.machine import describe
 
 
 def command(

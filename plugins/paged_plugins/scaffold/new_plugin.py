@@ -15,21 +15,21 @@ from typing import Annotated
 
 import typer
 
-from paged_core._version import __version__
+from paged_core import __version__
 from paged_core.cli.options import Given
 from paged_core.config.suggest import did_you_mean
 from paged_core.errors import PluginError
 from paged_core.registry import Registry
 
 SUMMARIES = {
-    "queue_order": "serves short prompts first; waiting makes up for length",
-    "victim": "lets the newest give way, but nobody too often",
-    "evictor": "gives up the least recently used block, but popular ones last",
-    "preemption": "swaps victims with many computed tokens, and computes others again",
+    "queue_order": "admits short prompts first; waiting makes up for length",
+    "victim": "preempts the newest request, but none too often",
+    "evictor": "evicts the least recently used block, but popular ones last",
+    "preemption": "swaps victims with many computed tokens, and recomputes the others",
     "scheduler": "computes prompts in chunks beside decoding, and preempts when blocks run out",
-    "observers": "counts what happened, and writes the sums down in the end",
+    "observers": "counts steps, tokens and requests, and writes the sums at the end",
 }
-"""Slots that there is a template for, and what the component does that is written."""
+"""Slots with a template, and what the component that it makes does."""
 
 PAGES = {
     "block_allocator": "docs/interfaces/block_allocator.md",
@@ -37,7 +37,7 @@ PAGES = {
     "runner": "docs/interfaces/runner.md",
     "executor": "docs/interfaces/executor.md",
 }
-"""Slots of the core without a template, and where the documentation shows how to write one."""
+"""Slots of the core without a template, and the page that shows how to write a component."""
 
 LAYOUT = {
     "pyproject.toml": "pyproject.toml",
@@ -78,10 +78,10 @@ def command(
 
 
 def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
-    """Return what is put into the templates.
+    """Return the values of the placeholders in the templates.
 
     Raises:
-        PluginError: the name or the slot will not do; the message says why.
+        PluginError: the name or the slot cannot be used; the message says why.
     """
     if slot not in SUMMARIES:
         known = did_you_mean(slot, SUMMARIES)
@@ -122,13 +122,13 @@ def _example(name: str) -> str:
 
 
 def _taken(package: str, slot: str, registry: Registry) -> str | None:
-    """Say what has a name already."""
+    """Say what has the name already; ``None``: nothing has."""
     if iskeyword(package) or issoftkeyword(package):
-        return "it is a word of Python's own"
+        return "it is a keyword of Python"
     if package in sys.stdlib_module_names:
-        return "it is a module of Python's own"
+        return "it is a module of the standard library"
     if package == "auto":
-        return "settings say it to let the engine choose"
+        return "in settings it lets the engine choose"
     for plugin in registry.plugins:
         if plugin.name == package:
             return f"{plugin} is installed"
@@ -145,7 +145,7 @@ def _write(folder: Path, words: Mapping[str, str]) -> None:
     Raises:
         FileExistsError: the folder exists; it is left alone.
     """
-    templates = files("paged_core") / "templates" / "plugin"
+    templates = files("paged_plugins.scaffold") / "templates" / "plugin"
     texts = {
         Template(path).substitute(words): Template(
             (templates / f"{Template(source).substitute(words)}.tmpl").read_text("utf-8")

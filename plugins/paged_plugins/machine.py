@@ -1,4 +1,4 @@
-"""The machine as far as it decides what can run; nothing is asked for before it is needed."""
+"""What this machine has: processor, memory, torch, CUDA, compilers; asked when it is called."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _installed(package: str) -> str | None:
 
 
 def _torch() -> dict[str, Any]:
-    """Ask torch in a process of its own: it is large, and a broken one may take us down with it."""
+    """Ask torch in a process of its own: it is large, and a broken one may crash its process."""
     found: dict[str, Any] = {"version": _installed("torch")}
     if found["version"] is None:
         return found | {"problem": "not installed; `pip install torch`"}
@@ -98,7 +98,7 @@ def _cpu_info() -> list[tuple[str, str]]:
 
 
 def cpu_model() -> str | None:
-    """Return the processor's name, as far as anyone can tell it."""
+    """Return the processor's name, as far as the system tells it."""
     named = (value for key, value in _cpu_info() if key == "model name")
     brand = _first_line("sysctl", "-n", "machdep.cpu.brand_string")
     return next(named, None) or brand or platform.processor() or platform.machine()
