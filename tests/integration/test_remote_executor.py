@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from integration.remote_executor import PICKLING, REMOTE, favour_token_9
 from paged_core.engine import Engine
-from paged_core.errors import RequestError
+from paged_core.errors import RequestError, SettingsError
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.executor import ExecutorParts
 from paged_core.interfaces.runner import RunnerParts
@@ -65,6 +66,13 @@ def test_says_the_same_in_a_process_of_its_own(name: str) -> None:
     registry = registry_with(REMOTE)
     here = answers(build(registry, executor=name))
     assert answers(build(registry, executor={"name": "remote", "inner": name})) == here
+
+
+def test_its_process_ends_if_the_engine_cannot_be_built() -> None:
+    swapping: dict[str, Any] = {"preemption": "swap", "block_allocator": "contiguous"}
+    with pytest.raises(SettingsError, match="reserves blocks"):
+        build(registry_with(REMOTE), executor="remote", **swapping)
+    assert not multiprocessing.active_children()
 
 
 class TestParts:
