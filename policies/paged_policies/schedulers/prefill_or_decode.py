@@ -337,9 +337,7 @@ class PrefillOrDecodeScheduler(Scheduler):
             if len(live) == 1 and num_free:
                 sequence = live[0]
                 end = sequence.num_scheduled + 1
-                if (
-                    end <= len(sequence.tokens) + sequence.num_unknown
-                ):  # else it waits for a step under way
+                if end <= len(sequence.tokens) + sequence.num_unknown:  # else it waits for a step
                     if end >= sequence.capacity:
                         kv.reserve(sequence, 1)
                         num_free = kv.num_free
