@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _PATTERN = re.compile(r"(\d+)x(\d+)(?:\+(\d+))?")
 _CACHES = 1 << 27
-"""Bytes of all layers together at the least: more than a processor holds between two steps."""
+"""Minimum size in bytes of all layers' caches together: more than a processor's caches hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """Sequences alike: some tokens of each are cached, and some are new."""
+    """A batch of equal sequences, each with some cached and some new tokens."""
 
     num_sequences: int
     num_cached: int
@@ -33,13 +33,13 @@ class AttentionCase:
         """Read ``SEQUENCESxCACHED+NEW``; without ``+NEW``, one token is new.
 
         Raises:
-            SettingsError: it is something else.
+            SettingsError: the text has another form.
         """
         found = _PATTERN.fullmatch(text)
         if found is None or not int(found[1]) or found[3] == "0":
             raise SettingsError(
-                f"--batch {text}: say how many sequences, cached and new tokens of each, such as "
-                "16x255+1 (decoding), 1x0+512 (a prompt) or 8x512+32 (a chunk)"
+                f"--batch {text}: give the number of sequences, and of cached and new tokens of "
+                "each, such as 16x255+1 (decode), 1x0+512 (prefill) or 8x512+32 (a prefill chunk)"
             )
         return cls(int(found[1]), int(found[2]), int(found[3] or 1))
 
@@ -52,20 +52,20 @@ class AttentionCase:
         return self.num_cached + self.num_new
 
     def read_bytes(self, layer: LayerSpec, num_shared: int) -> int:
-        """Keys and values of a layer, those that all sequences share counted once."""
+        """Bytes of keys and values read in a layer; a prefix shared by all is counted once."""
         shared = min(num_shared, self.num_cached)
         tokens = self.num_sequences * (self.length - shared) + shared
         return tokens * layer.bytes_per_token
 
     def operations(self, layer: LayerSpec) -> int:
-        """Floating-point operations of a layer: two products of every query with what it sees."""
+        """Floating-point operations of a layer: QK^T and PV over all attended positions."""
         seen = self.num_new * self.num_cached + self.num_new * (self.num_new + 1) // 2
         return 4 * self.num_sequences * seen * layer.num_heads * layer.head_dim
 
     def runner(
         self, backend: AttentionBackend, layer: LayerSpec, num_shared: int
     ) -> tuple[Callable[[], None], int]:
-        """Return what runs one step of several layers, and how many these are."""
+        """Return a function that runs one step of several layers, and the number of layers."""
         import torch
 
         batch, num_blocks = self._batch(layer, num_shared)
