@@ -158,7 +158,7 @@ class TestReplay:
         )
         assert trace[1] == line(1, scheduled={"A": 1}, finished=["A"], free_blocks=8)
 
-    def test_arrivals_leave_out_steps_in_which_nobody_waits(self) -> None:
+    def test_steps_without_unfinished_requests_are_left_out(self) -> None:
         requests = [*SMALL["requests"], {"id": "B", "step": 5, "prompt": 1, "output": 1}]
         assert [step["step"] for step in self.trace(requests=requests)] == [0, 1, 5]
 
@@ -168,7 +168,7 @@ class TestReplay:
         assert [step["step"] for step in trace] == [3]
 
     def test_aborts(self) -> None:
-        trace = self.trace(aborts=[{"id": "A", "step": 1}, {"id": "nobody", "step": 1}])
+        trace = self.trace(aborts=[{"id": "A", "step": 1}, {"id": "unknown", "step": 1}])
         assert len(trace) == 1
 
     def test_stops_after_max_steps(self) -> None:

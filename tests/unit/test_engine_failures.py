@@ -1,4 +1,4 @@
-"""What is left when something fails: a request, a step, an observer."""
+"""The state of the engine after the failure of a request, a step or an observer."""
 
 from __future__ import annotations
 

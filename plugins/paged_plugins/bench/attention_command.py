@@ -81,12 +81,17 @@ def attention_command(
         output.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
     if as_json:
         print_json(found)
-        return
+    else:
+        _print(layer, found, repeats)
+
+
+def _print(layer: LayerSpec, found: dict[str, Any], repeats: int) -> None:
     print_table(
-        f"Microseconds per layer: {num_heads} heads of {head_dim}, {num_kv_heads} for keys, "
-        f"{layer.dtype}, blocks of {layer.block_size}, median of {repeats}\n"
+        f"Microseconds per layer: {layer.num_heads} heads of {layer.head_dim}, "
+        f"{layer.num_kv_heads} for keys, {layer.dtype}, blocks of {layer.block_size}, "
+        f"median of {repeats}\n"
         f"{found['machine']['cpu']}, {found['machine']['cores']} cores"
-        + "".join(f"\n{name}: {reason}" for name, reason in refused.items()),
+        + "".join(f"\n{name}: {reason}" for name, reason in found["refused"].items()),
         ["batch", "shared prefix", "attention", "us per layer", "GB/s", "GFLOP/s"],
         [
             [
@@ -97,7 +102,7 @@ def attention_command(
                 f"{row['bytes_per_s'] / 1e9:.1f}",
                 f"{row['operations_per_s'] / 1e9:.0f}",
             ]
-            for row in rows
+            for row in found["rows"]
         ],
     )
 

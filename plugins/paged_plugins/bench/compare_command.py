@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import psutil
 import typer
@@ -84,18 +84,29 @@ def compare_command(
                 for some in [Choice(OURS, PeerPython()), *peers]
             ]
             warm_up(engines, tell)
-            with progress(len(chosen) * repeats * len(engines), "comparing") as advance:
-                for some_work in chosen:
-                    row = compare(some_work, engines, repeats, advance)
-                    row |= {"model": settings.model, "dtype": settings.dtype, "repeats": repeats}
-                    row["read_bytes_per_s"] = round(measure_rates(settings.dtype, "cpu").read)
-                    rows.append(row)
-                    for file in lines:
-                        file.write(json.dumps(row) + "\n")
-                        file.flush()
+            for row in _rows(settings, chosen, engines, repeats):
+                rows.append(row)
+                for file in lines:
+                    file.write(json.dumps(row) + "\n")
+                    file.flush()
     finally:  # print the rows measured so far even if a later run failed
         if rows and not as_json:
             print_comparison(rows)
+
+
+def _rows(
+    settings: EngineSettings,
+    workloads: Sequence[Workload],
+    engines: Sequence[PeerProcess],
+    repeats: int,
+) -> Iterator[dict[str, Any]]:
+    """Yield the result row of each workload as soon as it is measured."""
+    with progress(len(workloads) * repeats * len(engines), "comparing") as advance:
+        for workload in workloads:
+            row = compare(workload, engines, repeats, advance)
+            row |= {"model": settings.model, "dtype": settings.dtype, "repeats": repeats}
+            row["read_bytes_per_s"] = round(measure_rates(settings.dtype, "cpu").read)
+            yield row
 
 
 def _open(output: Path) -> TextIO:

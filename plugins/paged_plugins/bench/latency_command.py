@@ -62,10 +62,14 @@ def latency_command(
         output.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
     if as_json:
         print_json(found)
-        return
+    else:
+        _print(found)
+
+
+def _print(found: dict[str, Any]) -> None:
     title = (
-        f"{found['model']} in {found['dtype'] or 'no dtype'}: {batch_size} at once, "
-        f"{input_len} tokens in, {output_len} out, {repeats} times\n"
+        f"{found['model']} in {found['dtype'] or 'no dtype'}: {found['batch_size']} at once, "
+        f"{found['input_len']} tokens in, {found['output_len']} out, {found['repeats']} times\n"
         f"{found['machine']['cpu']}, {found['machine']['cores']} cores"
     )
     named = {"whole": "latency_ms", "first token": "ttft_ms", "per token": "tpot_ms"}

@@ -14,6 +14,7 @@ from paged_core.errors import SettingsError
 from paged_core.interfaces.model_size import ModelSize
 from paged_core.interfaces.runner import SupportsModelSize
 from paged_core.llm import LLM
+from paged_core.text.outputs import RequestOutput
 from paged_plugins.bench.completion import complete
 from paged_plugins.bench.memory_peak import peak_memory, reset_peak
 from paged_plugins.bench.roofline import least_seconds, measure_rates
@@ -113,14 +114,7 @@ class Bench:
         }
         seconds["other"] = max(0.0, elapsed - sum(seconds.values()))
         seconds["detokenise"] = detokenise
-        first, each = [], []
-        for output, item in zip(outputs, items, strict=True):
-            times = output.metrics
-            assert times.first_token is not None
-            assert times.finished is not None
-            first.append(times.first_token - times.arrival)
-            if item.num_output > 1:
-                each.append((times.finished - times.first_token) / (item.num_output - 1))
+        first, each = _latencies(outputs, items)
         return Run(
             elapsed=elapsed,
             seconds=seconds,
@@ -196,6 +190,21 @@ class Bench:
     def _size(self) -> ModelSize | None:
         executor = self.llm.engine.executor
         return executor.model_size() if isinstance(executor, SupportsModelSize) else None
+
+
+def _latencies(
+    outputs: Sequence[RequestOutput], items: Sequence[Item]
+) -> tuple[list[float], list[float]]:
+    """Return the times to first token and the times per further token, in seconds."""
+    first, each = [], []
+    for output, item in zip(outputs, items, strict=True):
+        times = output.metrics
+        assert times.first_token is not None
+        assert times.finished is not None
+        first.append(times.first_token - times.arrival)
+        if item.num_output > 1:
+            each.append((times.finished - times.first_token) / (item.num_output - 1))
+    return first, each
 
 
 def _num_shared(items: Sequence[Item]) -> int:
