@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _PATTERN = re.compile(r"(\d+)x(\d+)(?:\+(\d+))?")
 _CACHES = 1 << 27
-"""Minimum size in bytes of all layers' caches together: more than a processor's caches hold."""
+"""Bytes of all layers together at the least: more than a processor holds between two steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """A batch of equal sequences, each with some cached and some new tokens."""
+    """Sequences alike: some tokens of each are cached, and some are new."""
 
     num_sequences: int
     num_cached: int
@@ -58,14 +58,14 @@ class AttentionCase:
         return tokens * layer.bytes_per_token
 
     def operations(self, layer: LayerSpec) -> int:
-        """Floating-point operations of a layer: QK^T and PV over all attended positions."""
+        """Floating-point operations of a layer: two products of every query with what it sees."""
         seen = self.num_new * self.num_cached + self.num_new * (self.num_new + 1) // 2
         return 4 * self.num_sequences * seen * layer.num_heads * layer.head_dim
 
     def runner(
         self, backend: AttentionBackend, layer: LayerSpec, num_shared: int
     ) -> tuple[Callable[[], None], int]:
-        """Return a function that runs one step of several layers, and the number of layers."""
+        """Return what runs one step of several layers, and how many these are."""
         import torch
 
         batch, num_blocks = self._batch(layer, num_shared)

@@ -39,13 +39,13 @@ class ObserverConformance(ComponentConformance):
         """The component with its options; it must write its files into ``folder``."""
         return dict(self._table)
 
-    def watched_engine(self, **values: Any) -> tuple[Engine, _EventRecorder]:
-        """An engine with the observer, and a recorder that gets the same events after it."""
-        recorder = _EventRecorder()
+    def watched_engine(self, **values: Any) -> tuple[Engine, _Witness]:
+        """An engine with the observer, and a witness that gets the same events after it."""
+        witness = _Witness()
         engine = build_memory_engine(
-            self.registry, observers=[self.table(self._folder), recorder], **values
+            self.registry, observers=[self.table(self._folder), witness], **values
         )
-        return engine, recorder
+        return engine, witness
 
     def check_still_there(self, engine: Engine) -> None:
         """Check that no observer was dropped because it raised."""
@@ -68,7 +68,7 @@ class ObserverConformance(ComponentConformance):
             engine, watched = self.watched_engine(**values)
             serve(engine, workload)
             engine.close()
-            alone = _EventRecorder()
+            alone = _Witness()
             serve(build_memory_engine(self.registry, observers=[alone], **values), workload)
             assert watched.events == alone.events
 
@@ -85,20 +85,20 @@ class ObserverConformance(ComponentConformance):
         self.build_one().close()
 
     def test_handles_a_request_from_start_to_finish(self) -> None:
-        engine, recorder = self.watched_engine()
+        engine, witness = self.watched_engine()
         serve(engine, Workload(((0, simple_request("A", 5, 3, n=2)),)))
         self.check_still_there(engine)
         engine.close()
-        assert ("A", "finished") in recorder.events
+        assert ("A", "finished") in witness.events
 
     def build_one(self) -> Observer:
-        """The observer as an engine builds it."""
+        """An observer as an engine would have it."""
         engine, _ = self.watched_engine()
-        (mine, *_) = [o for o in engine._observers._observers if not isinstance(o, _EventRecorder)]
+        (mine, *_) = [o for o in engine._observers._observers if not isinstance(o, _Witness)]
         return mine
 
 
-class _EventRecorder(Observer):
+class _Witness(Observer):
     """Records the events as values that can be compared."""
 
     def __init__(self) -> None:
