@@ -38,7 +38,7 @@ class GreedyScheduler(TokenBudgetScheduler):
 
 
 class CrowdingScheduler(TokenBudgetScheduler):
-    """Lets more sequences run than there are seats."""
+    """Runs more than ``max_num_seqs`` sequences."""
 
     def __init__(self, options: Any, parts: Any, /) -> None:
         more = options.max_num_seqs * 2
@@ -89,7 +89,7 @@ class ModestScheduler(TokenBudgetScheduler):
 
 
 class DiscreetScheduler(TokenBudgetScheduler):
-    """Does not say who had to give way."""
+    """Does not report preempted groups."""
 
     def schedule(self, now: float, /) -> Schedule:
         plan = super().schedule(now)
@@ -125,7 +125,7 @@ class IgnoringScheduler(TokenBudgetScheduler):
 
 
 class DicingScheduler(TokenBudgetScheduler):
-    """Lets newcomers in when it feels like it."""
+    """Admits new groups at random."""
 
     def _admit(self, plan: Any) -> None:
         if random() < 0.7:
