@@ -36,7 +36,7 @@ def _chunks(num_tokens: int) -> st.SearchStrategy[int]:
 
 
 class BlockTables(RuleBasedStateMachine):
-    """Groups are admitted, grow, fork, are preempted and finish; steps run or fail.
+    """Groups come, grow, fork, give way and leave; steps run or fail.
 
     The model is the memory of an executor, which is told of changes only. What every sequence reads
     back through the table that the executor has must be its tokens.

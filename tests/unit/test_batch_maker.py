@@ -61,7 +61,7 @@ class Engine:
         return step
 
     def done(self, batch: Batch) -> None:
-        """Sample the same token for every sequence."""
+        """Draw the same token for everyone."""
         self.rows.num_computed_C[batch.rows_S] += 1
         self.rows.num_tokens_C[batch.rows_S] += 1
         self.rows.next_token_C[batch.rows_S] = self.number
