@@ -173,7 +173,7 @@ class TestReplayCommand:
             capsys, "replay", FILES[0], "--check", "--config", tmp_path / "engine.yaml"
         )
         assert status == 2
-        assert "settings are part of scenarios" in err
+        assert "bring their settings" in err
 
     def test_a_missing_file_is_bad_usage(self, capsys: Capture, tmp_path: Path) -> None:
         status, out, err = command(capsys, "replay", tmp_path / "nowhere.json")

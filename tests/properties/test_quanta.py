@@ -98,8 +98,8 @@ def test_steps_that_fail_end_only_their_own_requests(
     check_nothing_leaked(engine)
 
 
-def num_preemptions(scheduler: str, preemption: str, first_quantum: int) -> int:
-    """The number of preemptions with ``max_num_seqs`` 3 and blocks for all requests."""
+def num_preempted(scheduler: str, preemption: str, first_quantum: int) -> int:
+    """How many of some crowds had to leave one of three seats; there are blocks for all."""
     total = 0
     for number in range(6):
         engine = build_memory_engine(
@@ -123,8 +123,8 @@ class TestPreemptions:
     def test_single_sequences_forked_groups_and_beam_searches_are_preempted(
         self, scheduler: str, preemption: str
     ) -> None:
-        assert num_preemptions(scheduler, preemption, first_quantum=2) >= 6
-        assert num_preemptions(scheduler, preemption, first_quantum=1000) == 0
+        assert num_preempted(scheduler, preemption, first_quantum=2) >= 6
+        assert num_preempted(scheduler, preemption, first_quantum=1000) == 0
 
-    def test_no_request_is_preempted_under_never(self, scheduler: str) -> None:
-        assert num_preemptions(scheduler, "never", first_quantum=2) == 0
+    def test_nobody_does_who_was_admitted_to_run_to_the_end(self, scheduler: str) -> None:
+        assert num_preempted(scheduler, "never", first_quantum=2) == 0

@@ -38,7 +38,7 @@ class GreedyScheduler(TokenBudgetScheduler):
 
 
 class CrowdingScheduler(TokenBudgetScheduler):
-    """Runs more than ``max_num_seqs`` sequences."""
+    """Runs more sequences than ``max_num_seqs``."""
 
     def __init__(self, options: Any, parts: Any, /) -> None:
         more = options.max_num_seqs * 2
@@ -89,7 +89,7 @@ class ModestScheduler(TokenBudgetScheduler):
 
 
 class DiscreetScheduler(TokenBudgetScheduler):
-    """Does not report preempted groups."""
+    """Does not say which groups it preempted."""
 
     def schedule(self, now: float, /) -> Schedule:
         plan = super().schedule(now)
@@ -125,7 +125,7 @@ class IgnoringScheduler(TokenBudgetScheduler):
 
 
 class DicingScheduler(TokenBudgetScheduler):
-    """Admits new groups at random."""
+    """Admits at random."""
 
     def _admit(self, plan: Any) -> None:
         if random() < 0.7:

@@ -189,7 +189,7 @@ def _names(names: Sequence[str]) -> str:
 def _refuse_settings(given: Given) -> None:
     if given.config is not None or given.options:
         what = "--config" if given.config is not None else f"--{given.options[0].key}"
-        raise SettingsError(f"{what} has no effect here: settings are part of scenarios and traces")
+        raise SettingsError(f"{what} has no effect here: scenarios and traces bring their settings")
 
 
 def print_heading(name: str, about: str) -> None:

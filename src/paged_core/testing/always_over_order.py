@@ -16,14 +16,14 @@ class AlwaysOverSettings(ComponentSettings):
 
     name: Literal["always_over"] = "always_over"
     waiting_first: bool = Field(
-        default=True, description="whether waiting groups come before running ones"
+        default=True, description="whether waiting groups come before all running ones"
     )
 
 
 class AlwaysOverOrder(QueueOrder):
     """First come, first served, where every running group may be preempted at any time.
 
-    With ``waiting_first``, for any waiting group; otherwise for one that arrived earlier.
+    With ``waiting_first``, for any waiting group; otherwise for one that came earlier.
     """
 
     def __init__(self, options: AlwaysOverSettings, parts: OrderParts, /) -> None:
@@ -33,7 +33,7 @@ class AlwaysOverOrder(QueueOrder):
         return (self._waiting_first and group.status is Status.RUNNING, group.number)
 
     def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
-        """Always true."""
+        """Whatever the group was given."""
         return True
 
 

@@ -1,4 +1,4 @@
-"""Checks that an engine serves every request that fits an empty engine."""
+"""Every request that an engine can serve alone has to be served."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _NUM_NEW = 2
 
 
 def check_serves_what_fits(
-    engine: Engine, budget: int | None = None, num_seqs: int | None = None
+    engine: Engine, budget: int | None = None, max_num_seqs: int | None = None
 ) -> None:
     """Check that prompts of any length, one and several sequences, are accepted and served.
 
     Args:
-        engine: a fresh one; requests that do not fit it are left out.
-        budget: maximum tokens per step; ``None``: there is no limit.
-        num_seqs: maximum number of running sequences; ``None``: there is no limit.
+        engine: a fresh one; left out is what would not fit it if it were empty.
+        budget: tokens that a step computes at most; ``None``: there is no limit.
+        max_num_seqs: sequences that may run; ``None``: there is no limit.
 
     Raises:
         AssertionError: a request was refused, ignored or cut short; the message says which and why.
     """
     groups = []
-    for request in _requests(engine, budget, num_seqs):
+    for request in _requests(engine, budget, max_num_seqs):
         try:
             groups.append(engine.add(request))
         except RequestError as error:
@@ -42,7 +42,7 @@ def check_serves_what_fits(
             assert len(sequence.output) == _NUM_NEW, f"{sequence} was cut short: {sequence.error}"
 
 
-def _requests(engine: Engine, budget: int | None, num_seqs: int | None) -> Iterator[Request]:
+def _requests(engine: Engine, budget: int | None, max_num_seqs: int | None) -> Iterator[Request]:
     kv_cache, longest = engine.kv_cache, engine.capacity.max_model_len
     num_blocks = kv_cache.num_blocks - kv_cache.watermark_blocks
     for n, step in ((1, 1), (2, 3), (3, 5)):
@@ -50,6 +50,6 @@ def _requests(engine: Engine, budget: int | None, num_seqs: int | None) -> Itera
             if (
                 n * kv_cache.blocks_for(length + _NUM_NEW) <= num_blocks
                 and (budget is None or n * (length + _NUM_NEW) <= budget)
-                and (num_seqs is None or n <= num_seqs)
+                and (max_num_seqs is None or n <= max_num_seqs)
             ):
                 yield simple_request(f"prompt{length}n{n}", length, _NUM_NEW, n=n)

@@ -38,7 +38,7 @@ class PreemptionConformance(ServesEveryWorkload):
     slot: ClassVar[str] = "preemption"
 
     def expected(self, group: SequenceGroup, /) -> PreemptionMode | None:
-        """Return the mode in which the group must be preempted; ``None``: not specified."""
+        """Return how the group must be preempted; ``None``: any answer will do."""
         return None
 
     def make(self, block_size: int = 4) -> Preemption:
@@ -87,11 +87,11 @@ class PreemptionConformance(ServesEveryWorkload):
     def test_refuses_nothing_that_fits_alone(self) -> None:
         check_serves_what_fits(build_memory_engine(self.registry, preemption=self._table))
 
-    def _groups(self, requests: list[Request], computed: list[int]) -> list[SequenceGroup]:
-        """Waiting groups, and running groups of the same requests."""
+    def _groups(self, coming: list[Request], computed: list[int]) -> list[SequenceGroup]:
+        """Some waiting groups, and the same requests running."""
         return [
-            *waiting_groups(requests),
-            *running_groups(empty_cache(self.registry), requests, computed),
+            *waiting_groups(coming),
+            *running_groups(empty_cache(self.registry), coming, computed),
         ]
 
     def test_serves_workloads_with_any_number_of_host_blocks(self) -> None:

@@ -1,4 +1,4 @@
-"""What a runner must do, with dense attention."""
+"""The contract of runners, tested with attention that has no paged cache."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class RunnerConformance(ComponentConformance):
             component = "my_runner"
             settings = {"model": "demo", "dtype": "float32"}
 
-    The model needs a vocabulary of ten tokens or more. That the logits are the right ones is for
-    other tests; here they must be the same in every batch and for every chunking.
+    The model needs a vocabulary of at least ten tokens. Whether the logits are right is left to
+    other tests; here they must not depend on chunks and on the batch.
     """
 
     slot: ClassVar[str] = "runner"
     settings: ClassVar[Mapping[str, Any]] = {"model": "demo", "dtype": "float32"}
-    """Settings of the engine: the model and the like."""
+    """Of the engine, such as the model."""
     tolerance: ClassVar[float] = 1e-4
-    """Largest difference of logits between two batches."""
+    """Largest difference of logits computed in different batches."""
     max_examples = 15
 
     def make(self) -> Runner:
@@ -72,7 +72,7 @@ class RunnerConformance(ComponentConformance):
         assert rows.dtype == torch.float32
         assert bool(torch.isfinite(rows).all())
 
-    def test_computes_the_same_in_chunks_and_in_batches(self) -> None:
+    def test_logits_do_not_depend_on_chunks_or_batch(self) -> None:
         torch: Any = import_module("torch")
         runner = self.make()
         alone = [
@@ -119,7 +119,7 @@ class RunnerConformance(ComponentConformance):
         attention: DenseAttention,
         batch: Sequence[tuple[int, Sequence[int], int]],
     ) -> Any:
-        """Logits [T, vocab] of a batch of (sequence, tokens, position of the first token)."""
+        """Return logits [T, V] of a batch: index, tokens and first position of each sequence."""
         torch: Any = import_module("torch")
         device = runner.layers[0].device
         attention.begin([(sequence, len(tokens)) for sequence, tokens, _ in batch])
@@ -131,5 +131,5 @@ class RunnerConformance(ComponentConformance):
                 torch.tensor(positions, device=device),
                 attention,
             )
-            assert len(hidden) == len(tokens), "it must return a hidden state per token"
+            assert len(hidden) == len(tokens), "a hidden state for each token is expected"
             return runner.logits(hidden).cpu()

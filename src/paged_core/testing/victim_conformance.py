@@ -35,7 +35,7 @@ class VictimConformance(ServesEveryWorkload):
     slot: ClassVar[str] = "victim"
 
     def expected(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup | None:
-        """Return the group that must be preempted; ``None``: not specified.
+        """Return the group that must be preempted; ``None``: any answer will do.
 
         Args:
             candidates: running groups that hold blocks, worst last; never empty.
