@@ -53,7 +53,7 @@ def test_its_scheduler_passes_the_conformance_kit(installed: Path, sources: Path
     assert "failed" not in lines[-1]
 
 
-def test_its_scheduler_serves_workloads_and_never_preempts(
+def test_its_scheduler_serves_crowds_and_never_preempts(
     sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups that fork, more requests than fit at once: the text is that of the default."""
