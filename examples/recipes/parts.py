@@ -1,4 +1,4 @@
-"""A victim that knows what it costs to compute a request again, as small as a plugin can be."""
+"""A victim that compares the cost of recomputing requests; a minimal plugin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CheapestSettings(ComponentSettings):
 
 
 class CheapestVictim(Victim):
-    """The fewest blocks to compute again; what another request holds too stays in the cache."""
+    """Chooses the fewest blocks to recompute; blocks shared with other requests stay cached."""
 
     def __init__(self, options: CheapestSettings, parts: VictimParts, /) -> None:
         pass
@@ -37,5 +37,5 @@ def _blocks(group: SequenceGroup) -> set[BlockId]:
 
 
 CHEAPEST = Component(
-    "victim", CheapestSettings, f"{__name__}:CheapestVictim", summary="the cheapest to repeat"
+    "victim", CheapestSettings, f"{__name__}:CheapestVictim", summary="the cheapest to recompute"
 )

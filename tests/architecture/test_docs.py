@@ -1,4 +1,4 @@
-"""What the documentation says is true, and nothing that it should say is missing."""
+"""The documentation is correct and complete."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def hooks(module: ModuleType) -> dict[str, inspect.Signature]:
 
 
 def section(page: Path, heading: str) -> str:
-    """Return what stands under a heading, to the next one of its level or above."""
+    """Return the text under a heading, up to the next one of its level or above."""
     text = page.read_text("utf-8")
     found = re.search(
         rf"^(#+) {re.escape(heading)}$\n(.*?)(?=^#{{1,3}} |\Z)", text, re.MULTILINE | re.DOTALL

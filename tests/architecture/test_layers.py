@@ -1,4 +1,4 @@
-"""The shape of the code: who may import whom, and how much of it there is to read."""
+"""The shape of the code: which package may import which, and the size of the core."""
 
 from __future__ import annotations
 

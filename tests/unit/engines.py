@@ -46,7 +46,7 @@ def finish(engine: Engine) -> None:
         if not engine.has_unfinished:
             return
         engine.step()
-    raise AssertionError("no end in sight")
+    raise AssertionError("unfinished")
 
 
 def run(engine: Engine, *requests: Request) -> list[SequenceGroup]:

@@ -87,7 +87,7 @@ class UnretractingAllocator(HashCachedAllocator):
 
 
 class NewestDuplicateAllocator(HashCachedAllocator):
-    """Of equal blocks it finds the one that was published last."""
+    """Of equal blocks it finds the last published."""
 
     def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
         found: list[BlockId] = []
@@ -191,7 +191,7 @@ class ActingVictim(_Victim):
 
 
 class ForgetfulVictim(_Victim):
-    """Chooses nobody where there is only one."""
+    """Chooses no group if there is only one candidate."""
 
     def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
         return candidates[-2]
@@ -219,7 +219,7 @@ class CountingVictim(_Victim):
 
 
 class RollingVictim(_Victim):
-    """Rolls dice that nobody can roll again."""
+    """Uses random numbers without a seed."""
 
     def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
         return choice(list(candidates))

@@ -82,7 +82,7 @@ class SearchingEvictor(_UnsortedEvictor):
 
 
 class RollingEvictor(LruEvictor):
-    """Rolls dice that nobody can roll again."""
+    """Uses random numbers without a seed."""
 
     def evict(self) -> BlockId:
         if len(self) < 2:

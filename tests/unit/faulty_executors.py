@@ -89,8 +89,8 @@ class SociableExecutor(MemoryExecutor):
 
     def collect(self, handle: Any, /) -> StepResult:
         result = super().collect(handle)
-        company = len(handle.sequence_ids) - 1
-        tokens = [(token + company) % 1000 for token in result.token_ids]
+        num_others = len(handle.sequence_ids) - 1
+        tokens = [(token + num_others) % 1000 for token in result.token_ids]
         for seq_id, token in zip(result.sequence_ids, tokens, strict=True):
             self._sequences[seq_id].tokens[-1] = token
         return replace(result, token_ids=tokens)

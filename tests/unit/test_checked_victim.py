@@ -14,7 +14,7 @@ from unit.faulty_components import FaultySettings
 
 
 class Absent(NewestVictim):
-    """Chooses a group that nobody knows."""
+    """Chooses a group that is not a candidate."""
 
     def choose(self, candidates: object, now: float, /) -> object:  # type: ignore[override]
         return None

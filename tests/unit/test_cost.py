@@ -1,4 +1,4 @@
-"""What things cost, in instructions: how it grows, whatever the machine is."""
+"""Costs counted in bytecode instructions, and how they grow."""
 
 from __future__ import annotations
 
@@ -206,14 +206,14 @@ def test_a_step_grows_linearly_with_what_is_scheduled(scheduler: str) -> None:
 
 @pytest.mark.parametrize("scheduler", sorted(REGISTRY.of("scheduler")))
 def test_a_step_does_not_depend_on_how_many_wait(scheduler: str) -> None:
-    idle, *crowded = (step_cost(scheduler, 64, waiting) for waiting in (0, 1000, 10_000))
-    for cost in crowded:
-        assert cost == pytest.approx(crowded[0], rel=0.01)
+    idle, *loaded = (step_cost(scheduler, 64, waiting) for waiting in (0, 1000, 10_000))
+    for cost in loaded:
+        assert cost == pytest.approx(loaded[0], rel=0.01)
         assert cost <= 1.15 * idle
 
 
 @pytest.mark.parametrize("queue_order", sorted(REGISTRY.of("queue_order")))
-def test_no_order_makes_a_full_step_of_the_default_scheduler_depend_on_who_waits(
+def test_under_no_order_a_full_step_depends_on_the_waiting_requests(
     queue_order: str,
 ) -> None:
     few, many = (step_cost("token_budget", 16, waiting, queue_order) for waiting in (100, 2000))

@@ -1,4 +1,4 @@
-"""What is left when something fails: a request, a step, an observer."""
+"""The state of the engine after the failure of a request, a step or an observer."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class TestFailures:
         check_nothing_leaked(engine)
 
     @pytest.mark.parametrize("when", ["before", "after"])
-    def test_nobody_finds_what_a_failed_step_was_to_fill(self, when: str) -> None:
+    def test_blocks_of_a_failed_step_are_not_found(self, when: str) -> None:
         engine = engine_with(block_size=4)
         FailingExecutor.install(engine, **{when: {0}})
         engine.add(request("A", range(12)))
@@ -250,7 +250,7 @@ class TestObservers:
         assert fine.closed
         assert not broken.closed
 
-    def test_nothing_is_recorded_for_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_observers_nothing_is_recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = engine_with(observers=[Observer()])
         monkeypatch.setattr("paged_core.step_recorder._step_record", None)
         run(engine, request())

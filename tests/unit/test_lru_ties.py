@@ -122,7 +122,7 @@ class TestLastStep:
 
     @pytest.mark.parametrize("preemption", ["recompute", "swap"])
     def test_of_what_is_preempted_it_is_the_last_one_before(self, preemption: str) -> None:
-        """B has to give way when A takes the fifth of five blocks."""
+        """B is preempted when A takes the fifth of five blocks."""
         running = engine(num_blocks=5, preemption=preemption, num_host_blocks=8)
         heard = told(running)
         running.add(simple_request("A", 6, 8))

@@ -190,7 +190,7 @@ class TestRefusals:
 class TestNoDeadlock:
     @pytest.mark.parametrize("preemption", ["recompute", "swap", "never"])
     @pytest.mark.parametrize("scheduler", sorted(REGISTRY.of("scheduler")))
-    def test_whoever_is_alone_runs_to_the_end(self, scheduler: str, preemption: str) -> None:
+    def test_a_request_alone_runs_to_the_end(self, scheduler: str, preemption: str) -> None:
         engine = build_memory_engine(
             scheduler=scheduler, preemption=preemption, num_blocks=22, watermark=0.0
         )

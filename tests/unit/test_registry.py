@@ -163,7 +163,7 @@ def paged_core_profiles():
 """
 
 
-def test_a_profile_of_two_plugins_stands_in_nobodys_way_until_it_is_chosen(
+def test_a_profile_of_two_plugins_is_an_error_only_if_it_is_chosen(
     install: Install,
 ) -> None:
     install("one", PROFILE)

@@ -1,4 +1,4 @@
-"""The conformance kit is itself tested: what is wrong on purpose is caught."""
+"""The conformance kit finds components that are wrong on purpose."""
 
 from __future__ import annotations
 
@@ -235,27 +235,27 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
 ]
 
 CAUGHT_BY = {
-    "SortingEvictor": "comparisons among 64 .* as the logarithm does",
-    "SearchingEvictor": "as the logarithm does",
-    "RollingEvictor": "runs cannot be repeated|told the same",
-    "ConfusingEvictor": "content keys tell equal content",
-    "KeyOrderEvictor": "content keys tell equal content",
-    "HoardingEvictor": "left [0-9]+ bytes behind",
-    "RunScanEvictor": "has to go first",
-    "LateVictim": "chose someone else",
+    "SortingEvictor": "comparisons among 64 .* no faster than the logarithm",
+    "SearchingEvictor": "no faster than the logarithm",
+    "RollingEvictor": "runs cannot be repeated|the same calls",
+    "ConfusingEvictor": "content keys may only be compared",
+    "KeyOrderEvictor": "content keys may only be compared",
+    "HoardingEvictor": "left [0-9]+ bytes allocated",
+    "RunScanEvictor": "must be evicted first",
+    "LateVictim": "chose another group",
     "CountingVictim": "it changed group 'r0'.num_preemptions from 0 to 1",
     "RollingVictim": "runs cannot be repeated",
     "MarkingOrder": "num_cached from None to 0",
     "RollingOrder": "runs cannot be repeated",
     "MarkingQuantum": "num_preemptions from 0 to",
-    "CountingQuantum": "asked again it says something else",
+    "CountingQuantum": "a second call returns something else",
     "RollingQuantum": "runs cannot be repeated",
     "WordlessQuantum": "not bools",
-    "ExcessivePreemption": "tokens are set aside",
+    "ExcessivePreemption": "tokens are reserved",
     "HoardingPreemption": "fits alone, but is refused",
     "TouchingPreemption": "num_preemptions from 0 to 1",
-    "AlternatingPreemption": "same answer",
-    "StarvingScheduler": "no end in sight",
+    "AlternatingPreemption": "same mode",
+    "StarvingScheduler": "unfinished after",
     "GreedyScheduler": "is the budget of a step",
     "CrowdingScheduler": "sequences run",
     "ForgettingScheduler": "remove\\(\\)",
@@ -269,7 +269,7 @@ CAUGHT_BY = {
     "PickyScheduler": "fits alone, but is refused",
     "IgnoringScheduler": "fits alone, but is ignored",
     "DicingScheduler": "the first time|shorter than|longer than",
-    "HastyScheduler": "no end in sight",
+    "HastyScheduler": "unfinished after",
     "ObligingScheduler": "preempted for what came later",
     "RestlessScheduler": "there was no other request",
 }
@@ -281,9 +281,9 @@ def first_failure(
     settings: type[ComponentSettings],
     folder: Path,
 ) -> tuple[str, BaseException] | None:
-    """Run a conformance class on a component until a test fails; say which, and why.
+    """Run a conformance class on a component until a test fails; return its name and the error.
 
-    Failures are not made small first: that would take minutes.
+    Failures are not shrunk: that would take minutes.
     """
     record = Component(
         conformance.slot, settings, f"{made.__module__}:{made.__name__}", summary="wrong"
@@ -391,7 +391,7 @@ class TestHelpers:
         groups = serve(engine, workload)
         check_served(engine, workload, groups)
         groups["A"].sequences[0].tokens[-1] += 1
-        with pytest.raises(AssertionError, match="alone it says"):
+        with pytest.raises(AssertionError, match="alone it has"):
             check_served(engine, workload, groups)
         engine.kv_cache._allocator.allocate(2)
         with pytest.raises(AssertionError, match="2 device blocks leaked"):
@@ -408,7 +408,7 @@ class TestHelpers:
 
     def test_serve_notices_what_does_not_end(self) -> None:
         engine = build_memory_engine()
-        with pytest.raises(AssertionError, match="no end in sight after 3 steps"):
+        with pytest.raises(AssertionError, match="unfinished after 3 steps"):
             serve(engine, Workload(((0, simple_request("A", 5, 40)),)), max_steps=3)
 
 

@@ -33,13 +33,13 @@ class AttentionCase:
         """Read ``SEQUENCESxCACHED+NEW``; without ``+NEW``, one token is new.
 
         Raises:
-            SettingsError: it is something else.
+            SettingsError: the text has another form.
         """
         found = _PATTERN.fullmatch(text)
         if found is None or not int(found[1]) or found[3] == "0":
             raise SettingsError(
-                f"--batch {text}: say how many sequences, cached and new tokens of each, such as "
-                "16x255+1 (decoding), 1x0+512 (a prompt) or 8x512+32 (a chunk)"
+                f"--batch {text}: give the number of sequences, and of cached and new tokens of "
+                "each, such as 16x255+1 (decode), 1x0+512 (prefill) or 8x512+32 (a prefill chunk)"
             )
         return cls(int(found[1]), int(found[2]), int(found[3] or 1))
 
@@ -52,7 +52,7 @@ class AttentionCase:
         return self.num_cached + self.num_new
 
     def read_bytes(self, layer: LayerSpec, num_shared: int) -> int:
-        """Keys and values of a layer, those that all sequences share counted once."""
+        """Bytes of keys and values read in a layer; a prefix shared by all is counted once."""
         shared = min(num_shared, self.num_cached)
         tokens = self.num_sequences * (self.length - shared) + shared
         return tokens * layer.bytes_per_token

@@ -1,4 +1,4 @@
-"""Completes a workload's items on an engine, later turns of conversations as they come due."""
+"""Completes the items of a workload on an engine; later turns start when the previous one ends."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from paged_plugins.bench.workloads import Item
 def complete(llm: LLM, items: Sequence[Item], advance: Callable[[], None]) -> list[Generation]:
     """Return the finished generation of each item.
 
-    All first turns arrive at once; a later turn arrives, without time to think, when the turn
-    before it has ended.
+    All first turns arrive at once; a later turn arrives as soon as the previous one has ended.
 
     Args:
         advance: called once for each item that ends.
 
     Raises:
         RequestError: an item does not fit the engine.
-        EngineError: a request failed, or ended before its last token.
+        EngineError: a request failed, or ended early.
     """
     successors = {
         item.follows: place for place, item in enumerate(items) if item.follows is not None
@@ -58,7 +57,11 @@ def _sampling(item: Item) -> SamplingParams:
 
 
 def _tokens(generation: Generation, item: Item) -> list[int]:
-    """Return what was generated, once it is seen to be all of it."""
+    """Return the generated tokens.
+
+    Raises:
+        EngineError: the request failed, or generated fewer tokens than the item asks for.
+    """
     sequence = generation.group.sequences[0]
     if sequence.error is not None or len(sequence.output) != item.num_output:
         raise EngineError(

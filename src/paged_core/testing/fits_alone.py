@@ -25,7 +25,7 @@ def check_serves_what_fits(
         max_num_seqs: sequences that may run; ``None``: there is no limit.
 
     Raises:
-        AssertionError: a request was refused, or given up; the message says which, and why.
+        AssertionError: a request was refused, ignored or cut short; the message says which and why.
     """
     groups = []
     for request in _requests(engine, budget, max_num_seqs):
@@ -44,11 +44,11 @@ def check_serves_what_fits(
 
 def _requests(engine: Engine, budget: int | None, max_num_seqs: int | None) -> Iterator[Request]:
     kv_cache, longest = engine.kv_cache, engine.capacity.max_model_len
-    room = kv_cache.num_blocks - kv_cache.watermark_blocks
+    num_blocks = kv_cache.num_blocks - kv_cache.watermark_blocks
     for n, step in ((1, 1), (2, 3), (3, 5)):
         for length in range(1, longest - _NUM_NEW + 1, step):
             if (
-                n * kv_cache.blocks_for(length + _NUM_NEW) <= room
+                n * kv_cache.blocks_for(length + _NUM_NEW) <= num_blocks
                 and (budget is None or n * (length + _NUM_NEW) <= budget)
                 and (max_num_seqs is None or n <= max_num_seqs)
             ):

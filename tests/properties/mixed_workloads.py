@@ -1,4 +1,4 @@
-"""Workloads by number: the same requests for the same number, and mean ones."""
+"""Deterministic workloads by number, with requests of every kind."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ ASKED: tuple[dict[str, Any], ...] = (
     {"n": 2, "best_of": 3, "temperature": 1.0},
     {"n": 2, "beam_width": 3},
 )
-"""What requests may ask for besides a length."""
+"""Sampling parameters of the requests, besides the length."""
 
 
-def crowd(number: int, num_requests: int = 10) -> Workload:
-    """Requests that share prefixes, come within a few steps, and want more than there is room for.
+def mixed_workload(number: int, num_requests: int = 10) -> Workload:
+    """Requests that share prefixes, arrive within a few steps, and need more blocks than there are.
 
-    The first is long and ends last, the second has two sequences; one or two are given up.
+    The first is long and ends last, the second has two sequences; one or two are aborted.
     """
     random = Random(number)
     stems = [[random.randrange(2) for _ in range(12)] for _ in range(2)]
-    coming = []
+    arrivals = []
     for index in range(num_requests):
         prompt = random.choice(stems)[: random.randint(0, 12)]
         prompt += [random.randrange(2) for _ in range(random.randint(1, 6))]
@@ -43,9 +43,9 @@ def crowd(number: int, num_requests: int = 10) -> Workload:
             tenant=random.choice(("", "a", "b")),
             deadline=random.choice((None, 5.0, 50.0)),
         )
-        coming.append((random.randint(0, 6), request))
+        arrivals.append((random.randint(0, 6), request))
     aborts = [
         (random.randint(0, 15), f"r{random.randrange(2, num_requests)}")
         for _ in range(random.randint(1, 2))
     ]
-    return Workload(tuple(coming), tuple(aborts))
+    return Workload(tuple(arrivals), tuple(aborts))

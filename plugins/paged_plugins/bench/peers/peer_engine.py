@@ -1,4 +1,4 @@
-"""What is compared: an engine that has a model loaded and completes token ids."""
+"""The interface of an engine in a comparison: it loads a model and completes token ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paged_plugins.bench.workloads import Item
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a contender is to load."""
+    """What an engine is to load."""
 
     model: str
     """A folder, or a hub id."""
@@ -21,24 +21,23 @@ class Task:
     threads: int
     max_model_len: int
     longest_request: int
-    """Tokens, prompt and generated, of the longest request that will come."""
-    """Tokens of the longest request, its prompt and its output, or more."""
+    """Tokens of the longest request, prompt and output."""
     cache_gib: int
-    """GiB of keys and values, for peers that are told how much to keep."""
+    """GiB of KV cache, for peers that need to be told."""
     settings: dict[str, Any]
-    """Of our own engine."""
+    """Settings of our own engine."""
 
 
-class Contender(ABC):
-    """An engine with its model loaded; it decodes greedily, whatever ends a sequence.
+class PeerEngine(ABC):
+    """An engine with its model loaded; decoding is greedy and ignores end-of-sequence tokens.
 
-    A subclass imports its package in ``__init__``: the class itself is also asked where that
-    package is not installed.
+    A subclass imports its package in ``__init__``: its static methods also run where that package
+    is not installed.
     """
 
     version: str
     vocab_size: int | None = None
-    """Token ids are below it, if the engine says so."""
+    """Size of the vocabulary, if the engine reports it."""
 
     @abstractmethod
     def __init__(self, task: Task) -> None:
@@ -46,7 +45,7 @@ class Contender(ABC):
 
     @staticmethod
     def environment(task: Task, prefix: str) -> dict[str, str]:
-        """Return variables that must be set before the contender's process starts.
+        """Return variables that must be set before the engine's process starts.
 
         Args:
             prefix: ``sys.prefix`` of the Python that runs it.
@@ -55,17 +54,17 @@ class Contender(ABC):
 
     @staticmethod
     def missing(model: str, dtype: str) -> str | None:
-        """Return which file a peer lacks beside the model, and how to make it; ``None``: none."""
+        """Return which file is missing beside the model, and how to make it; ``None``: none."""
         return None
 
     def prepare(self, num_sequences: int, num_tokens: int) -> None:  # noqa: B027 - few need it
-        """Get ready, unmeasured, for requests of such sizes.
+        """Prepare, unmeasured, for requests of these sizes.
 
         Args:
             num_sequences: requests that run at once.
-            num_tokens: of the longest of them, prompt and output.
+            num_tokens: tokens of the longest request, prompt and output.
         """
 
     @abstractmethod
     def run(self, items: Sequence[Item], /) -> list[list[int]]:
-        """Return the tokens that each item generates; their prompts are full ones."""
+        """Return the tokens that each item generates; the prompts are complete."""
