@@ -85,24 +85,14 @@ class Component:
         factory: Callable[..., Any] = load(self.factory, f"{self.slot} {self.name!r}")
         return factory
 
-    def load_check(self) -> Callable[[], str | None]:
-        """Import the check and return it; without one, a function that finds no obstacle.
-
-        Raises:
-            PluginError: it cannot be imported; the cause says why.
-        """
-        if self.check is None:
-            return _no_obstacle
-        check: Callable[[], str | None] = load(self.check, f"check of {self.slot} {self.name!r}")
-        return check
-
     def obstacle(self) -> str | None:
         """Say why the component cannot serve here, or return ``None``; it is imported, not built.
 
-        This is what ``auto`` asks, and it never raises: a check that does is an obstacle itself.
+        ``auto`` asks this. It never raises: a check that raises is an obstacle itself.
         """
         try:
-            reason = self.load_check()()
+            check = self.check and load(self.check, f"check of {self.slot} {self.name!r}")
+            reason: str | None = check() if check else None
             if reason is None:
                 self.load()
         except Exception as error:  # noqa: BLE001 - one bad plugin must not take the others down
@@ -185,7 +175,3 @@ def load(path: str, what: str) -> Any:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise PluginError(f"{what} cannot be imported from {path!r}: {error}") from error
-
-
-def _no_obstacle() -> None:
-    return None

@@ -10,7 +10,6 @@ from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Self
 
-from paged_core.config.loading import load_settings
 from paged_core.engine import Engine
 from paged_core.errors import EngineError, RequestError
 from paged_core.interfaces.executor import SupportsText
@@ -19,7 +18,7 @@ from paged_core.registry import Registry
 from paged_core.request import Request
 from paged_core.requests.pins import Pin, PinState
 from paged_core.sampling_params import SamplingParams
-from paged_core.settings import EngineSettings, settings_class
+from paged_core.settings import EngineSettings, load_settings, settings_class
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import RequestOutput
 from paged_core.text.prompts import Prompt, as_list, as_token_ids, per_prompt
@@ -58,7 +57,7 @@ class LLM:
         """Read settings as the command line does: keywords, environment, file, profile, defaults.
 
         Args:
-            config: a YAML file; ``None``: what ``PAGED_CORE_CONFIG`` names, if anything.
+            config: a YAML or TOML file; ``None``: what ``PAGED_CORE_CONFIG`` names, if anything.
 
         Raises:
             as the class does.

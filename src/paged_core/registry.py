@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 import pluggy
 
@@ -41,6 +41,13 @@ class Plugin:
         """Return the plugin with a reason not to use it."""
         return replace(self, status="broken", reason=reason)
 
+    def claims(self) -> Iterator[str]:
+        """Yield each name that only one plugin may bring, such as ``scheduler 'x'``."""
+        yield from (f"{component.slot} {component.name!r}" for component in self.components)
+        yield from (f"slot {slot.key!r}" for slot in self.slots)
+        yield from (f"profile {profile.name!r}" for profile in self.profiles)
+        yield from (f"command {command.name!r}" for command in self.commands)
+
 
 @dataclass(frozen=True)
 class Registry:
@@ -54,11 +61,11 @@ class Registry:
     ) -> Registry:
         """Import every installed plugin, except those in ``block``, and collect what it yields.
 
-        A plugin that cannot be used is kept with the reason, and the others load all the same.
-        Reads package metadata, but neither the environment nor settings files.
+        A plugin that cannot be used is kept with the reason, and the others are loaded. Package
+        metadata is read, but neither the environment nor settings files.
 
         Args:
-            block: names of plugins to leave alone; nothing of them is imported.
+            block: names of plugins that are not imported.
             entries: look at these entry points instead of the installed ones.
 
         Raises:
@@ -78,7 +85,7 @@ class Registry:
         return cls(_settle(plugin for namesakes in plugins.values() for plugin in namesakes))
 
     def extended(self, *parts: object, plugin: str = "extra") -> Registry:
-        """Return a registry with more parts, for tests and for engines embedded in a program.
+        """Return a registry with more parts, for tests and for programs that bring their own.
 
         Args:
             parts: records (:class:`Component`, :class:`Slot`, :class:`Profile`, :class:`Command`),
@@ -101,7 +108,7 @@ class Registry:
 
     @cached_property
     def memo(self) -> dict[str, Any]:
-        """What others derive from a registry and need not derive twice, under names of theirs."""
+        """What is derived from a registry once and kept with it, by name."""
         return {}
 
     @cached_property
@@ -120,14 +127,14 @@ class Registry:
         return _by_name(command for plugin in self._active for command in plugin.commands)
 
     def of(self, slot: str, /) -> Mapping[str, Component]:
-        """Return the components of a slot by name. ``auto`` of a slot that offers it is none.
+        """Return the components of a slot by name; ``auto`` is not one of them.
 
         Raises:
             PluginError: there is no such slot.
         """
         if slot not in self.slots:
             raise self.error(f"no slot is called {slot!r}{did_you_mean(slot, self.slots)}")
-        return self._by_slot.get(slot, {})
+        return self._by_slot[slot]
 
     def get(self, slot: str, name: str, /) -> Component:
         """Return one component.
@@ -157,17 +164,11 @@ class Registry:
 
     @cached_property
     def conflicts(self) -> Mapping[str, str]:
-        """What several active plugins claim, such as ``scheduler 'x'``, with a message each."""
+        """Names that several active plugins claim, such as ``scheduler 'x'``, with a message each."""
         claims: dict[str, list[Plugin]] = defaultdict(list)
         for plugin in self._active:
-            for component in plugin.components:
-                claims[f"{component.slot} {component.name!r}"].append(plugin)
-            for slot in plugin.slots:
-                claims[f"slot {slot.key!r}"].append(plugin)
-            for profile in plugin.profiles:
-                claims[f"profile {profile.name!r}"].append(plugin)
-            for command in plugin.commands:
-                claims[f"command {command.name!r}"].append(plugin)
+            for what in plugin.claims():
+                claims[what].append(plugin)
         return {
             what: f"{what} comes from both {one} and {other}; use --block-plugin {one.name}"
             f" or --block-plugin {other.name}"
@@ -175,10 +176,9 @@ class Registry:
         }
 
     def refuse_conflicts(self) -> None:
-        """Do nothing if every slot and every component has one provider.
+        """Check that every slot and every component has one provider.
 
-        Profiles and commands are not needed before somebody names them; see
-        :meth:`refuse_conflict`.
+        Profiles and commands are checked when they are used; see :meth:`refuse_conflict`.
 
         Raises:
             PluginError: a name has two; the message names both and the ways out.
@@ -188,7 +188,7 @@ class Registry:
                 self.refuse_conflict(what)
 
     def refuse_conflict(self, what: str) -> None:
-        """Do nothing if ``what``, a key of :attr:`conflicts`, has one provider.
+        """Check that ``what``, which may be a key of :attr:`conflicts`, has one provider.
 
         Raises:
             PluginError: it has two; the message names both and the ways out.
@@ -198,7 +198,7 @@ class Registry:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line per plugin left out, for messages about something that is not there."""
+        """A line per plugin left out, for messages about a name that is not found."""
         return tuple(
             f"note: {plugin} is {plugin.status}{f': {plugin.reason}' if plugin.reason else ''}"
             for plugin in self.plugins
@@ -206,28 +206,18 @@ class Registry:
         )
 
     def error(self, message: str) -> PluginError:
-        """Return an error about something that is not there, mentioning plugins left out."""
+        """Return an error about a name that is not found, with a line per plugin left out."""
         return PluginError("\n".join((message, *self.notes)))
 
     @cached_property
     def _by_slot(self) -> Mapping[str, Mapping[str, Component]]:
-        found: dict[str, dict[str, Component]] = defaultdict(dict)
-        for plugin in self._active:
-            for component in plugin.components:
-                found[component.slot].setdefault(component.name, component)
-        return found
+        parts = [component for plugin in self._active for component in plugin.components]
+        return {key: _by_name(part for part in parts if part.slot == key) for key in self.slots}
 
     @property
     def _active(self) -> Iterator[Plugin]:
         return _active(self.plugins)
 
-
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-N = TypeVar("N", bound=_Named)
 
 _RECORDS: Mapping[str, type] = {
     "slots": Slot,
@@ -256,10 +246,10 @@ def _load(entry: EntryPoint, namesakes: list[Plugin], *, blocked: bool) -> Plugi
 
 
 def _call_hooks(plugin: object) -> dict[str, tuple[Any, ...]]:
-    """Return what one plugin yields, by kind; each has a manager to itself, so none affects others.
+    """Return what one plugin yields, by kind; it has a manager of its own, apart from others.
 
     Raises:
-        PluginError: it misspells a hook, has none, or yields something else than asked for.
+        PluginError: it misspells a hook, has none, or yields a record of another kind.
     """
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(hookspecs)
@@ -286,7 +276,7 @@ def _call_hooks(plugin: object) -> dict[str, tuple[Any, ...]]:
 
 
 def _settle(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
-    """Mark as broken what fits no slot. A slot goes with its plugin: look again until it holds."""
+    """Mark plugins as broken whose components fit no slot, until no slot of a broken one is used."""
     settled = tuple(plugins)
     while True:
         slots = _slots(settled)
@@ -319,15 +309,12 @@ def _active(plugins: Iterable[Plugin]) -> Iterator[Plugin]:
 
 
 def _slots(plugins: Iterable[Plugin]) -> dict[str, Slot]:
-    slots: dict[str, Slot] = {}
-    for plugin in _active(plugins):
-        for slot in plugin.slots:
-            slots.setdefault(slot.key, slot)
-    return slots
+    return _by_name((slot for plugin in _active(plugins) for slot in plugin.slots), "key")
 
 
-def _by_name(records: Iterable[N]) -> dict[str, N]:
-    found: dict[str, N] = {}
+def _by_name(records: Iterable[Any], name: str = "name") -> dict[str, Any]:
+    """Return records by an attribute; the first of several with one name is kept."""
+    found: dict[str, Any] = {}
     for record in records:
-        found.setdefault(record.name, record)
+        found.setdefault(getattr(record, name), record)
     return found

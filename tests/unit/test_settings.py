@@ -17,11 +17,11 @@ from pydantic import Field
 
 from paged_core import plugin
 from paged_core.component import AutoSettings, Component, ComponentSettings, Profile, Slot
-from paged_core.config.layers import Entry, Source, Text
-from paged_core.config.loading import Resolved, load_settings
+from paged_core.config.entry import Entry, Origin, Text
+from paged_core.config.sources import NamedTextSource
 from paged_core.errors import PluginError, SettingsError
 from paged_core.registry import Registry
-from paged_core.settings import EngineSettings, settings_class
+from paged_core.settings import EngineSettings, Resolved, load_settings, settings_class
 
 
 class BudgetSettings(ComponentSettings):
@@ -103,10 +103,9 @@ def load(tmp_path: Path, yaml: str = "", cli: str = "", **environ: str) -> Resol
     """Resolve what a file, the command line and the environment say; dots in ``cli`` are paths."""
     file = tmp_path / "engine.yaml"
     file.write_text(yaml)
-    pairs = [word.split("=", 1) for word in cli.split()]
-    options = [
-        Entry(tuple(key.split(".")), Text(value), Source("cli", f"--{key}")) for key, value in pairs
-    ]
+    words = [word.partition("=") for word in cli.split()]
+    texts = {f"--{key}": Text(text, Origin("cli", f"--{key}")) for key, _, text in words}
+    options = NamedTextSource(texts, Settings.model_fields, "--", ".").layer()
     named = {f"PAGED_CORE_{key}": value for key, value in environ.items()}
     return load_settings(registry(), config=file, options=options, environ=named)
 
@@ -285,7 +284,7 @@ class TestLayers:
         settings = found.settings
         assert (settings.watermark, settings.block_size) == (0.01, 1)
         assert (settings.num_blocks, settings.threads) == (2, 3)
-        layers = {key: (source.layer, source.origin) for key, source in found.sources.items()}
+        layers = {key: (origin.layer, origin.where) for key, origin in found.origins.items()}
         assert layers["watermark"] == ("profile", "v0")
         assert layers["block_size"] == ("yaml", str(tmp_path / "engine.yaml"))
         assert layers["num_blocks"] == ("env", "PAGED_CORE_NUM_BLOCKS")
@@ -298,23 +297,21 @@ class TestLayers:
     def test_the_highest_layer_wins(self, given_in: list[str]) -> None:
         order = ("profile", "yaml", "env", "cli")
         layers = [
-            [Entry(("num_blocks",), order.index(name) + 1, Source(name, "x"))]  # type: ignore[arg-type]
+            [Entry(("num_blocks",), order.index(name) + 1, Origin(name, "x"))]  # type: ignore[arg-type]
             for name in order
             if name in given_in
         ]
-        settings, sources = Settings.from_layers(layers)
+        settings, origins = Settings.from_layers(layers)
         highest = max(given_in, key=order.index, default="default")
-        assert sources["num_blocks"].layer == highest
+        assert origins["num_blocks"].layer == highest
         assert settings.num_blocks == (order.index(highest) + 1 if given_in else None)
 
     def test_tables_merge_option_by_option(self, tmp_path: Path) -> None:
         yaml = "scheduler: {name: prefill_or_decode, delay_factor: 2}"
         found = load(tmp_path, yaml, SCHEDULER__MAX_NUM_SEQS="64")
         assert found.settings.scheduler == PhasesSettings(max_num_seqs=64, delay_factor=2)
-        assert found.sources["scheduler.delay_factor"].layer == "yaml"
-        assert (
-            found.sources["scheduler.max_num_seqs"].origin == "PAGED_CORE_SCHEDULER__MAX_NUM_SEQS"
-        )
+        assert found.origins["scheduler.delay_factor"].layer == "yaml"
+        assert found.origins["scheduler.max_num_seqs"].where == "PAGED_CORE_SCHEDULER__MAX_NUM_SEQS"
 
     @pytest.mark.parametrize("higher", ["scheduler=token_budget", "scheduler.name=token_budget"])
     def test_another_component_drops_the_table_beneath(self, tmp_path: Path, higher: str) -> None:
@@ -380,7 +377,7 @@ class TestLayers:
     def test_overrides_lie_over_all(self) -> None:
         environ = {"PAGED_CORE_SEED": "1"}
         found = load_settings(registry(), environ=environ, overrides={"seed": 2})
-        assert (found.settings.seed, found.sources["seed"].layer) == (2, "python")
+        assert (found.settings.seed, found.origins["seed"].layer) == (2, "python")
 
 
 class TestMistakesOfLayers:
@@ -416,7 +413,7 @@ class TestMistakesOfLayers:
             ("- 1", "/engine.yaml, line 1: settings must be a mapping of keys to values"),
             ("a: 1\nb: [1,\n", "/engine.yaml, line 3: not valid YAML: "),
             ("seed: 1\nseed: 2", "/engine.yaml, line 2: the key 'seed' is given twice"),
-            ("1: 2", "/engine.yaml, line 1: the key 1 is not a name; quote it if it is meant"),
+            ("1: 2", "/engine.yaml, line 1: the key is not text; quote it"),
             ("a: 1\n---\nb: 2", "/engine.yaml, line 2: not valid YAML: but found another document"),
             ("profile: v0\nsead: 1", "sead: no such setting; did you mean 'seed'?"),
         ],

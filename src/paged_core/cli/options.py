@@ -22,12 +22,13 @@ import typer
 from pydantic.fields import FieldInfo
 
 from paged_core.cli.logs import configure_logs
+from paged_core.cli.type_name import type_name
 from paged_core.component import Slot
-from paged_core.config.field_types import is_container, members, type_name
-from paged_core.config.layers import Entry, Layer, Source, Text
-from paged_core.config.loading import Resolved, load_settings
+from paged_core.config.entry import Layer, Origin, Text
+from paged_core.config.field_types import is_container, members
+from paged_core.config.sources import NamedTextSource
 from paged_core.registry import Registry
-from paged_core.settings import EngineSettings, choices
+from paged_core.settings import EngineSettings, Resolved, choices, load_settings
 
 PREFIX = "setting__"
 
@@ -40,16 +41,20 @@ class Given:
     environ: Mapping[str, str]
     config: Path | None = None
     options: Layer = ()
+    env_file: Path | None = None
+    secrets_dir: Path | None = None
 
     def resolve(self, **overrides: Any) -> Resolved:
         """Return the settings: overrides over options over environment over file over profile.
 
         Raises:
-            SettingsError, PluginError: as :func:`~paged_core.config.loading.load_settings` does.
+            SettingsError, PluginError: as :func:`~paged_core.settings.load_settings` does.
         """
         return load_settings(
             self.registry,
             config=self.config,
+            env_file=self.env_file,
+            secrets_dir=self.secrets_dir,
             options=self.options,
             overrides=overrides,
             environ=self.environ,
@@ -71,18 +76,20 @@ def expanded(
     def command(
         *,
         config: Path | None,
+        env_file: Path | None,
+        secrets_dir: Path | None,
         block_plugin: list[str] | None,  # honoured before the command was known
         log_level: str | None,
         **values: Any,
     ) -> Any:
         configure_logs(log_level, environ)
-        typed = {name: values.pop(name) for name in settings}
-        options = [
-            Entry(path, Text(typed[name]), Source("cli", f"--{'.'.join(path)}"))
-            for name, path in settings.items()
-            if typed[name] is not None
-        ]
-        return function(**{place: Given(registry, environ, config, options)}, **values)
+        typed = {option: values.pop(name) for name, option in settings.items()}
+        texts = {o: Text(t, Origin("cli", o)) for o, t in typed.items() if t is not None}
+        options = NamedTextSource(
+            texts, {path[0] for path, _ in generated.values()}, "--", "."
+        ).layer()
+        found = Given(registry, environ, config, options, env_file, secrets_dir)
+        return function(**{place: found}, **values)
 
     own = {name: hint for name, hint in hints.items() if hint is not Given and name != "return"}
     defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
@@ -91,7 +98,7 @@ def expanded(
         for path, option in _setting_options(registry)
         if path[0] not in own
     }
-    settings = {name: path for name, (path, _) in generated.items()}
+    settings = {name: f"--{'.'.join(path)}" for name, (path, _) in generated.items()}
     hints = (
         own | _FRAME | {k: Annotated[str | None, option] for k, (_, option) in generated.items()}
     )
@@ -112,7 +119,28 @@ _FRAME: dict[str, Any] = {
     "config": Annotated[
         Path | None,
         typer.Option(
-            "--config", metavar="FILE", help="a settings file", rich_help_panel="Settings"
+            "--config",
+            metavar="FILE",
+            help="a settings file, YAML or TOML",
+            rich_help_panel="Settings",
+        ),
+    ],
+    "env_file": Annotated[
+        Path | None,
+        typer.Option(
+            "--env-file",
+            metavar="FILE",
+            help="a .env file with PAGED_CORE_ variables",
+            rich_help_panel="Settings",
+        ),
+    ],
+    "secrets_dir": Annotated[
+        Path | None,
+        typer.Option(
+            "--secrets-dir",
+            metavar="DIR",
+            help="a directory with one file per PAGED_CORE_ variable",
+            rich_help_panel="Settings",
         ),
     ],
     "block_plugin": Annotated[
