@@ -164,7 +164,7 @@ class Registry:
 
     @cached_property
     def conflicts(self) -> Mapping[str, str]:
-        """Names that several active plugins claim, such as ``scheduler 'x'``, with a message each."""
+        """Names that several active plugins claim, with a message each; see `Plugin.claims`."""
         claims: dict[str, list[Plugin]] = defaultdict(list)
         for plugin in self._active:
             for what in plugin.claims():
@@ -276,7 +276,7 @@ def _call_hooks(plugin: object) -> dict[str, tuple[Any, ...]]:
 
 
 def _settle(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
-    """Mark plugins as broken whose components fit no slot, until no slot of a broken one is used."""
+    """Mark as broken plugins with components that fit no slot; a broken one brings no slot."""
     settled = tuple(plugins)
     while True:
         slots = _slots(settled)

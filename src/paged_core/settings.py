@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import or_
@@ -155,20 +155,17 @@ class EngineSettings(BaseModel):
             raise SettingsError(explain(error, known, merged, registry.notes)) from None
         return {
             ".".join(path): merged[path].origin if path in merged else Origin("default", owner)
-            for path, owner in self._leaves()
+            for path, owner in self._defaults()
         }
 
-    def _leaves(self) -> list[tuple[tuple[str, ...], str]]:
-        """Return the path of every value, and whose default it would be."""
-        leaves: list[tuple[tuple[str, ...], str]] = []
+    def _defaults(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield the path of every value, and whose default it is where no layer sets it."""
         for key, value in dict(self).items():
             if isinstance(value, ComponentSettings):
-                leaves.append(((key, "name"), "paged_core"))
-                options = [option for option in type(value).model_fields if option != "name"]
-                leaves += [((key, option), f"{key}.{value.name}") for option in options]
+                for option in type(value).model_fields:
+                    yield (key, option), "paged_core" if option == "name" else f"{key}.{value.name}"
             else:
-                leaves.append(((key,), "paged_core"))
-        return leaves
+                yield (key,), "paged_core"
 
 
 def settings_class(registry: Registry) -> type[EngineSettings]:
@@ -253,7 +250,7 @@ def _with_profile(layers: Sequence[Layer], registry: Registry) -> list[Layer]:
         message = f"profile: no profile is called {name!r}{known}{origin.suffix}"
         raise SettingsError("\n".join((message, *registry.notes)))
     registry.refuse_conflict(f"profile {name!r}")
-    profile = sources.from_yaml(registry.profiles[name].read(), Origin("profile", name))
+    profile = sources.from_yaml(registry.profiles[name].read(), Origin("profile", str(name)))
     for entry in profile:
         if entry.path[0] == "profile":
             raise SettingsError(f"{entry.origin}: a profile cannot start from another one")
@@ -289,8 +286,7 @@ def load_settings(
         registry: ``None``: what is installed, less what ``PAGED_CORE_BLOCK_PLUGIN`` names.
         config: a YAML or TOML file; ``None``: what ``PAGED_CORE_CONFIG`` names, if set.
         env_file: a ``.env`` file; ``None``: what ``PAGED_CORE_ENV_FILE`` names, if set.
-        secrets_dir: a directory of one file per variable; ``None``: what
-            ``PAGED_CORE_SECRETS_DIR`` names, if set.
+        secrets_dir: it has a file per variable; ``None``: ``PAGED_CORE_SECRETS_DIR``, if set.
         options: what the command line says.
         overrides: settings as keywords.
         environ: the environment.
@@ -304,28 +300,37 @@ def load_settings(
         registry = Registry.discover(block=blocked_plugins(environ))
     made = settings_class(registry)
     keys = made.model_fields
-    read: tuple[tuple[str, str, Any, Callable[[Path], Layer]], ...] = (
-        ("settings file", "CONFIG", config, sources.from_file),
-        (
-            "secrets directory",
-            "SECRETS_DIR",
-            secrets_dir,
-            partial(sources.from_secrets_dir, keys=keys),
-        ),
-        ("env file", "ENV_FILE", env_file, partial(sources.from_env_file, keys=keys)),
-    )
-    layers: list[Layer] = []
-    for what, variable, given, source in read:
-        path = environ.get(PREFIX + variable) or None if given is None else given
-        try:
-            layers += [] if path is None else [source(Path(path).expanduser())]
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            named_by = f" ({PREFIX}{variable})" if given is None else ""
-            raise SettingsError(f"cannot read {what} {path}: {reason}{named_by}") from None
-    layers += [sources.from_environment(environ, keys), options, _from_keywords(overrides or {})]
+    from_secrets = partial(sources.from_secrets_dir, keys=keys)
+    from_env = partial(sources.from_env_file, keys=keys)
+    layers = [
+        *_read("settings file", "CONFIG", config, environ, sources.from_file),
+        *_read("secrets directory", "SECRETS_DIR", secrets_dir, environ, from_secrets),
+        *_read("env file", "ENV_FILE", env_file, environ, from_env),
+        sources.from_environment(environ, keys),
+        options,
+        _from_keywords(overrides or {}),
+    ]
     settings, origins = made.from_layers(layers)
     return Resolved(settings, origins, registry)
+
+
+def _read(
+    what: str,
+    variable: str,
+    given: str | os.PathLike[str] | None,
+    environ: Mapping[str, str],
+    read: Callable[[Path], Layer],
+) -> Iterator[Layer]:
+    """Read what was given, or else what the variable names, if anything."""
+    path = given if given is not None else environ.get(PREFIX + variable) or None
+    if path is None:
+        return
+    try:
+        yield read(Path(path).expanduser())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        named_by = f" ({PREFIX}{variable})" if given is None else ""
+        raise SettingsError(f"cannot read {what} {path}: {reason}{named_by}") from None
 
 
 def _restore(values: Mapping[str, Any]) -> EngineSettings:

@@ -26,7 +26,7 @@ from paged_core.cli.type_name import type_name
 from paged_core.component import Slot
 from paged_core.config.entry import Layer, Origin, Text
 from paged_core.config.field_types import is_container, members
-from paged_core.config.sources import NamedTextSource
+from paged_core.config.sources import from_names
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, Resolved, choices, load_settings
 
@@ -85,9 +85,7 @@ def expanded(
         configure_logs(log_level, environ)
         typed = {option: values.pop(name) for name, option in settings.items()}
         texts = {o: Text(t, Origin("cli", o)) for o, t in typed.items() if t is not None}
-        options = NamedTextSource(
-            texts, {path[0] for path, _ in generated.values()}, "--", "."
-        ).layer()
+        options = from_names(texts, {path[0] for path, _ in generated.values()}, "--", ".")
         found = Given(registry, environ, config, options, env_file, secrets_dir)
         return function(**{place: found}, **values)
 

@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 from dotenv import dotenv_values
 from dotenv.parser import parse_stream
-from pydantic import create_model
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -31,43 +30,38 @@ from paged_core.config.suggest import did_you_mean
 from paged_core.config.variables import PREFIX, RESERVED
 from paged_core.errors import SettingsError
 
+_ANY = FieldInfo(annotation=Any)
 
-class NamedTextSource(EnvSettingsSource):
-    """Settings by name, such as ``PAGED_CORE_SEED`` or ``--scheduler.max_num_seqs``.
 
-    It yields an entry for a setting and one for each option, where pydantic-settings would take
-    the name of a component and drop the options that are given beside it.
+def from_names(
+    texts: Mapping[str, Text], keys: Collection[str], prefix: str, delimiter: str
+) -> Layer:
+    """Return what texts say by their names, such as ``--scheduler.max_num_seqs``.
+
+    A setting and its options are looked up apart from each other: calling the source would return
+    the name of a component without the options that are given beside it.
     """
-
-    def __init__(
-        self, texts: Mapping[str, Text], keys: Collection[str], prefix: str, delimiter: str
-    ) -> None:
-        fields: Any = dict.fromkeys(keys, (Any, None))
-        super().__init__(
-            create_model("Keys", __base__=BaseSettings, **fields),
-            case_sensitive=True,
-            env_prefix=prefix,
-            env_nested_delimiter=delimiter,
-            env_nested_max_split=1,
-        )
-        self.env_vars = texts
-
-    def prepare_field_value(
-        self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool
-    ) -> Layer:
-        options = self.explode_env_vars(field_name, field, self.env_vars)
-        texts = [((field_name, option), text) for option, text in options.items()]
-        whole = [] if value is None else [Entry((field_name,), value, value.origin)]
-        return [*whole, *(Entry(path, text, text.origin) for path, text in texts)]
-
-    def layer(self) -> Layer:
-        """Return all entries."""
-        return [entry for entries in self().values() for entry in entries]
+    source = EnvSettingsSource(
+        BaseSettings,
+        case_sensitive=True,
+        env_prefix=prefix,
+        env_nested_delimiter=delimiter,
+        env_nested_max_split=1,
+    )
+    source.env_vars = texts
+    found: dict[tuple[str, ...], Any] = {}
+    for key in keys:
+        found[key,] = source.get_field_value(_ANY, key)[0]
+        options = source.explode_env_vars(key, _ANY, texts)
+        found |= {(key, option): text for option, text in options.items()}
+    return [Entry(path, text, text.origin) for path, text in found.items() if text is not None]
 
 
 def from_environment(environ: Mapping[str, str], keys: Collection[str]) -> Layer:
     """Return what variables such as ``PAGED_CORE_SCHEDULER__MAX_NUM_SEQS`` say; empty is unset."""
-    return _layer({name: Text(text, Origin("env", name)) for name, text in environ.items()}, keys)
+    return _variables(
+        {name: Text(text, Origin("env", name)) for name, text in environ.items()}, keys
+    )
 
 
 def from_env_file(path: Path, keys: Collection[str]) -> Layer:
@@ -80,7 +74,9 @@ def from_env_file(path: Path, keys: Collection[str]) -> Layer:
         if broken or (name and name.startswith(PREFIX) and value is None):
             raise SettingsError(f"{origins[name]}: write NAME=value, with closed quotes")
     values = dotenv_values(stream=StringIO(content))
-    return _layer({name: Text(text or "", origins[name]) for name, text in values.items()}, keys)
+    return _variables(
+        {name: Text(text or "", origins[name]) for name, text in values.items()}, keys
+    )
 
 
 def from_secrets_dir(folder: Path, keys: Collection[str]) -> Layer:
@@ -89,10 +85,10 @@ def from_secrets_dir(folder: Path, keys: Collection[str]) -> Layer:
     secrets = SecretsSettingsSource(BaseSettings, folder)
     files = NestedSecretsSettingsSource(secrets, secrets_case_sensitive=True).env_vars
     origins = {name: Origin("env", str(folder / name)) for name in files}
-    return _layer({k.upper(): Text(text or "", origins[k]) for k, text in files.items()}, keys)
+    return _variables({k.upper(): Text(text or "", origins[k]) for k, text in files.items()}, keys)
 
 
-def _layer(texts: Mapping[str, Text], keys: Collection[str]) -> Layer:
+def _variables(texts: Mapping[str, Text], keys: Collection[str]) -> Layer:
     ours = {name: text for name, text in texts.items() if name.startswith(PREFIX) and text}
     for name, text in ours.items():
         key, _, option = name.removeprefix(PREFIX).lower().partition("__")
@@ -103,7 +99,7 @@ def _layer(texts: Mapping[str, Text], keys: Collection[str]) -> Layer:
             names = [PREFIX + known.upper() for known in (*keys, *RESERVED)]
             raise SettingsError(f"{name} sets nothing{did_you_mean(name, names)}{file}")
     lowered = {name.lower(): text for name, text in ours.items()}
-    return NamedTextSource(lowered, keys, PREFIX.lower(), "__").layer()
+    return from_names(lowered, keys, PREFIX.lower(), "__")
 
 
 def from_file(path: Path) -> Layer:
@@ -158,12 +154,10 @@ def _lines(content: str, origin: Origin) -> dict[tuple[str, ...], int]:
     lines: dict[tuple[str, ...], int] = {}
     try:
         root = loader.get_single_node()
+        if root and not isinstance(root, yaml.MappingNode):
+            raise SettingsError(f"{origin}, line 1: settings must be a mapping of keys to values")
         tables: list[tuple[tuple[str, ...], Any]] = [((), root)] if root else []
         for above, table in tables:
-            if not isinstance(table, yaml.MappingNode):
-                raise SettingsError(
-                    f"{origin}, line 1: settings must be a mapping of keys to values"
-                )
             loader.flatten_mapping(table)
             for key, value in table.value:
                 path, line = (*above, str(key.value)), key.start_mark.line + 1
