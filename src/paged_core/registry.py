@@ -1,4 +1,4 @@
-"""What is installed: plugins found through entry points, and the parts they bring."""
+"""The plugins that are installed, found through entry points, and the records they yield."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Registry:
-    """All plugins, and the parts that the active ones bring. Immutable."""
+    """All plugins, and the records that the active ones yield. Immutable."""
 
     plugins: tuple[Plugin, ...]
 
@@ -85,7 +85,7 @@ class Registry:
         return cls(_settle(plugin for namesakes in plugins.values() for plugin in namesakes))
 
     def extended(self, *parts: object, plugin: str = "extra") -> Registry:
-        """Return a registry with more parts, for tests and for programs that bring their own.
+        """Return a registry with one more plugin, for tests and for programs with their own parts.
 
         Args:
             parts: records (:class:`Component`, :class:`Slot`, :class:`Profile`, :class:`Command`),
@@ -113,17 +113,17 @@ class Registry:
 
     @cached_property
     def slots(self) -> Mapping[str, Slot]:
-        """Every kind of part, by settings key."""
+        """Slots by settings key."""
         return _slots(self.plugins)
 
     @cached_property
     def profiles(self) -> Mapping[str, Profile]:
-        """Named starting points for settings."""
+        """Profiles by name."""
         return _by_name(profile for plugin in self._active for profile in plugin.profiles)
 
     @cached_property
     def commands(self) -> Mapping[str, Command]:
-        """Commands that plugins add to the command line."""
+        """Commands of plugins by name."""
         return _by_name(command for plugin in self._active for command in plugin.commands)
 
     def of(self, slot: str, /) -> Mapping[str, Component]:

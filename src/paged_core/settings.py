@@ -45,21 +45,22 @@ _DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
 
 
 def _check_device(name: str) -> str:
-    """Refuse what is no device's name; whether it is there is for the executor to find out."""
+    """Check the form of a device's name; the executor checks that the device exists."""
     if not _DEVICE.fullmatch(name):
         raise ValueError(f"no device is called {name!r}; give auto, cpu, cuda, cuda:1 or mps")
     return name
 
 
 class EngineSettings(BaseModel):
-    """What an engine is built from: frozen plain data.
+    """What an engine is built from, as frozen plain data.
 
     ``EngineSettings(scheduler="prefill_or_decode", num_blocks=64)`` takes every setting as a
     keyword, and reads neither files nor the environment. A component is given by its name, by a
-    table of options (without a ``name``: of the default component), or by its options object.
+    table of options (without a ``name``: of the default component), or by its options object. The
+    class may be the type of a field in another class of settings.
 
-    An instance can be pickled; the process that reads it needs the same packages, and looks at
-    nothing else.
+    An instance can be pickled. The process that unpickles it needs the same packages, and reads
+    neither files nor the environment.
 
     Raises:
         SettingsError: a setting is unknown or out of range; the message says what to write.
@@ -69,10 +70,10 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     registry: ClassVar[Registry | None] = None
-    """Where the class knows its components from; ``None`` here, see :func:`settings_class`."""
+    """What the components of the class are from; ``None`` here, see :func:`settings_class`."""
 
     profile: str | None = Field(None, description="named settings to start from")
-    model: str = Field("demo", description="a hub id, a folder, or demo, which comes with us")
+    model: str = Field("demo", description="a hub id, a folder, or demo, which is shipped")
     tokenizer: str | None = Field(None, description="null: the model's own")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="of weights and cache; auto: what checkpoint and device agree on"
@@ -95,10 +96,12 @@ class EngineSettings(BaseModel):
         None, description="blocks to swap to; null: as many as on the device if preemption swaps"
     )
     watermark: float = Field(
-        0.0, ge=0, lt=1, description="share of the blocks that is kept free on admission"
+        0.0, ge=0, lt=1, description="fraction of the blocks kept free on admission"
     )
-    seed: NonNegativeInt = Field(0, lt=2**63, description="of requests that bring none")
-    deterministic: bool = Field(False, description="the same numbers again, if that costs speed")
+    seed: NonNegativeInt = Field(0, lt=2**63, description="of requests that have none")
+    deterministic: bool = Field(
+        False, description="the same results in every run, at some cost in speed"
+    )
     enforce_eager: bool = Field(False, description="capture no CUDA graphs")
     trust_remote_code: bool = Field(False, description="run code that comes with a checkpoint")
     allow_pickle: bool = Field(False, description="load weights that can run code when loaded")
@@ -115,7 +118,7 @@ class EngineSettings(BaseModel):
     observers: tuple[Part, ...]
 
     def __new__(cls, **_values: Any) -> Self:
-        """Make an instance of the subclass that knows the installed components."""
+        """Make an instance of the subclass that has the installed components."""
         known: Any = settings_class(Registry.discover()) if cls is EngineSettings else cls
         instance: Self = super().__new__(known)
         return instance
@@ -134,7 +137,7 @@ class EngineSettings(BaseModel):
         return self, self._fill(layers)
 
     def __eq__(self, other: object) -> bool:
-        """Compare the values: every registry, and every process, has a class of its own."""
+        """Compare values; classes differ between registries and processes."""
         return isinstance(other, EngineSettings) and dict(self) == dict(other)
 
     def __hash__(self) -> int:
@@ -169,9 +172,9 @@ class EngineSettings(BaseModel):
 
 
 def settings_class(registry: Registry) -> type[EngineSettings]:
-    """Return ``EngineSettings`` with a field per slot, typed by the components that are there.
+    """Return ``EngineSettings`` with a field per slot, typed by the components of ``registry``.
 
-    It is made once for a registry.
+    It is made once per registry.
 
     Raises:
         PluginError: two plugins claim one name, or a slot has the key of another setting.
@@ -202,7 +205,7 @@ def _make_class(registry: Registry) -> type[EngineSettings]:
 
 
 def choices(registry: Registry, slot: Slot) -> dict[str, type[ComponentSettings]]:
-    """Return the options of everything that may be chosen for a slot, by name."""
+    """Return the options of each component that may be chosen for a slot, by name."""
     found = {name: component.settings for name, component in registry.of(slot.key).items()}
     return {"auto": AutoSettings} | found if slot.auto else found
 

@@ -221,7 +221,7 @@ class TestKeywords:
                 {"kv_cache_memory": "much"},
                 "kv_cache_memory: give bytes, such as 2GiB or 500MB, or a fraction, such as 0.5",
             ),
-            ({"kv_cache_memory": 0}, "kv_cache_memory: memory must be more than nothing"),
+            ({"kv_cache_memory": 0}, "kv_cache_memory: memory must be more than 0"),
             (
                 {"kv_cache_memory": 1.5},
                 "kv_cache_memory: a fraction of the memory is at most 1; above that, give whole "

@@ -5,8 +5,8 @@ A command is a function that typer understands, with a parameter of the type :cl
     def command(given: Given, files: Annotated[list[Path], typer.Argument()]) -> int:
         settings = given.resolve().settings
 
-The frame puts in its place ``--config``, ``--block-plugin``, ``--log-level`` and one option for
-every setting, generated from what is installed, and calls the function with what they were given.
+In its place the frame puts ``--config``, ``--env-file``, ``--secrets-dir``, ``--block-plugin``,
+``--log-level`` and one option for every setting, generated from what is installed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PREFIX = "setting__"
 
 @dataclass(frozen=True)
 class Given:
-    """What a command was given of settings; reading files and checking waits for `resolve`."""
+    """The options about settings that a command was given; `resolve` reads files and checks."""
 
     registry: Registry
     environ: Mapping[str, str]
@@ -45,7 +45,7 @@ class Given:
     secrets_dir: Path | None = None
 
     def resolve(self, **overrides: Any) -> Resolved:
-        """Return the settings: overrides over options over environment over file over profile.
+        """Return the settings of all layers, with ``overrides`` above them.
 
         Raises:
             SettingsError, PluginError: as :func:`~paged_core.settings.load_settings` does.
@@ -64,9 +64,9 @@ class Given:
 def expanded(
     function: Callable[..., Any], registry: Registry, environ: Mapping[str, str]
 ) -> Callable[..., Any]:
-    """Return ``function`` with options in the place of its parameter of type :class:`Given`.
+    """Return ``function`` with options in place of its parameter of type :class:`Given`.
 
-    A parameter with the name of a setting keeps it: that setting gets no option.
+    A setting with the name of another parameter of the function gets no option.
     """
     hints = get_type_hints(function, include_extras=True)
     place = next((name for name, hint in hints.items() if hint is Given), None)
@@ -78,7 +78,7 @@ def expanded(
         config: Path | None,
         env_file: Path | None,
         secrets_dir: Path | None,
-        block_plugin: list[str] | None,  # honoured before the command was known
+        block_plugin: list[str] | None,  # read before plugins were imported
         log_level: str | None,
         **values: Any,
     ) -> Any:
@@ -143,7 +143,7 @@ _FRAME: dict[str, Any] = {
     ],
     "block_plugin": Annotated[
         list[str] | None,
-        typer.Option("--block-plugin", metavar="NAME", help="do without a plugin; may be repeated"),
+        typer.Option("--block-plugin", metavar="NAME", help="do not load a plugin; repeatable"),
     ],
     "log_level": Annotated[
         str | None,

@@ -18,5 +18,5 @@ def members(kind: Any) -> list[Any]:
 
 
 def is_container(kind: Any) -> bool:
-    """Whether a value of this type is written as a list or a table, and not as one word."""
+    """Whether a value of this type is written as a list or a table."""
     return kind not in _PLAIN and get_origin(kind) is not Literal and kind is not Any
