@@ -114,7 +114,7 @@ class Registry:
     @cached_property
     def slots(self) -> Mapping[str, Slot]:
         """Slots by settings key."""
-        return _slots(self.plugins)
+        return _by_name((slot for plugin in self._active for slot in plugin.slots), "key")
 
     @cached_property
     def profiles(self) -> Mapping[str, Profile]:
@@ -175,18 +175,6 @@ class Registry:
             for what, (one, other, *_) in (pair for pair in claims.items() if len(pair[1]) > 1)
         }
 
-    def refuse_conflicts(self) -> None:
-        """Check that every slot and every component has one provider.
-
-        Profiles and commands are checked when they are used; see :meth:`refuse_conflict`.
-
-        Raises:
-            PluginError: a name has two; the message names both and the ways out.
-        """
-        for what in self.conflicts:
-            if not what.startswith(("profile ", "command ")):
-                self.refuse_conflict(what)
-
     def refuse_conflict(self, what: str) -> None:
         """Check that ``what``, which may be a key of :attr:`conflicts`, has one provider.
 
@@ -216,7 +204,7 @@ class Registry:
 
     @property
     def _active(self) -> Iterator[Plugin]:
-        return _active(self.plugins)
+        return (plugin for plugin in self.plugins if plugin.status == "active")
 
 
 _RECORDS: Mapping[str, type] = {
@@ -279,7 +267,7 @@ def _settle(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
     """Mark as broken plugins with components that fit no slot; a broken one brings no slot."""
     settled = tuple(plugins)
     while True:
-        slots = _slots(settled)
+        slots = Registry(settled).slots
         checked = tuple(
             plugin.broken(reason)
             if plugin.status == "active" and (reason := _misfit(plugin, slots))
@@ -302,14 +290,6 @@ def _misfit(plugin: Plugin, slots: Mapping[str, Slot]) -> str | None:
         if component.interface_version != slot.version:
             return f"built for interface {component.interface_version}, this is {slot.version}"
     return None
-
-
-def _active(plugins: Iterable[Plugin]) -> Iterator[Plugin]:
-    return (plugin for plugin in plugins if plugin.status == "active")
-
-
-def _slots(plugins: Iterable[Plugin]) -> dict[str, Slot]:
-    return _by_name((slot for plugin in _active(plugins) for slot in plugin.slots), "key")
 
 
 def _by_name(records: Iterable[Any], name: str = "name") -> dict[str, Any]:

@@ -186,7 +186,9 @@ def settings_class(registry: Registry) -> type[EngineSettings]:
 
 
 def _make_class(registry: Registry) -> type[EngineSettings]:
-    registry.refuse_conflicts()
+    for what in registry.conflicts:
+        if not what.startswith(("profile ", "command ")):  # checked when one is used
+            registry.refuse_conflict(what)
     for key, field in EngineSettings.model_fields.items():
         if field.is_required() and key not in registry.slots:
             raise registry.error(f"no plugin declares the slot {key!r}, which an engine needs")
