@@ -9,7 +9,6 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
-from paged_core.config.loading import load_settings
 from paged_core.engine import Engine
 from paged_core.engine_driver import EngineDriver
 from paged_core.errors import EngineError, RequestError
@@ -20,7 +19,7 @@ from paged_core.request import Request
 from paged_core.requests.pins import Pin, PinState
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
-from paged_core.settings import EngineSettings, settings_class
+from paged_core.settings import EngineSettings, load_settings, settings_class
 from paged_core.step_outcome import StepOutcome
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import RequestOutput
@@ -57,7 +56,7 @@ class LLM:
         """Read settings as the command line does: keywords, environment, file, profile, defaults.
 
         Args:
-            config: a YAML file; ``None``: what ``PAGED_CORE_CONFIG`` names, if anything.
+            config: a YAML or TOML file; ``None``: what ``PAGED_CORE_CONFIG`` names, if anything.
 
         Raises:
             as the class does.

@@ -1,4 +1,4 @@
-"""What is installed: plugins found through entry points, and the parts they bring."""
+"""The plugins that are installed, found through entry points, and the records they yield."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 import pluggy
 
@@ -41,11 +41,21 @@ class Plugin:
         """Return the plugin with a reason not to use it."""
         return replace(self, status="broken", reason=reason)
 
+    def claims(self) -> Iterator[str]:
+        """Yield each name that only one plugin may bring, such as ``scheduler 'x'``."""
+        yield from (f"{component.slot} {component.name!r}" for component in self.components)
+        yield from (f"slot {slot.key!r}" for slot in self.slots)
+        yield from (f"profile {profile.name!r}" for profile in self.profiles)
+        yield from (f"command {command.name!r}" for command in self.commands)
+
 
 @dataclass(frozen=True)
 class Registry:
-    """All plugins, and the parts that the active ones bring. Immutable, and can be pickled: another
-    process that has the same packages gets the same parts, without looking for plugins itself."""
+    """All plugins, and the records that the active ones yield. Immutable.
+
+    It can be pickled: another process with the same packages gets the same components from it,
+    without discovering plugins itself.
+    """
 
     plugins: tuple[Plugin, ...]
 
@@ -59,11 +69,11 @@ class Registry:
     ) -> Registry:
         """Import every installed plugin, except those in ``block``, and collect what it yields.
 
-        A plugin that cannot be used is kept with the reason, and the others load all the same.
-        Reads package metadata, but neither the environment nor settings files.
+        A plugin that cannot be used is kept with the reason, and the others are loaded. Package
+        metadata is read, but neither the environment nor settings files.
 
         Args:
-            block: names of plugins to leave alone; nothing of them is imported.
+            block: names of plugins that are not imported.
             entries: look at these entry points instead of the installed ones.
 
         Raises:
@@ -83,7 +93,7 @@ class Registry:
         return cls(_settle(plugin for namesakes in plugins.values() for plugin in namesakes))
 
     def extended(self, *parts: object, plugin: str = "extra") -> Registry:
-        """Return a registry with more parts, for tests and for engines embedded in a program.
+        """Return a registry with one more plugin, for tests and for programs with their own parts.
 
         Args:
             parts: records (:class:`Component`, :class:`Slot`, :class:`Profile`, :class:`Command`),
@@ -106,33 +116,33 @@ class Registry:
 
     @cached_property
     def memo(self) -> dict[str, Any]:
-        """What others derive from a registry and need not derive twice, under names of theirs."""
+        """What is derived from a registry once and kept with it, by name."""
         return {}
 
     @cached_property
     def slots(self) -> Mapping[str, Slot]:
-        """Every kind of part, by settings key."""
-        return _slots(self.plugins)
+        """Slots by settings key."""
+        return _by_name((slot for plugin in self._active for slot in plugin.slots), "key")
 
     @cached_property
     def profiles(self) -> Mapping[str, Profile]:
-        """Named starting points for settings."""
+        """Profiles by name."""
         return _by_name(profile for plugin in self._active for profile in plugin.profiles)
 
     @cached_property
     def commands(self) -> Mapping[str, Command]:
-        """Commands that plugins add to the command line."""
+        """Commands of plugins by name."""
         return _by_name(command for plugin in self._active for command in plugin.commands)
 
     def of(self, slot: str, /) -> Mapping[str, Component]:
-        """Return the components of a slot by name. ``auto`` of a slot that offers it is none.
+        """Return the components of a slot by name; ``auto`` is not one of them.
 
         Raises:
             PluginError: there is no such slot.
         """
         if slot not in self.slots:
             raise self.error(f"no slot is called {slot!r}{did_you_mean(slot, self.slots)}")
-        return self._by_slot.get(slot, {})
+        return self._by_slot[slot]
 
     def get(self, slot: str, name: str, /) -> Component:
         """Return one component.
@@ -162,38 +172,19 @@ class Registry:
 
     @cached_property
     def conflicts(self) -> Mapping[str, str]:
-        """What several active plugins claim, such as ``scheduler 'x'``, with a message each."""
+        """Names that several active plugins claim, with a message each; see `Plugin.claims`."""
         claims: dict[str, list[Plugin]] = defaultdict(list)
         for plugin in self._active:
-            for component in plugin.components:
-                claims[f"{component.slot} {component.name!r}"].append(plugin)
-            for slot in plugin.slots:
-                claims[f"slot {slot.key!r}"].append(plugin)
-            for profile in plugin.profiles:
-                claims[f"profile {profile.name!r}"].append(plugin)
-            for command in plugin.commands:
-                claims[f"command {command.name!r}"].append(plugin)
+            for what in plugin.claims():
+                claims[what].append(plugin)
         return {
             what: f"{what} comes from both {one} and {other}; use --block-plugin {one.name}"
             f" or --block-plugin {other.name}"
             for what, (one, other, *_) in (pair for pair in claims.items() if len(pair[1]) > 1)
         }
 
-    def refuse_conflicts(self) -> None:
-        """Do nothing if every slot and every component has one provider.
-
-        Profiles and commands are not needed before somebody names them; see
-        :meth:`refuse_conflict`.
-
-        Raises:
-            PluginError: a name has two; the message names both and the ways out.
-        """
-        for what in self.conflicts:
-            if not what.startswith(("profile ", "command ")):
-                self.refuse_conflict(what)
-
     def refuse_conflict(self, what: str) -> None:
-        """Do nothing if ``what``, a key of :attr:`conflicts`, has one provider.
+        """Check that ``what``, which may be a key of :attr:`conflicts`, has one provider.
 
         Raises:
             PluginError: it has two; the message names both and the ways out.
@@ -203,7 +194,7 @@ class Registry:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line per plugin left out, for messages about something that is not there."""
+        """A line per plugin left out, for messages about a name that is not found."""
         return tuple(
             f"note: {plugin} is {plugin.status}{f': {plugin.reason}' if plugin.reason else ''}"
             for plugin in self.plugins
@@ -211,28 +202,18 @@ class Registry:
         )
 
     def error(self, message: str) -> PluginError:
-        """Return an error about something that is not there, mentioning plugins left out."""
+        """Return an error about a name that is not found, with a line per plugin left out."""
         return PluginError("\n".join((message, *self.notes)))
 
     @cached_property
     def _by_slot(self) -> Mapping[str, Mapping[str, Component]]:
-        found: dict[str, dict[str, Component]] = defaultdict(dict)
-        for plugin in self._active:
-            for component in plugin.components:
-                found[component.slot].setdefault(component.name, component)
-        return found
+        parts = [component for plugin in self._active for component in plugin.components]
+        return {key: _by_name(part for part in parts if part.slot == key) for key in self.slots}
 
     @property
     def _active(self) -> Iterator[Plugin]:
-        return _active(self.plugins)
+        return (plugin for plugin in self.plugins if plugin.status == "active")
 
-
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-N = TypeVar("N", bound=_Named)
 
 _RECORDS: Mapping[str, type] = {
     "slots": Slot,
@@ -261,10 +242,10 @@ def _load(entry: EntryPoint, namesakes: list[Plugin], *, blocked: bool) -> Plugi
 
 
 def _call_hooks(plugin: object) -> dict[str, tuple[Any, ...]]:
-    """Return what one plugin yields, by kind; each has a manager to itself, so none affects others.
+    """Return what one plugin yields, by kind; it has a manager of its own, apart from others.
 
     Raises:
-        PluginError: it misspells a hook, has none, or yields something else than asked for.
+        PluginError: it misspells a hook, has none, or yields a record of another kind.
     """
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(hookspecs)
@@ -291,10 +272,10 @@ def _call_hooks(plugin: object) -> dict[str, tuple[Any, ...]]:
 
 
 def _settle(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
-    """Mark as broken what fits no slot. A slot goes with its plugin: look again until it holds."""
+    """Mark as broken plugins with components that fit no slot; a broken one brings no slot."""
     settled = tuple(plugins)
     while True:
-        slots = _slots(settled)
+        slots = Registry(settled).slots
         checked = tuple(
             plugin.broken(reason)
             if plugin.status == "active" and (reason := _misfit(plugin, slots))
@@ -319,20 +300,9 @@ def _misfit(plugin: Plugin, slots: Mapping[str, Slot]) -> str | None:
     return None
 
 
-def _active(plugins: Iterable[Plugin]) -> Iterator[Plugin]:
-    return (plugin for plugin in plugins if plugin.status == "active")
-
-
-def _slots(plugins: Iterable[Plugin]) -> dict[str, Slot]:
-    slots: dict[str, Slot] = {}
-    for plugin in _active(plugins):
-        for slot in plugin.slots:
-            slots.setdefault(slot.key, slot)
-    return slots
-
-
-def _by_name(records: Iterable[N]) -> dict[str, N]:
-    found: dict[str, N] = {}
+def _by_name(records: Iterable[Any], name: str = "name") -> dict[str, Any]:
+    """Return records by an attribute; the first of several with one name is kept."""
+    found: dict[str, Any] = {}
     for record in records:
-        found.setdefault(record.name, record)
+        found.setdefault(getattr(record, name), record)
     return found

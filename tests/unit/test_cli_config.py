@@ -128,6 +128,17 @@ class TestConfig:
         assert sources["seed"] == {"layer": "env", "from": "PAGED_CORE_SEED"}
         assert sources["model"]["layer"] == "default"
 
+    def test_env_file_and_secrets(self, capsys: Capture, tmp_path: Path) -> None:
+        file = tmp_path / "own.env"
+        file.write_text("PAGED_CORE_SEED=5\n")
+        (tmp_path / "secrets").mkdir()
+        (tmp_path / "secrets" / "paged_core_threads").write_text("2\n")
+        argv = ("--env-file", str(file), "--secrets-dir", str(tmp_path / "secrets"))
+        settings, sources = config(capsys, *argv)
+        assert (settings["seed"], settings["threads"]) == (5, 2)
+        assert sources["seed"] == {"layer": "env", "from": str(file)}
+        assert sources["threads"]["from"] == str(tmp_path / "secrets" / "paged_core_threads")
+
     def test_every_value_has_a_source(self, capsys: Capture) -> None:
         settings, sources = config(capsys)
         leaves = {

@@ -187,9 +187,17 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _refuse_settings(given: Given) -> None:
-    if given.config is not None or given.options:
-        what = "--config" if given.config is not None else f"--{given.options[0].key}"
-        raise SettingsError(f"{what} has no effect here: scenarios and traces bring their settings")
+    files = {
+        "--config": given.config,
+        "--env-file": given.env_file,
+        "--secrets-dir": given.secrets_dir,
+    }
+    named = [option for option, path in files.items() if path is not None]
+    named += [f"--{entry.key}" for entry in given.options]
+    if named:
+        raise SettingsError(
+            f"{named[0]} has no effect here: scenarios and traces have their own settings"
+        )
 
 
 def print_heading(name: str, about: str) -> None:

@@ -1,1 +1,1 @@
-"""Where settings come from, how they are merged, and what is said when one is wrong."""
+"""Reads settings from all layers, merges them, and explains what is wrong with them."""

@@ -1,4 +1,4 @@
-"""Where built kernels and other things that can be made again are kept."""
+"""The directory for compiled kernels and other files that can be made again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return ``PAGED_CORE_CACHE_DIR``, or else the user's own; it need not exist yet."""
+    """Return ``PAGED_CORE_CACHE_DIR``, or else the user's cache directory; it may not exist."""
     if chosen := environ.get("PAGED_CORE_CACHE_DIR"):
         return Path(chosen).expanduser()
     if sys.platform == "darwin":

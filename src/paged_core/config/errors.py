@@ -1,73 +1,54 @@
-"""What was wrong with settings, said for people: the key, the cause, the remedy, and where."""
+"""Messages about settings that are wrong: the key, the cause, the remedy, and where it is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from paged_core.config.layers import Entry, Text
+from paged_core.config.entry import Entry, Text
+from paged_core.config.merge import Merged
 from paged_core.config.suggest import did_you_mean
+from paged_core.config.values import Known
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-    from paged_core.registry import Registry
-
 _CONTAINERS = {"list_type", "tuple_type", "set_type", "frozen_set_type", "dict_type", "model_type"}
 _NAMES = {"extra_forbidden", "no_component"}
 
 
-def explain(
-    error: ValidationError,
-    registry: Registry,
-    fields: Mapping[str, Any],
-    merged: Mapping[tuple[str, ...], Entry],
-) -> str:
-    """Return a line per mistake, and one per broken plugin if something could not be found."""
+def explain(error: ValidationError, known: Known, merged: Merged, notes: Iterable[str]) -> str:
+    """Return a line per mistake, and ``notes`` if one is a name that is not known."""
     details = error.errors(include_url=False)
-    lines = dict.fromkeys(_line(item, registry, fields, merged) for item in details)
-    notes = registry.notes if any(item["type"] in _NAMES for item in details) else ()
-    return "\n".join((*lines, *notes))
+    lines = dict.fromkeys(_line(item, known, merged) for item in details)
+    missing = any(item["type"] in _NAMES for item in details)
+    return "\n".join((*lines, *(notes if missing else ())))
 
 
-def _line(
-    item: ErrorDetails,
-    registry: Registry,
-    fields: Mapping[str, Any],
-    merged: Mapping[tuple[str, ...], Entry],
-) -> str:
+def _line(item: ErrorDetails, known: Known, merged: Merged) -> str:
     key, *rest = (str(part) for part in item["loc"])
-    component = None
-    if slot := registry.slots.get(key):
-        components = registry.of(key)
-        place = 1 if slot.many else 0  # a list has the index before the component's name
-        if len(rest) > place + 1 and rest[place] in {*components, "auto"}:  # a lone one has none
-            component = components.get(rest.pop(place))
-        elif len(components) == 1:
-            component = next(iter(components.values()))
-        elif not slot.many:
-            chosen = merged.get((key, "name"))
-            component = components.get(str(chosen.value if chosen else slot.default))
-    entry = merged.get((key, *rest)) or merged.get((key, *rest[:1])) or merged.get((key, "name"))
-    entry = entry or merged.get((key,))
-    message = _message(item, entry)
-    if item["type"] == "extra_forbidden":
-        if rest:
-            known = component.settings.model_fields if component else ()
-            owner = component.name if component else key
-            message = f"{owner} has no such option{did_you_mean(rest[-1], known)}"
-            having = [
-                other.name
-                for other in (registry.of(key) if slot else {}).values()
-                if rest[-1] in other.settings.model_fields
-            ]
-            if having:
-                message = f"{owner} has no such option; to set it, name {' or '.join(having)}"
-        else:
-            message = f"no such setting{_suggest_setting(key, registry, fields)}"
-    where = f" ({entry.source})" if entry and str(entry.source) else ""
-    return f"{'.'.join((key, *rest))}: {message}{where}"
+    choices = known.choices.get(key, {})
+    component = next(iter(choices)) if len(choices) == 1 else key
+    place = 1 if choices and known.slots[key].many else 0  # the index of a list comes first
+    if len(choices) > 1 and len(rest) > place:
+        component = rest.pop(place)  # pydantic puts the name there if several may be chosen
+    entry = _entry((key, *rest), merged)
+    if item["type"] != "extra_forbidden":
+        message = _message(item, entry)
+    elif rest:
+        message = _no_option(component, rest[-1], known, key)
+    else:
+        message = f"no such setting{_nearest_setting(key, known)}"
+    return f"{'.'.join((key, *rest))}: {message}{entry.origin.suffix if entry else ''}"
+
+
+def _entry(path: tuple[str, ...], merged: Merged) -> Entry | None:
+    """Return what gave the value at ``path``, or else what is nearest to it."""
+    key = path[0]
+    near = (path, path[:2], (key, "name"), (key,))
+    found = [merged[one] for one in near if one in merged]
+    return next(iter(found or (merged[one] for one in merged if one[0] == key)), None)
 
 
 def _message(item: ErrorDetails, entry: Entry | None) -> str:
@@ -82,15 +63,18 @@ def _message(item: ErrorDetails, entry: Entry | None) -> str:
     return message.replace("valid tuple", "valid list")
 
 
-def _suggest_setting(word: str, registry: Registry, fields: Mapping[str, Any]) -> str:
-    """Prefer the slot whose component has an option of that very name: people forget the table."""
-    for place in _options(registry):
-        if place.endswith(f".{word}"):
-            return f"; did you mean {place!r}?"
-    return did_you_mean(word, fields)
+def _no_option(component: str, option: str, known: Known, key: str) -> str:
+    choices = known.choices.get(key, {})
+    having = [name for name, options in choices.items() if option in options.model_fields]
+    if having:
+        return f"{component} has no such option; to set it, name {' or '.join(having)}"
+    own = choices[component].model_fields if component in choices else ()
+    return f"{component} has no such option{did_you_mean(option, own)}"
 
 
-def _options(registry: Registry) -> Iterator[str]:
-    for slot in registry.slots:
-        for component in registry.of(slot).values():
-            yield from (f"{slot}.{option}" for option in component.settings.model_fields)
+def _nearest_setting(word: str, known: Known) -> str:
+    """Prefer an option of that very name: its table is easily forgotten."""
+    for slot, choices in known.choices.items():
+        if any(word in options.model_fields for options in choices.values()):
+            return f"; did you mean '{slot}.{word}'?"
+    return did_you_mean(word, known.types)

@@ -1,11 +1,11 @@
-"""Types of settings, taken apart for reading text and for showing them to people."""
+"""Types of settings, taken apart for reading text and for describing options."""
 
 from __future__ import annotations
 
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-_PLAIN = {int: "int", float: "float", bool: "bool", str: "text", NoneType: "null"}
+_PLAIN = {int, float, bool, str, NoneType}
 
 
 def members(kind: Any) -> list[Any]:
@@ -18,17 +18,5 @@ def members(kind: Any) -> list[Any]:
 
 
 def is_container(kind: Any) -> bool:
-    """Whether a value of this type is written as a list or a table, and not as one word."""
+    """Whether a value of this type is written as a list or a table."""
     return kind not in _PLAIN and get_origin(kind) is not Literal and kind is not Any
-
-
-def type_name(kind: Any) -> str:
-    """Return a short name: ``int``, ``text or null``, ``auto, float32 or float16``."""
-    names: list[str] = []
-    for member in members(kind):
-        if get_origin(member) is Literal:
-            names += [str(value) for value in get_args(member)]
-        else:
-            names.append(_PLAIN.get(member, "JSON"))
-    *some, last = dict.fromkeys(names)
-    return f"{', '.join(some)} or {last}" if some else last

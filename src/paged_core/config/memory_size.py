@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them."""
+"""Sizes of memory, written as ``2GiB``, as ``80%`` or as a number."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def memory_size(value: object) -> object:
     """Read ``"2GiB"``, ``"500 MB"``, ``"80%"`` or a number: a fraction up to 1, bytes above it.
 
     Returns:
-        Bytes as an int, or a fraction as a float; what is no number at all is returned as it is.
+        Bytes as an int, or a fraction as a float; a value of another type is returned as it is.
 
     Raises:
-        ValueError: it is malformed, or not more than nothing.
+        ValueError: it is malformed, or not more than 0.
     """
     number = _number(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         return value
     if not 0 < number < float("inf"):
-        raise ValueError("memory must be more than nothing")
+        raise ValueError("memory must be more than 0")
     if number <= 1:
         return float(number)
     if number != int(number):
@@ -45,4 +45,4 @@ def _number(text: str) -> float:
 MemorySize = Annotated[
     int | float, BeforeValidator(memory_size, json_schema_input_type=int | float | str)
 ]
-"""Bytes (an int), or a fraction of what is free (a float of at most 1)."""
+"""Bytes (an int), or a fraction of the free memory (a float of at most 1)."""

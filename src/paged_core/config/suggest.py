@@ -1,4 +1,4 @@
-"""The end of a message about a name that nothing has."""
+"""The end of a message about a name that is not known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the nearest right spelling, or else what there is, to append to a message."""
+    """Return the nearest known name, or else all of them, to append to a message."""
     names = sorted(known)
     by_key = {name.lower(): name for name in names}
     close = get_close_matches(word.lower(), by_key, n=1)
