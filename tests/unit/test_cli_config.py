@@ -196,6 +196,11 @@ class TestConfig:
         )
         assert "--scheduler.name says 'fcfs'" in both
 
+    @pytest.mark.parametrize("option", ["--config", "--env-file", "--secrets-dir", "--seed"])
+    def test_a_replay_refuses_settings(self, capsys: Capture, option: str) -> None:
+        message = run(capsys, "replay", "scenario.yaml", option, "1", status=2)
+        assert message.startswith(f"{option} has no effect here")
+
     def test_help_shows_each_components_own_default(self, capsys: Capture) -> None:
         """Help made from a union once showed the defaults of its last member for all."""
         text = " ".join(run(capsys, "config", "--help").replace("│", " ").split())

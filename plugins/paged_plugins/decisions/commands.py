@@ -196,7 +196,7 @@ def _refuse_settings(given: Given) -> None:
     named += [f"--{entry.key}" for entry in given.options]
     if named:
         raise SettingsError(
-            f"{named[0]} has no effect here: scenarios and traces have their own settings"
+            f"{named[0]} has no effect here: scenarios and traces bring their settings"
         )
 
 
