@@ -20,11 +20,11 @@ from torch.nn import functional
 
 from paged_backends.checkpoint.device import choose_device
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.runners.attention_port import AttentionPort, quiet
-from paged_backends.runners.layer_probe import probe_layers
 from paged_backends.runners.settings import TransformersSettings
+from paged_backends.runners.transformers.attention_port import AttentionPort, quiet
+from paged_backends.runners.transformers.layer_probe import probe_layers
 from paged_backends.runners.transformers.model_loader import load_model
-from paged_backends.runners.trial_run import try_out
+from paged_backends.runners.transformers.trial_run import try_out
 from paged_core.errors import SettingsError, UnsupportedModel
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.model_size import ModelSize
