@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from paged_backends.attention import torch_attention
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
-from paged_core.interfaces.attention import AttentionBatch, AttentionParts
+from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.layer import LayerSpec
+from paged_core.testing.attention_batch import attention_batch
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 
@@ -91,21 +92,10 @@ class Scene:
         return list(out.split([self.chunks[index][1] for index in members]))
 
     def _forward(self, rows: list[tuple[int, int, int, torch.Tensor]]) -> torch.Tensor:
-        size = self.layer.block_size
-        starts, slots = [0], list[int]()
-        for index, cached, new, _ in rows:
-            starts.append(starts[-1] + new)
-            slots += [
-                int(self.tables[index, position // size]) * size + position % size
-                for position in range(cached, cached + new)
-            ]
-        batch = AttentionBatch(
-            query_start=torch.tensor(starts, dtype=torch.int32),
-            seq_lens=torch.tensor([cached + new for _, cached, new, _ in rows], dtype=torch.int32),
-            block_tables=self.tables[[index for index, *_ in rows]].int(),
-            slot_mapping=torch.tensor(slots),
-            max_query_len=max(new for _, _, new, _ in rows),
-            max_seq_len=max(cached + new for _, cached, new, _ in rows),
+        batch = attention_batch(
+            self.tables[[index for index, *_ in rows]].numpy(),
+            [(cached, new) for _, cached, new, _ in rows],
+            self.layer.block_size,
         )
         parts = [
             (self.keys[index][cached : cached + new], self.values[index][cached : cached + new])

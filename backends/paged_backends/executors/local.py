@@ -27,7 +27,7 @@ from paged_backends.executors.cache_size import decide_cache_size
 from paged_backends.executors.paged_cache import PagedCache
 from paged_backends.executors.sequence_rows import KnownSequence, SequenceRows
 from paged_backends.executors.settings import LocalSettings
-from paged_backends.kernels.cpu.kernels import UsesKernels
+from paged_backends.kernels.cpu.tensor_kernels import UsesKernels
 from paged_backends.sampling import Row, Sampler, choose, kernel_choice
 from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.errors import EngineError

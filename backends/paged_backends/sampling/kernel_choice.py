@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paged_backends.kernels.cpu.kernels import Kernels
+from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.sampling.choice import Choose, Noise
 from paged_backends.sampling.row import Row
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_core.interfaces.attention import AttentionBackend, AttentionBatch
+from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.layer import LayerSpec
+from paged_core.testing.attention_batch import attention_batch
 
 Arrange = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
 
@@ -115,22 +116,11 @@ class Scene:
 
     def _forward(self, rows: Sequence[tuple[int, int, int, Any]], arrange: Arrange | None) -> Any:
         torch, layer = self._torch, self.layer
-        starts, slots = [0], list[int]()
-        for index, cached, new, _ in rows:
-            starts.append(starts[-1] + new)
-            slots += [
-                int(self.tables[index, position // layer.block_size]) * layer.block_size
-                + position % layer.block_size
-                for position in range(cached, cached + new)
-            ]
-        lengths = [cached + new for _, cached, new, _ in rows]
-        batch = AttentionBatch(
-            query_start=torch.tensor(starts, dtype=torch.int32, device=layer.device),
-            seq_lens=torch.tensor(lengths, dtype=torch.int32, device=layer.device),
-            block_tables=self.tables[[index for index, *_ in rows]].int().to(layer.device),
-            slot_mapping=torch.tensor(slots, device=layer.device),
-            max_query_len=max(new for _, _, new, _ in rows),
-            max_seq_len=max(lengths),
+        batch = attention_batch(
+            self.tables[[index for index, *_ in rows]].numpy(),
+            [(cached, new) for _, cached, new, _ in rows],
+            layer.block_size,
+            layer.device,
         )
         query = torch.cat([part for *_, part in rows])
         key, value = (
