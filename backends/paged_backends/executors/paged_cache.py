@@ -17,7 +17,7 @@ _LINE = 64
 
 
 class PagedCache:
-    """One tensor per layer, in the shape that the attention backend asks for; blocks move whole."""
+    """One tensor per layer, shaped as the attention backend asks; moves whole blocks."""
 
     def __init__(
         self,
