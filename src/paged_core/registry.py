@@ -44,9 +44,14 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Registry:
-    """All plugins, and the parts that the active ones bring. Immutable."""
+    """All plugins, and the parts that the active ones bring. Immutable, and can be pickled: another
+    process that has the same packages gets the same parts, without looking for plugins itself."""
 
     plugins: tuple[Plugin, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the records alone: what is derived from them is made again where it is used."""
+        return Registry, (self.plugins,)
 
     @classmethod
     def discover(

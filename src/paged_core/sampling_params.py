@@ -245,6 +245,11 @@ class SamplingParams:
         ]
 
 
+def processor_name(processor: LogitsProcessor) -> str:
+    """Return what messages call a logits processor."""
+    return str(getattr(processor, "__qualname__", type(processor).__qualname__))
+
+
 def _is_a(kind: type, value: object) -> bool:
     """Whether a number is of a kind, as NumPy's are; a truth value is no number."""
     return isinstance(value, kind) and not isinstance(value, bool)

@@ -9,10 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
 from huggingface_hub import constants
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from transformers.utils import logging
 
 from integration import tiny_models
@@ -66,6 +73,53 @@ def test_offline_a_hub_id_asks_for_a_folder(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(CheckpointError, match=r"hub cannot be reached.*give a folder"):
         resolve_checkpoint("someone/some-model-that-is-nowhere")
+
+
+def unanswered(kind: type[Exception]) -> Exception:
+    """An error of the hub without the response that some versions of its library ask for."""
+    return kind.__new__(kind, "no such luck")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (unanswered(GatedRepoError), "users who accepted its terms"),
+        (unanswered(RepositoryNotFoundError), r"no model a/b on the hub"),
+        (LocalEntryNotFoundError("no"), "hub cannot be reached"),
+        (unanswered(HfHubHTTPError), r"failed \(no such luck"),
+        (OSError("disk full\nand more"), r"failed \(disk full\); try again"),
+    ],
+)
+def test_a_failed_download_says_why(
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(CheckpointError, match=message):
+        resolve_checkpoint("a/b")
+
+
+def test_a_download_fetches_pickles_and_code_only_if_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[list[str]] = []
+
+    def fetch(_: str, *, allow_patterns: list[str], **__: Any) -> str:
+        fetched.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert resolve_checkpoint("a/b") == tmp_path
+    assert len(fetched) == 1
+    assert not {"*.py", "pytorch_model*.bin"} & set(fetched[0])
+    resolve_checkpoint("a/b", allow_pickle=True, trust_remote_code=True)
+    assert "*.py" in fetched[1]
+    assert {"*.py", "pytorch_model*.bin"} <= set(fetched[2])
+    (tmp_path / "model.safetensors").touch()
+    resolve_checkpoint("a/b", allow_pickle=True)
+    assert len(fetched) == 4
 
 
 def test_reading_a_checkpoint_imports_nothing_heavy(folder: Path) -> None:

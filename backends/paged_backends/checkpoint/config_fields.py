@@ -1,4 +1,4 @@
-"""Reads ``config.json`` field by field, so that nonsense in it is an error that names the field."""
+"""Reads ``config.json`` field by field, so that a wrong value is an error that names the field."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _MISSING: Any = object()
 
 
 class ConfigFields:
-    """Fields of a configuration, with the defaults of the architecture, checked for their kind.
+    """Fields of a configuration, with the defaults of the architecture, checked for their types.
 
-    Every method raises :class:`CheckpointError` where a field is of another kind.
+    Every method raises :class:`CheckpointError` if a field is of another type.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -22,11 +22,11 @@ class ConfigFields:
         self._values = checkpoint.config
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and says something."""
+        """Whether the field is there and is not null."""
         return self._values.get(name) is not None
 
     def any(self, name: str, default: Any = None) -> Any:
-        """Return a field as it is; ``default`` where it is not there."""
+        """Return a field as it is; ``default`` if it is missing."""
         return self._values.get(name, default)
 
     def integer(self, name: str, default: int = _MISSING) -> int:
@@ -37,7 +37,7 @@ class ConfigFields:
         return value
 
     def optional_integer(self, name: str, default: int | None) -> int | None:
-        """Return a whole number of at least 1, or ``None`` where the field is null."""
+        """Return a whole number of at least 1, or ``None`` if the field is null."""
         return None if self._values.get(name, default) is None else self.integer(name, default or 1)
 
     def number(self, name: str, default: float) -> float:
@@ -48,7 +48,7 @@ class ConfigFields:
         return float(value)
 
     def optional_number(self, name: str, default: float | None) -> float | None:
-        """Return a number, or ``None`` where the field is null."""
+        """Return a number, or ``None`` if the field is null."""
         return None if self._values.get(name, default) is None else self.number(name, default or 0)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -59,21 +59,21 @@ class ConfigFields:
         return value
 
     def text(self, name: str, default: str) -> str:
-        """Return a word."""
+        """Return a string."""
         value = self._given(name, default)
         if not isinstance(value, str):
-            raise self.wrong(name, "a word")
+            raise self.wrong(name, "a string")
         return value
 
     def mapping(self, name: str) -> Mapping[str, Any] | None:
-        """Return an object, or ``None`` where there is none."""
+        """Return an object, or ``None`` if the field is missing or null."""
         value = self._values.get(name)
         if value is not None and not isinstance(value, Mapping):
             raise self.wrong(name, "an object")
         return value
 
     def token_ids(self, default: int | None) -> frozenset[int]:
-        """Return the tokens that end a sequence: the generation settings have the first word."""
+        """Return the tokens that end a sequence; ``generation_config.json`` takes precedence."""
         for source in (
             self.checkpoint.generation_config,
             {"eos_token_id": default} | {**self._values},
@@ -87,7 +87,7 @@ class ConfigFields:
         return frozenset()
 
     def wrong(self, name: str, kind: str) -> CheckpointError:
-        """Return the error that says that a field is not of this kind."""
+        """Return the error for a field that is not of this kind."""
         return CheckpointError(
             f"{self.checkpoint.folder / 'config.json'} does not describe a "
             f"{self.checkpoint.model_type}: {name} must be {kind}, not {self._values.get(name)!r}"

@@ -1,4 +1,4 @@
-"""Where a model computes."""
+"""The device that a model runs on."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from paged_core.errors import SettingsError
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device that ``device`` names; ``auto``: CUDA where there is one.
+    """Return the device that ``device`` names; ``auto``: CUDA if it is available.
 
     Raises:
-        SettingsError: there is no such device here.
+        SettingsError: the device is not available here.
     """
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

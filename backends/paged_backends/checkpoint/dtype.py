@@ -1,4 +1,4 @@
-"""The number format that a model computes in."""
+"""The dtype that a model computes in."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from paged_backends.checkpoint.folder import Checkpoint
 
 SMALL_BYTES = 64 << 20
-"""Weights that take no more than this as float32 stay in a processor's caches."""
+"""Weights that take no more than this as float32 fit the caches of a CPU."""
 
 
 def choose_dtype(setting: str, checkpoint: Checkpoint, device: torch.device) -> Any:
     """Return what ``from_pretrained`` takes as ``dtype``: a torch dtype, or ``"auto"``.
 
-    ``auto`` is the checkpoint's own format, except on a processor, where a 16-bit one gives way to
-    float32 if the processor has no instructions for bfloat16, if the format is float16, or if the
-    model is so small that half the memory traffic buys nothing. In 16 bits a sum depends on the
-    shape of the batch, and with it, now and then, a greedy token.
+    ``auto`` is the checkpoint's own dtype, except that a CPU computes in float32 instead of 16 bits
+    if it has no instructions for bfloat16, if the dtype is float16, or if the model is so small
+    that half the memory traffic does not make it faster. In 16 bits a sum depends on the shape of
+    the batch, and with it, now and then, a greedy token.
     """
     if setting != "auto":
         return getattr(torch, setting)

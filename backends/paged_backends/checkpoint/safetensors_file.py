@@ -35,13 +35,13 @@ class SafetensorsFile:
     """Tensors by name, as views of the mapped file.
 
     Raises:
-        CheckpointError: the header promises what the file does not hold, or is none.
+        CheckpointError: the header cannot be read, or does not fit the file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with path.open("rb") as file:
-            # private and writable, because torch warns of what it may not write to
+            # private and writable, because torch warns about read-only buffers
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         try:
             length = struct.unpack_from("<Q", self._map)[0]
@@ -55,10 +55,10 @@ class SafetensorsFile:
         return iter(self._entries)
 
     def tensor(self, name: str) -> Tensor:
-        """Return one tensor; it must not be written to.
+        """Return one tensor; it is only to be read.
 
         Raises:
-            CheckpointError: its entry is corrupt, or it has a format that is not known here.
+            CheckpointError: its entry is corrupt, or its dtype is not supported.
         """
         entry = self._entries[name]
         try:
@@ -82,7 +82,7 @@ class SafetensorsFile:
         return flat.view(shape)
 
     def release(self) -> None:
-        """Give back the memory of what was read; it is read again from the file if it is used."""
+        """Release the pages that were read; they are read from the file again if they are used."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 

@@ -1,4 +1,4 @@
-"""Weights by name: views of memory-mapped safetensors files, of a pickle, or made up."""
+"""Weights by name: views of memory-mapped safetensors files, of a pickle, or random."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ Shape = tuple[int, ...]
 
 
 class Weights(Protocol):
-    """Where weights come from."""
+    """A source of weights."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """The format that they are stored in, or most of them."""
+        """The dtype in which most of them are stored."""
 
     def has(self, name: str, /) -> bool:
         """Whether there is a weight of this name."""
 
     def take(self, name: str, shape: Shape, /) -> Tensor:
-        """Return a weight, on the processor, in the format it is stored in; not to be written to.
+        """Return a weight, on the CPU, in the dtype it is stored in; it is only to be read.
 
         Raises:
             CheckpointError: there is none of that name, or it has another shape.
         """
 
     def release(self) -> None:
-        """Give back the memory of what was taken and is no longer used; views stay valid."""
+        """Release the memory of weights that are no longer used; views stay valid."""
 
 
 def open_weights(checkpoint: Checkpoint, *, allow_pickle: bool) -> Weights:
-    """Open the weights of a checkpoint; what they hold is read when it is first used.
+    """Open the weights of a checkpoint; each is read when it is first used.
 
     Raises:
         CheckpointError: they are missing, incomplete or in a form that may not be loaded.
@@ -62,7 +62,7 @@ class _File(Protocol):
 
 
 class StoredWeights:
-    """Weights of a checkpoint. Names are found with or without the prefix of the bare decoder."""
+    """Weights of a checkpoint, found by name with or without the prefix of the bare decoder."""
 
     def __init__(self, checkpoint: Checkpoint, files: Sequence[_File]) -> None:
         self._checkpoint = checkpoint
@@ -71,7 +71,7 @@ class StoredWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The format of the first matrix."""
+        """The dtype of the first matrix."""
         for name, file in self._files.items():
             tensor = file.tensor(name)
             if tensor.ndim > 1 and tensor.is_floating_point():
@@ -103,7 +103,7 @@ class StoredWeights:
 
 
 class RandomWeights:
-    """Weights made up from a seed, for measuring what a configuration costs."""
+    """Random weights of a seed, for measuring what a configuration costs."""
 
     def __init__(self, dtype: torch.dtype, seed: int) -> None:
         self.dtype = dtype
@@ -115,16 +115,16 @@ class RandomWeights:
     def take(self, name: str, shape: Shape, /) -> Tensor:
         if len(shape) == 1:
             return torch.full(shape, float(name.endswith("weight")), dtype=self.dtype)
-        # a short run of noise, over and over: making up every number of a large model takes minutes
+        # a short run of noise, repeated: drawing every number of a large model takes minutes
         noise = torch.randn(min(prod(shape), 1 << 20), generator=self._generator) * 0.02
         return noise.to(self.dtype).repeat(-(-prod(shape) // len(noise)))[: prod(shape)].view(shape)
 
     def release(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no memory is kept."""
 
 
 class _Pickle:
-    """A loaded pickle, with the face of a safetensors file."""
+    """A loaded pickle, with the methods of a safetensors file."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -143,7 +143,7 @@ class _Pickle:
         return tensor
 
     def release(self) -> None:
-        """Nothing can be given back before the end."""
+        """Do nothing: a pickle is released as a whole."""
 
 
 def _bare(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The fast way from tokens to text for byte-level tokenizers, where a token is a run of bytes."""
+"""Incremental detokenization for byte-level tokenizers, where a token is a run of bytes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 _REPLACEMENT = "\ufffd"
 _NUM_CONTEXT_BYTES = 4
-"""As many as the longest character has: fewer could miss where the last one begins."""
+"""As many as the longest character has: fewer could miss the start of the last one."""
 
 
 class TokenBytes(dict[int, bytes]):
-    """The bytes of each token of a byte-level vocabulary, looked up once; none for unknown ids."""
+    """The bytes of each token of a byte-level vocabulary, cached; empty for unknown ids."""
 
     def __init__(self, id_to_token: Callable[[int], str | None]) -> None:
         super().__init__()
@@ -22,14 +22,14 @@ class TokenBytes(dict[int, bytes]):
         token = self._id_to_token(token_id) or ""
         try:
             found = bytes([self._bytes_by_letter[letter] for letter in token])
-        except KeyError:  # an added token, which stands for itself
+        except KeyError:  # an added token: its text is its content
             found = token.encode("utf-8")
         self[token_id] = found
         return found
 
 
 class ByteDetokenizer:
-    """Like :class:`~paged_backends.text.detokenizer.IncrementalDetokenizer`, by way of the bytes.
+    """Like :class:`~paged_backends.text.detokenizer.IncrementalDetokenizer`, by way of bytes.
 
     Invalid bytes become U+FFFD by the same rule (one for each maximal part of a character) in
     Python and in the tokenizers library, so that the pieces join to what that library decodes.
@@ -52,16 +52,16 @@ class ByteDetokenizer:
                 context = token_bytes[token_id] + context
         self._decoder.decode(context)
         self._prompt_dangles = bool(self._decoder.getstate()[0])
-        """The prompt ends within a character and shows U+FFFD there, which is not output."""
+        """The prompt ends within a character; the U+FFFD shown for it is not output."""
 
     def append(self, token_ids: Sequence[int], /) -> str:
-        """Take new tokens and return the text that has become certain."""
+        """Take new tokens and return the text that no later token can change."""
         hidden, token_bytes = self._hidden_ids, self._token_bytes
         data = b"".join([token_bytes[token] for token in token_ids if token not in hidden])
         return self._own(self._decoder.decode(data))
 
     def flush(self) -> str:
-        """Return what was held back, as the sequence has ended."""
+        """Return the text held back; the sequence has ended."""
         return self._own(self._decoder.decode(b"", final=True))
 
     def _own(self, piece: str) -> str:

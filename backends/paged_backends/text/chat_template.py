@@ -1,7 +1,7 @@
 """A checkpoint's chat template: Jinja that turns a conversation into the text of a prompt.
 
-The rules are those of ``transformers``' ``apply_chat_template``: the same sandbox, the same helpers
-and the same places to look, without importing that library.
+The rules are those of ``apply_chat_template`` of ``transformers``: the same sandbox, helpers and
+files, without importing that library.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ChatTemplate:
     def find(
         cls, folder: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]
     ) -> ChatTemplate:
-        """Collect the templates of a checkpoint: files beside it come before its configuration.
+        """Collect the templates of a checkpoint: files override its configuration.
 
         Args:
             config: the content of ``tokenizer_config.json``.
@@ -60,7 +60,7 @@ class ChatTemplate:
         """Return the text of the conversation.
 
         Args:
-            messages: dictionaries with ``role`` and, as a rule, ``content``.
+            messages: dictionaries with ``role`` and, usually, ``content``.
             options: ``add_generation_prompt`` (``True``), ``continue_final_message`` (``False``:
                 leave the last message open), ``tools`` and ``documents`` (lists of dictionaries),
                 ``chat_template`` (a name or the template itself); the template sees all others.
@@ -112,7 +112,7 @@ class ChatTemplate:
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's words for training; here it passes them on."""
+    """``{% generation %}`` marks the assistant's text for training; here it changes nothing."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's interface
 
@@ -139,7 +139,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own escapes HTML, which no model was trained on."""
+    """Replaces Jinja's filter, which escapes HTML, because no model was trained on that."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -158,7 +158,7 @@ def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 
 def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copy the messages as plain data: what a template sees has no methods of ours."""
+    """Copy the messages as plain data, so that a template cannot call methods of our objects."""
     if isinstance(messages, str | Mapping) or not all(
         isinstance(message, Mapping) for message in messages
     ):

@@ -1,4 +1,4 @@
-"""Text from tokens as they come, character by whole character."""
+"""Incremental detokenization: text from tokens as they are generated, in whole characters."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _REPLACEMENT = "\ufffd"
 _MAX_HELD = 3
 """A tail of up to three bytes may be an unfinished character, shown as that many U+FFFD at most."""
 _CONTEXT = 12
-"""Tokens kept before new ones: more than the bytes that can be held back, so that none is cut."""
+"""Tokens kept before new ones: more than the bytes that can be held back, so that none is lost."""
 _SHORT_CONTEXT = 4
-"""The same where bytes have tokens of their own, which are held back as such."""
+"""The same if single bytes have tokens, because those tokens are held back themselves."""
 
 
 class IncrementalDetokenizer:
@@ -22,7 +22,7 @@ class IncrementalDetokenizer:
     text only; the bytes of one character may be spread over several tokens).
 
     Held back until certain, or until :meth:`flush`: U+FFFD at the end, which may be a character
-    whose other bytes are to come; and tokens that stand for single bytes (SentencePiece's byte
+    whose other bytes follow; and tokens for single bytes (SentencePiece's byte
     fallback), because a run of them is decoded as a whole, and invalid as a whole.
     """
 
@@ -39,9 +39,9 @@ class IncrementalDetokenizer:
         """Start after ``prompt``.
 
         Args:
-            decode: the text of whole output.
-            shows: whether a token has any part in the text.
-            byte_ids: tokens that stand for one byte each.
+            decode: returns the text of a whole output.
+            shows: whether a token is shown in the text.
+            byte_ids: tokens for one byte each.
         """
         self._decode = decode
         self._shows = shows
@@ -50,11 +50,11 @@ class IncrementalDetokenizer:
         self._window = self._end_of(prompt)
         self._base = decode(self._window) if self._window else ""
         self._num_emitted: int | None = None
-        """Characters of the window's text that are out, or the prompt's; ``None``: the prompt's
-        own last character may still be unfinished."""
+        """Characters of the window's text that were emitted, or are the prompt's; ``None``: the
+        prompt's last character may still be unfinished."""
 
     def append(self, token_ids: Sequence[int], /) -> str:
-        """Take new tokens and return the text that has become certain."""
+        """Take new tokens and return the text that no later token can change."""
         shown = list(filter(self._shows, token_ids))
         self._window += shown
         if not shown or shown[-1] in self._byte_ids:
@@ -70,7 +70,7 @@ class IncrementalDetokenizer:
         return piece
 
     def flush(self) -> str:
-        """Return what was held back, as the sequence has ended."""
+        """Return the text held back; the sequence has ended."""
         text = self._decode(self._window) if self._window else ""
         return self._advance(text, len(text), ended=True)
 

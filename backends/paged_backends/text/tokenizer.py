@@ -1,12 +1,11 @@
 """A checkpoint's own tokenizer.
 
-Where there is a ``tokenizer.json``, the ``tokenizers`` library reads it and nothing heavier is
-imported; only checkpoints in older formats go through ``transformers``.
+A ``tokenizer.json`` is read by the ``tokenizers`` library, and nothing heavier is imported; only
+checkpoints in older formats are loaded by ``transformers``.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
 from paged_backends.checkpoint.folder import resolve_checkpoint
+from paged_backends.checkpoint.json_file import read_json_object
 from paged_backends.text.byte_detokenizer import ByteDetokenizer, TokenBytes
 from paged_backends.text.chat_template import ChatTemplate
 from paged_backends.text.detokenizer import IncrementalDetokenizer
@@ -40,7 +40,7 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Checkpoint
     """Return the tokenizer of ``model`` (``demo``, a folder, a hub id), or ``None``: it has none.
 
     Args:
-        trust_remote_code: run the checkpoint's own tokenizer code, if it brings any.
+        trust_remote_code: run the checkpoint's own tokenizer code, if it has any.
 
     Raises:
         CheckpointError: there is no such model, or its tokenizer cannot be read.
@@ -60,9 +60,9 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Checkpoint
 class CheckpointTokenizer:
     """Implements :class:`paged_core.interfaces.tokenizer.Tokenizer` for a checkpoint.
 
-    Text is decoded as it was generated: ``clean_up_tokenization_spaces`` in a configuration is not
-    honoured, because it takes spaces out of what the model wrote (``transformers`` ignores it for
-    byte-pair encodings for that reason).
+    Text is decoded as it was generated: ``clean_up_tokenization_spaces`` of a configuration is
+    ignored, because it removes spaces that the model generated (``transformers`` ignores it for
+    byte-pair encodings, too).
     """
 
     encode_text: Callable[[str, bool], list[int]]
@@ -72,12 +72,12 @@ class CheckpointTokenizer:
     special_ids: frozenset[int]
     """Tokens that ``skip_special_tokens`` leaves out."""
     byte_ids: frozenset[int] = frozenset()
-    """Tokens that stand for one byte each."""
+    """Tokens for one byte each."""
     template: ChatTemplate = field(default_factory=lambda: ChatTemplate({}, {}))
     vocab_size: int | None = None
-    """Tokens, added ones included, where that is known."""
+    """Number of tokens with added ones, if it is known."""
     is_known: Callable[[int], bool] = lambda _: True
-    """Whether there is a token of this id; models often have room for more ids than there are."""
+    """Whether there is a token of this id; the model's vocabulary may be larger."""
     token_bytes: TokenBytes | None = None
     """The bytes of each token, if the tokenizer is byte-level."""
 
@@ -86,7 +86,7 @@ class CheckpointTokenizer:
         return self.encode_text(_encodable(text), True)
 
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
-        """Return the text of whole output."""
+        """Return the text of a whole output."""
         hidden = self.special_ids if skip_special_tokens else frozenset()
         return self.decode_ids([token_id for token_id in token_ids if token_id not in hidden])
 
@@ -97,12 +97,12 @@ class CheckpointTokenizer:
             RequestError: the checkpoint has no chat template, or it refuses these messages.
         """
         text = self.template.render(messages, **options)
-        return self.encode_text(_encodable(text), False)  # the template brings special tokens
+        return self.encode_text(_encodable(text), False)  # the template adds special tokens
 
     def detokenizer(
         self, prompt: Sequence[int], /, *, skip_special_tokens: bool = True
     ) -> ByteDetokenizer | IncrementalDetokenizer:
-        """Return a fresh detokenizer for output that follows ``prompt``."""
+        """Return a new detokenizer for output that follows ``prompt``."""
         hidden = self.special_ids if skip_special_tokens else frozenset()
         if self.token_bytes is not None:
             return ByteDetokenizer(self.token_bytes, prompt, hidden_ids=hidden)
@@ -138,7 +138,7 @@ def _from_tokenizers(
     folder: Path, fast: FastTokenizer, config: Mapping[str, Any]
 ) -> CheckpointTokenizer:
     named = _named_tokens(folder, config)
-    fast.no_truncation()  # a prompt is refused when it is too long, never cut in silence
+    fast.no_truncation()  # a prompt that is too long is refused, never truncated silently
     fast.no_padding()
     _add_tokens(fast, named, config)
     if config.keys() & {"add_bos_token", "add_eos_token"}:
@@ -186,7 +186,7 @@ def _add_tokens(fast: FastTokenizer, named: Mapping[str, str], config: Mapping[s
 
 
 def _surround(fast: FastTokenizer, named: Mapping[str, str], config: Mapping[str, Any]) -> None:
-    """Put the tokens around a prompt that ``tokenizer_config.json`` asks for in so many words."""
+    """Put the tokens around a prompt that ``tokenizer_config.json`` asks for explicitly."""
     bos = named.get("bos_token") if config.get("add_bos_token") else None
     eos = named.get("eos_token") if config.get("add_eos_token") else None
     single = " ".join(part for part in (bos, "$A", eos) if part)
@@ -256,14 +256,4 @@ def _content(token: Any) -> str | None:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as JSON ({error}); download the checkpoint again"
-        ) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object; download the checkpoint again")
-    return content
+    return read_json_object(path) if path.is_file() else {}

@@ -77,7 +77,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def plan(self, batch: AttentionBatch, /) -> Any:
-        """Prepare what the layers of a step share, once per step, without waiting for the device."""
+        """Prepare what the layers of a step share, once per step; must not wait for the device."""
 
     @abstractmethod
     def bind(self, layer: LayerSpec, cache: Any, /) -> LayerAttention:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from paged_core import component_factory
 from paged_core.step import StepInput, StepResult
 
 if TYPE_CHECKING:
@@ -14,20 +15,27 @@ if TYPE_CHECKING:
     from paged_core.interfaces.layer import LayerSpec
     from paged_core.interfaces.runner import Runner
     from paged_core.interfaces.tokenizer import Tokenizer
+    from paged_core.registry import Registry
     from paged_core.settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorParts:
-    """What the factory of an executor gets beside its options."""
+    """What the factory of an executor gets beside its options: data that can be pickled, so that
+    an executor can build the model and the attention in another process."""
 
     settings: EngineSettings
+    registry: Registry
     needs_host_blocks: bool
     """Whether the chosen preemption may swap."""
-    make_runner: Callable[[], Runner]
-    """Builds and loads the chosen runner, or the best one that can run the model."""
-    make_attention: Callable[[Sequence[LayerSpec]], AttentionBackend]
-    """Builds the chosen backend, or the best one that serves all these layers."""
+
+    def make_runner(self) -> Runner:
+        """As :func:`~paged_core.component_factory.make_runner`."""
+        return component_factory.make_runner(self.settings, self.registry)
+
+    def make_attention(self, layers: Sequence[LayerSpec]) -> AttentionBackend:
+        """As :func:`~paged_core.component_factory.make_attention`."""
+        return component_factory.make_attention(self.settings, self.registry, layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +49,20 @@ class Capacity:
     """Token ids are below it; ``None``: any token id is served."""
     eos_token_ids: frozenset[int] = frozenset()
     """Tokens that end a sequence unless it asks to ignore them."""
+    remote: bool = False
+    """Whether steps are sent to another process: a request whose logits processors cannot be
+    pickled is then refused when it is added."""
 
 
 class Executor(ABC):
-    """Runs steps. It keeps its own copy of every sequence it was told of, fed by changes only."""
+    """Runs steps. It keeps a copy of every running sequence, which steps update by changes only."""
 
     @abstractmethod
     def start(self) -> Capacity:
-        """Load the model, set up the cache, and say what fits.
+        """Load the model, allocate the cache, and return what fits.
 
         Raises:
-            CheckpointError, UnsupportedModel, SettingsError: as the runner and the backend do.
+            CheckpointError, UnsupportedModel, SettingsError: from the runner or the backend.
         """
 
     @abstractmethod
@@ -60,11 +71,11 @@ class Executor(ABC):
 
     @abstractmethod
     def collect(self, handle: Any, /) -> StepResult:
-        """Wait for a step. If it raises, every sequence of that step is given up by the engine."""
+        """Wait for a step. If it raises, the engine ends every request in that step."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back; calling it again does nothing."""
+        """Release all memory and processes; calling it again does nothing."""
 
 
 @runtime_checkable

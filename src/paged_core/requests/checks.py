@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+
 from paged_core.errors import RequestError
 from paged_core.interfaces.executor import Capacity
 from paged_core.kv_cache import KVCache
 from paged_core.request import Request
+from paged_core.sampling_params import processor_name
 
 
 def check_request(
@@ -35,6 +38,8 @@ def check_request(
         )
     if capacity.vocab_size is not None:
         _check_token_ids(request, capacity.vocab_size)
+    if capacity.remote:
+        _check_picklable(request)
     _check_width(request, kv_cache, max_num_seqs)
     needed = kv_cache.blocks_to_start(length, max_length)
     if needed > kv_cache.num_blocks:
@@ -81,6 +86,19 @@ def _check_token_ids(request: Request, vocab_size: int) -> None:
                 f"{option} of {name} names token id {wrong[0]}, which is outside the model's "
                 f"vocabulary (0 to {vocab_size - 1})"
             )
+
+
+def _check_picklable(request: Request) -> None:
+    for processor in request.sampling.logits_processors:
+        try:
+            pickle.dumps(processor)
+        except Exception as error:
+            raise RequestError(
+                f"request {request.id!r} has the logits processor {processor_name(processor)}, "
+                "which cannot be pickled for the process that runs the model "
+                f"({type(error).__name__}: {error}); define it at module level, as a function or a "
+                "class, and give it picklable attributes only"
+            ) from error
 
 
 def _check_width(request: Request, kv_cache: KVCache, max_num_seqs: int | None) -> None:

@@ -1,8 +1,8 @@
-"""Random numbers that depend on whose token is drawn, and on nothing else.
+"""Random numbers that depend on the sequence and the position of the token, and on nothing else.
 
 Counter-based, after Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): there
-is no generator whose state a schedule, a batch or a preemption could disturb. One number per row
-and draw is needed, so a cryptographic hash is fast enough and leaves no structure to worry about.
+is no generator whose state would depend on the schedule, the batch or preemptions. One number per
+row and step is needed, so a cryptographic hash is fast enough, and its bits are as good as random.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from paged_backends.sampling.row import Row
 
 
 def uniform(row: Row, engine_seed: int) -> float:
-    """Return the number in [0, 1) that decides ``row``'s next token.
+    """Return the number in [0, 1) that selects ``row``'s next token.
 
     It is a function of the request's seed (or else of the engine's seed and the request's id), of
     the sequence's index, and of the position to be filled.

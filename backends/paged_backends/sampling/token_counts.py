@@ -1,4 +1,4 @@
-"""Which tokens a sequence holds and how often it generated each, kept up to date as it grows."""
+"""Which tokens a sequence holds and how often it generated each, updated as it grows."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class TokenTally:
+class TokenCounts:
     """The distinct tokens of one growing sequence; each new token costs O(1)."""
 
-    __slots__ = ("_counts", "_ids", "_num_seen", "_places")
+    __slots__ = ("_counts", "_ids", "_indices", "_num_seen")
 
     def __init__(self) -> None:
-        self._places: dict[int, int] = {}
+        self._indices: dict[int, int] = {}
         self._ids: NDArray[np.int64] = np.empty(64, np.int64)
         self._counts: NDArray[np.int64] = np.zeros(64, np.int64)
         self._num_seen = 0
 
     def update(self, tokens: Sequence[int], num_prompt_tokens: int) -> None:
-        """Take in the tokens that were not there at the last call.
+        """Count the tokens that are new since the last call.
 
         Args:
             tokens: prompt and output; they only ever grow.
             num_prompt_tokens: how many of them are the prompt, which counts as seen 0 times.
         """
-        places = self._places
+        indices = self._indices
         for position in range(self._num_seen, len(tokens)):
             token = tokens[position]
-            place = places.setdefault(token, len(places))
-            if place == len(self._ids):
-                self._ids = np.resize(self._ids, 2 * place)
+            index = indices.setdefault(token, len(indices))
+            if index == len(self._ids):
+                self._ids = np.resize(self._ids, 2 * index)
                 self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
-            self._ids[place] = token
-            self._counts[place] += position >= num_prompt_tokens
+            self._ids[index] = token
+            self._counts[index] += position >= num_prompt_tokens
         self._num_seen = len(tokens)
 
     @property
     def ids(self) -> NDArray[np.int64]:
         """The distinct tokens of prompt and output."""
-        return self._ids[: len(self._places)]
+        return self._ids[: len(self._indices)]
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Beside them: how often each occurs in the output."""
-        return self._counts[: len(self._places)]
+        """How often each of :attr:`ids` occurs in the output."""
+        return self._counts[: len(self._indices)]
