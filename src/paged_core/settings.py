@@ -101,7 +101,7 @@ class EngineSettings(BaseModel):
     )
     seed: NonNegativeInt = Field(0, lt=2**63, description="of requests that bring none")
     deterministic: bool = Field(False, description="the same numbers again, if that costs speed")
-    enforce_eager: bool = Field(False, description="capture no CUDA graphs")
+    enforce_eager: bool = Field(False, description="no CUDA graphs; none are captured yet")
     trust_remote_code: bool = Field(False, description="run code that comes with a checkpoint")
     allow_pickle: bool = Field(False, description="load weights that can run code when loaded")
 

@@ -11,18 +11,24 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from paged_backends.attention.settings import CpuSettings
-from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels import build as kernels_of_any_language
+from paged_backends.kernels import library_cache
+from paged_backends.kernels.build import Build, CannotCompile
 from paged_backends.kernels.cpu import instruction_set
 from paged_backends.kernels.cpu.bindings import UNITS, Bindings, kernels_build
 from paged_backends.kernels.cpu.compiler import SOURCES, CppCompiler, cpp_build
 from paged_backends.kernels.cpu.instruction_set import EMULATED, SETS, NoSuchInstructions, choose
 from paged_backends.kernels.cpu.obstacle import obstacle
+from paged_backends.kernels.cpu.set_names import InstructionSetName
 from paged_backends.kernels.library_cache import library
 from paged_backends.runners.settings import NativeSettings
+from paged_core import LLM
+from paged_core.errors import PagedCoreError, SettingsError
 from paged_core.registry import Registry
 
 SMALLEST = cpp_build("one", ["detect.cpp"])
@@ -194,6 +200,34 @@ def test_a_link_in_place_of_the_folder_is_not_followed(
     assert not list(elsewhere.iterdir())
 
 
+class Concatenating:
+    """The compiler of another language: its libraries are the sources, one after another."""
+
+    identity = ("concatenate", "1")
+
+    def build(self, sources: Sequence[Path], flags: Sequence[str], target: Path, /) -> None:
+        target.write_bytes(b"".join(source.read_bytes() for source in sources))
+
+
+def test_another_language_brings_sources_and_a_compiler_of_its_own(tmp_path: Path) -> None:
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for name in ("a.cu", "b.cu", "shared.h"):
+        (sources / name).write_text(name)
+    build = Build(name="gpu", sources=sources, units=("a.cu", "b.cu"), flags=("-O3",))
+    path = library(build, Concatenating(), tmp_path)
+    assert path.read_bytes() == b"a.cub.cu"
+    assert path.name.startswith("gpu-")
+    (sources / "shared.h").write_text("changed")
+    assert library(build, Concatenating(), tmp_path) != path
+
+
+def test_the_cache_of_libraries_knows_no_language() -> None:
+    """It is shared by them: what it imports of the kernels is what every language has."""
+    for module in (library_cache, kernels_of_any_language):
+        assert "kernels.cpu" not in Path(str(module.__file__)).read_text("utf-8")
+
+
 # ---------------------------------------------------------------------- the compiler
 
 
@@ -290,6 +324,22 @@ def test_a_compiler_that_knows_fewer_sets_gets_the_next(
 def test_the_sources_are_shipped() -> None:
     assert all((SOURCES / unit).is_file() for unit in UNITS)
     assert shutil.which("c++") is None or CppCompiler.find().version
+
+
+def test_settings_name_the_instruction_sets_that_there_are() -> None:
+    assert set(get_args(InstructionSetName)) == {one.name for one in (*SETS, *EMULATED)}
+
+
+def test_the_refusal_names_the_setting(
+    compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instruction_set, "available", lambda _: [SETS[-1]])
+    with pytest.raises(
+        SettingsError, match=r"^runner\.kernels: .* run 'avx2'; it can run: portable"
+    ):
+        LLM("demo", runner={"name": "native", "kernels": "avx2"}, attention="torch")
+    with pytest.raises(PagedCoreError, match=r"attention\.instruction_set: .* cannot run 'avx2'"):
+        LLM("demo", attention={"name": "cpu", "instruction_set": "avx2"}, runner="transformers")
 
 
 @pytest.mark.parametrize("one", [*SETS, *EMULATED], ids=lambda one: one.name)

@@ -75,7 +75,7 @@ class Scene:
         self.keys = [tokens(length, layer.num_kv_heads) for length in lengths]
         self.values = [tokens(length, layer.num_kv_heads) for length in lengths]
         self.backend = backend()
-        # what no sequence owns is not a number: reading any of it shows
+        # memory that no sequence owns is NaN: reading any of it shows
         self.cache = torch.full(self.backend.cache_shape(layer, num_blocks), math.nan, dtype=dtype)
         self.attention = self.backend.bind(layer, self.cache)
 
@@ -184,7 +184,7 @@ def test_a_row_hardly_depends_on_the_rest_of_the_batch() -> None:
         torch.testing.assert_close(out, alone, atol=1e-6, rtol=1e-6)
 
 
-def test_a_sequence_that_holds_no_numbers_spoils_no_other() -> None:
+def test_nan_in_a_sequence_spoils_no_other() -> None:
     scene = Scene(LAYER, [(6, 1), (2, 1), (0, 3)], 3)
     scene.values[0][:] = math.nan
     scene.keys[0][:] = math.inf

@@ -1,4 +1,4 @@
-"""What a runner must do, over attention that has no blocks."""
+"""The contract of runners, tested with attention that has no paged cache."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ PROMPTS = ((1, 5, 9, 2, 6, 3, 8), (4, 4, 7), (2, 9, 1, 1, 3))
 
 
 class RunnerConformance(ComponentConformance):
-    """Subclass it for a runner, and say which model to try it with::
+    """Subclass it for a runner, and name the model to test it with::
 
         class TestMyRunner(RunnerConformance):
             component = "my_runner"
             settings = {"model": "demo", "dtype": "float32"}
 
-    The model needs a vocabulary of ten tokens or more. That what it computes is what the model
-    means is for other tests; here it must compute the same however it is asked.
+    The model needs a vocabulary of at least ten tokens. Whether the logits are right is left to
+    other tests; here they must not depend on chunks and on the batch.
     """
 
     slot: ClassVar[str] = "runner"
     settings: ClassVar[Mapping[str, Any]] = {"model": "demo", "dtype": "float32"}
-    """Of the engine: the model and the like."""
+    """Of the engine, such as the model."""
     tolerance: ClassVar[float] = 1e-4
-    """How far logits may be apart, by what they are computed beside."""
+    """Largest difference of logits computed in different batches."""
     max_examples = 15
 
     def make(self) -> Runner:
@@ -72,7 +72,7 @@ class RunnerConformance(ComponentConformance):
         assert rows.dtype == torch.float32
         assert bool(torch.isfinite(rows).all())
 
-    def test_computes_the_same_in_chunks_and_in_company(self) -> None:
+    def test_logits_do_not_depend_on_chunks_or_batch(self) -> None:
         torch: Any = import_module("torch")
         runner = self.make()
         alone = [
@@ -98,7 +98,7 @@ class RunnerConformance(ComponentConformance):
                     apart = float(torch.max(torch.abs(got - wanted)))
                     assert apart <= self.tolerance, (
                         f"logits of tokens {start} to {start + len(chunk)} of sequence {sequence} "
-                        f"are {apart} apart from those that it has alone"
+                        f"differ by {apart} from those that it has alone"
                     )
                     done[sequence] += len(chunk)
 
@@ -119,7 +119,7 @@ class RunnerConformance(ComponentConformance):
         attention: DenseAttention,
         batch: Sequence[tuple[int, Sequence[int], int]],
     ) -> Any:
-        """Logits [T, vocab] of a batch: for each sequence its tokens, and the first's position."""
+        """Return logits [T, V] of a batch: index, tokens and first position of each sequence."""
         torch: Any = import_module("torch")
         device = runner.layers[0].device
         attention.begin([(sequence, len(tokens)) for sequence, tokens, _ in batch])
@@ -131,5 +131,5 @@ class RunnerConformance(ComponentConformance):
                 torch.tensor(positions, device=device),
                 attention,
             )
-            assert len(hidden) == len(tokens), "a hidden state for each token is wanted"
+            assert len(hidden) == len(tokens), "a hidden state for each token is expected"
             return runner.logits(hidden).cpu()
