@@ -15,17 +15,19 @@ import time
 from collections.abc import Callable, Mapping
 from statistics import median
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings, TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
-from paged_backends.kernels.cpu.kernels import Kernels
+from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.runners.native.fused_decoder import FusedDecoder, FusedLayer, FusedNorm
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
+from paged_core.testing.attention_batch import attention_batch
 
 BF16 = torch.bfloat16
 ROUNDS = 9
@@ -96,20 +98,8 @@ def products(kernels: Kernels, clock: Callable[[], float]) -> None:
 def batch_of(chunks: list[tuple[int, int]], block_size: int) -> tuple[AttentionBatch, int]:
     """A batch over consecutive blocks, and how many there are."""
     width = max(-(-sum(both) // block_size) for both in chunks)
-    tables = torch.arange(width * len(chunks), dtype=torch.int32).view(len(chunks), width)
-    starts, slots = [0], list[int]()
-    for index, (cached, new) in enumerate(chunks):
-        starts.append(starts[-1] + new)
-        slots += [index * width * block_size + p for p in range(cached, cached + new)]
-    batch = AttentionBatch(
-        query_start=torch.tensor(starts, dtype=torch.int32),
-        seq_lens=torch.tensor([sum(both) for both in chunks], dtype=torch.int32),
-        block_tables=tables,
-        slot_mapping=torch.tensor(slots),
-        max_query_len=max(new for _, new in chunks),
-        max_seq_len=max(sum(both) for both in chunks),
-    )
-    return batch, tables.numel()
+    tables = np.arange(width * len(chunks)).reshape(len(chunks), width)
+    return attention_batch(tables, chunks, block_size), tables.size
 
 
 def layer_of(shape: str) -> LayerSpec:

@@ -106,7 +106,7 @@ class EngineSettings(BaseModel):
         "auto",
         description="plan a step while the previous one runs; auto: if the executor gains by it",
     )
-    enforce_eager: bool = Field(False, description="capture no CUDA graphs")
+    enforce_eager: bool = Field(False, description="no CUDA graphs; none are captured yet")
     trust_remote_code: bool = Field(False, description="run code that comes with a checkpoint")
     allow_pickle: bool = Field(False, description="load weights that can run code when loaded")
 

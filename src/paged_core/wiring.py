@@ -8,10 +8,10 @@ from time import monotonic
 from typing import Any
 
 from paged_core.checked_victim import CheckedVictim
-from paged_core.component_factory import make_component
 from paged_core.engine import Engine
 from paged_core.errors import SettingsError
 from paged_core.interfaces.allocator import AllocatorParts, SupportsReservation
+from paged_core.interfaces.component_factory import make_component
 from paged_core.interfaces.evictor import Evictor, EvictorParts
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
 from paged_core.interfaces.future import Future

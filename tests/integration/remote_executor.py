@@ -13,7 +13,7 @@ from typing import Any, Literal
 from paged_backends.executors.memory import MemoryExecutor
 from paged_backends.executors.settings import LocalSettings, MemorySettings
 from paged_core.component import Component, ComponentSettings
-from paged_core.component_factory import make_component
+from paged_core.interfaces.component_factory import make_component
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
 from paged_core.step import StepInput, StepResult
 

@@ -219,6 +219,7 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
             attention.UncappedAttention,
             attention.ForgetfulAttention,
             attention.LateAttention,
+            attention.UnreadAttention,
         ],
     ),
     (

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paged_backends.attention.transfer import to_device
 from paged_backends.executors.known_sequence import KnownSequence
 from paged_backends.executors.sequence_rows import SequenceRows
 from paged_core.ids import SeqId
@@ -56,7 +57,8 @@ class _DecodeBatch:
         self.rows_S = np.fromiter((sequence.row for sequence in self.sequences), np.int64, count)
         self.owner_S = np.arange(count)
         self.ones_S = np.ones(count, np.int64)
-        self.starts = torch.arange(count + 1, dtype=torch.int32, device=device)
+        self.starts_S = np.arange(count + 1, dtype=np.int32)
+        self.starts = to_device(self.starts_S, device)
         self._places = {seq_id: place for place, seq_id in enumerate(ids)}
         self._rows = rows
         self._device = device
@@ -76,13 +78,13 @@ class _DecodeBatch:
                 place = self._places.get(seq_id)
                 if place is not None:
                     self.tables_SW[place, index] = block
-            self.tables = torch.from_numpy(self.tables_SW).to(self._device)
+            self.tables = to_device(self.tables_SW, self._device)
 
     def reach(self, num_blocks: int) -> None:
         """Widen the tables to ``num_blocks`` at least."""
         if num_blocks > self.tables_SW.shape[1]:
             self.tables_SW = self._rows.tables_CW[self.rows_S, : num_blocks + _SPARE_BLOCKS]
-            self.tables = torch.from_numpy(self.tables_SW).to(self._device)
+            self.tables = to_device(self.tables_SW, self._device)
 
 
 class BatchMaker:
@@ -111,7 +113,7 @@ class BatchMaker:
         rows, size = self._rows, self._block_size
         rows_S = decode.rows_S
         computed_S = rows.num_computed_C[rows_S]
-        lengths_S = computed_S + 1
+        lengths_S = (computed_S + 1).astype(np.int32)
         max_seq_len = int(lengths_S.max())
         decode.reach(-(-max_seq_len // size))
         blocks_S, offsets_S = np.divmod(computed_S, size)
@@ -127,9 +129,12 @@ class BatchMaker:
             positions_T=self._tensor(computed_S),
             attention=AttentionBatch(
                 query_start=decode.starts,
-                seq_lens=self._tensor(lengths_S.astype(np.int32)),
+                seq_lens=self._tensor(lengths_S),
                 block_tables=decode.tables,
                 slot_mapping=self._tensor(slots_S),
+                query_start_host=decode.starts_S,
+                seq_lens_host=lengths_S,
+                block_tables_host=decode.tables_SW,
                 max_query_len=1,
                 max_seq_len=max_seq_len,
             ),
@@ -143,7 +148,7 @@ class BatchMaker:
         rows_S = np.fromiter((sequence.row for sequence in sequences), np.int64, count)
         counts_S = np.asarray(step.num_tokens, np.int64)
         computed_S = rows.num_computed_C[rows_S]
-        lengths_S = computed_S + counts_S
+        lengths_S = (computed_S + counts_S).astype(np.int32)
         starts = np.zeros(count + 1, np.int32)
         np.cumsum(counts_S, out=starts[1:])
         max_seq_len = int(lengths_S.max())
@@ -167,13 +172,16 @@ class BatchMaker:
             positions_T=self._tensor(positions_T),
             attention=AttentionBatch(
                 query_start=self._tensor(starts),
-                seq_lens=self._tensor(lengths_S.astype(np.int32)),
+                seq_lens=self._tensor(lengths_S),
                 block_tables=self._tensor(tables_SW),
                 slot_mapping=self._tensor(slots_T),
+                query_start_host=starts,
+                seq_lens_host=lengths_S,
+                block_tables_host=tables_SW,
                 max_query_len=int(counts_S.max()),
                 max_seq_len=max_seq_len,
             ),
         )
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(array, self._device)

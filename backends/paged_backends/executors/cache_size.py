@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
+from paged_backends.attention.cache_layout import layout_of
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.layer import LayerSpec
@@ -63,12 +63,8 @@ def decide_cache_size(
             model has positions.
     """
     length = _length(settings, model_length)
-    block_bytes = sum(
-        prod(backend.cache_shape(layer, 1))
-        * layer.bytes_per_token
-        // (2 * layer.num_kv_heads * layer.head_dim)
-        for layer in layers
-    )
+    layout = layout_of(backend)
+    block_bytes = sum(layout.block_bytes(layer) for layer in layers)
     device = torch.device(layers[0].device)
     num_blocks = _device_blocks(settings, block_bytes, device, length)
     pool = num_blocks * settings.block_size

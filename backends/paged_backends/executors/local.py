@@ -20,11 +20,12 @@ from torch import Tensor
 from paged_backends.attention.step_attention import StepAttention
 from paged_backends.executors.batch import Batch, BatchMaker
 from paged_backends.executors.cache_size import CacheSize, decide_cache_size
+from paged_backends.executors.model_timer import ModelTimer
 from paged_backends.executors.paged_cache import PagedCache
 from paged_backends.executors.sequence_rows import SequenceRows
 from paged_backends.executors.settings import LocalSettings
 from paged_backends.executors.step_sampler import StepSampler
-from paged_backends.kernels.cpu.kernels import UsesKernels
+from paged_backends.kernels.cpu.tensor_kernels import UsesKernels
 from paged_backends.sampling import Sampler, kernel_random_sample, random_sample
 from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.errors import EngineError
@@ -121,15 +122,15 @@ class LocalExecutor(Executor):
         prepared = perf_counter()
         if batch is None:
             return StepResult(seconds={"prepare": prepared - started})
+        timer = ModelTimer(loaded.device)
         hidden = self._forward(loaded, batch)
-        if loaded.device.type == "cuda":
-            torch.cuda.synchronize(loaded.device)
-        computed = perf_counter()
+        timer.stop()
         result = self._sample(loaded, batch, hidden)
+        model = timer.seconds()
         seconds = {
             "prepare": prepared - started,
-            "model": computed - prepared,
-            "sample": perf_counter() - computed,
+            "model": model,
+            "sample": perf_counter() - prepared - model,
         }
         return replace(result, seconds=seconds)
 

@@ -1,1 +1,1 @@
-"""Compiled kernels: a folder for each language, and the cache of libraries that they share."""
+"""Compiled kernels: a folder for each language, and the library cache that they share."""

@@ -1,9 +1,9 @@
-"""Compiled libraries, kept in the user's cache directory and made again when anything changes.
+"""Compiled libraries, kept in the user's cache directory and rebuilt when anything changes.
 
-A library's name carries two hashes: of its sources, the flags and the kind of machine; and of the
-compiler. Where there is no compiler, what another has made serves. It is written beside its place
-and renamed into it; a lock keeps a second process from building the same. Its own hash lies beside
-it, so that a damaged file is noticed before it is loaded.
+The file name of a library carries two hashes: one of its sources, the flags and the machine type,
+and one of the compiler. Without a compiler, a library that was built before is used. A library is
+written to a temporary file and renamed; a lock keeps two processes from building the same one. Its
+SHA-256 is kept in a file beside it, so that a damaged library is detected before it is loaded.
 """
 
 from __future__ import annotations
@@ -14,57 +14,47 @@ import os
 import platform
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from time import perf_counter
 
-from paged_backends.kernels.cpu.compiler import CannotCompile, Compiler, all_flags
+from paged_backends.kernels.build import Build, CannotCompile, Compiler
 from paged_core.config.cache_dir import cache_dir
 from paged_core.log import get_logger
-
-SOURCES = Path(__file__).parent / "cpu" / "source"
 
 _log = get_logger()
 
 
-def library(
-    name: str,
-    units: Sequence[str],
-    flags: Sequence[str],
-    compiler: Compiler | CannotCompile,
-    folder: Path | None = None,
-) -> Path:
-    """Return the compiled library of the ``units``, names of files in ``source``.
+def library(build: Build, compiler: Compiler | CannotCompile, folder: Path | None = None) -> Path:
+    """Return the path of the compiled library, built first if it is not in the cache.
 
     Args:
-        name: its first name.
-        flags: in addition to the compiler's.
-        compiler: or why there is none; then it must have been compiled before.
-        folder: where it is kept; ``None``: the user's cache directory, or, where that cannot be
-            written, a folder of this user among the temporary files.
+        compiler: or why there is none; then the library must be in the cache.
+        folder: the cache; ``None``: the user's cache directory or, if that is not writable, a
+            folder of this user among the temporary files.
 
     Raises:
-        CannotCompile: it must be built, and cannot be; or there is nowhere to keep it.
+        CannotCompile: it is not in the cache and cannot be built, or no folder is writable.
     """
-    place = folder or _folder()
+    cached = folder or _folder()
     if isinstance(compiler, CannotCompile):
-        kept = _kept(place, name, units, flags)
-        if not kept:
+        found = _find(cached, build)
+        if not found:
             raise compiler
-        return kept[0]
-    path = place / f"{_stem(name, units, flags)}-{_digest(*compiler.command, compiler.version)}.so"
-    if _is_whole(path):
+        return found[0]
+    path = cached / f"{_stem(build)}-{_digest(*compiler.identity)}.so"
+    if _is_intact(path):
         return path
     with _locked(path.with_suffix(".lock")):
-        if _is_whole(path):  # another process has built it meanwhile
+        if _is_intact(path):  # another process has built it meanwhile
             return path
         started = perf_counter()
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            compiler.build([SOURCES / unit for unit in units], flags, unfinished)
-            _note(path).write_text(_hash(unfinished), "ascii")
+            compiler.build(build.paths(), build.flags, unfinished)
+            _checksum_file(path).write_text(_hash(unfinished), "ascii")
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -72,30 +62,30 @@ def library(
     return path
 
 
-def is_kept(name: str, units: Sequence[str], flags: Sequence[str]) -> bool:
-    """Whether some compiler has made it before."""
+def is_cached(build: Build) -> bool:
+    """Whether the library is in the user's cache, whichever compiler built it."""
     try:
-        return bool(_kept(_folder(), name, units, flags))
+        return bool(_find(_folder(), build))
     except CannotCompile:
         return False
 
 
 def discard(path: Path) -> None:
-    """Forget a library that turns out to be of no use, so that it is made again."""
-    _note(path).unlink(missing_ok=True)
+    """Delete a library that cannot be used, so that it is built again."""
+    _checksum_file(path).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
 
-def _kept(place: Path, name: str, units: Sequence[str], flags: Sequence[str]) -> list[Path]:
-    return [path for path in place.glob(f"{_stem(name, units, flags)}-*.so") if _is_whole(path)]
+def _find(folder: Path, build: Build) -> list[Path]:
+    return [path for path in folder.glob(f"{_stem(build)}-*.so") if _is_intact(path)]
 
 
-def _stem(name: str, units: Sequence[str], flags: Sequence[str]) -> str:
-    """The name, and a hash of all that a library depends on but the compiler."""
-    parts: list[str | bytes] = [platform.system(), platform.machine(), *all_flags(flags), *units]
-    for path in sorted(SOURCES.iterdir()):
+def _stem(build: Build) -> str:
+    """The name, and a hash of all that a library depends on except the compiler."""
+    parts: list[str | bytes] = [platform.system(), platform.machine(), *build.flags, *build.units]
+    for path in sorted(build.sources.iterdir()):
         parts += [path.name, path.read_bytes()]
-    return f"{name}-{_digest(*parts)}"
+    return f"{build.name}-{_digest(*parts)}"
 
 
 def _digest(*parts: str | bytes) -> str:
@@ -107,10 +97,10 @@ def _digest(*parts: str | bytes) -> str:
 
 
 def _folder() -> Path:
-    """The folder of compiled libraries, for this user's eyes only.
+    """The folder of compiled libraries, accessible to this user only.
 
     Raises:
-        CannotCompile: there is no folder that nobody else can write to.
+        CannotCompile: there is no folder that only this user can write to.
     """
     wanted = cache_dir() / "kernels"
     spare = Path(tempfile.gettempdir()) / f"paged_core-{os.getuid()}"
@@ -135,19 +125,19 @@ def _warn_once(reason: str, used: str) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make it and see that it can be written, and by nobody else: code is loaded from it.
+    """Make the folder, writable by this user only: code is loaded from it.
 
-    Where others could write so far, what lies there may be theirs, and goes.
+    If other users could write to it, its files may be theirs and are deleted.
 
     Raises:
-        OSError: it cannot, or it is another's.
+        OSError: it is not writable, or belongs to another user.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, "is not a folder of its own")
     if found.st_uid != os.getuid():
-        raise PermissionError(errno.EPERM, "belongs to somebody else")
+        raise PermissionError(errno.EPERM, "belongs to another user")
     if found.st_mode & 0o077:
         folder.chmod(0o700)
     if found.st_mode & 0o022:
@@ -159,13 +149,13 @@ def _make_private(folder: Path) -> None:
         pass
 
 
-def _note(path: Path) -> Path:
+def _checksum_file(path: Path) -> Path:
     return path.with_suffix(".sha256")
 
 
-def _is_whole(path: Path) -> bool:
+def _is_intact(path: Path) -> bool:
     try:
-        return _note(path).read_text("ascii") == _hash(path)
+        return _checksum_file(path).read_text("ascii") == _hash(path)
     except (OSError, ValueError):
         return False
 
@@ -176,7 +166,7 @@ def _hash(path: Path) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock at ``path``, after whoever holds it now; it ends with its process."""
+    """Hold the lock at ``path``, once it is free; it ends with the process."""
     import fcntl
 
     with path.open("w") as file:

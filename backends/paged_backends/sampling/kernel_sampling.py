@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paged_backends.kernels.cpu.kernels import Kernels
+from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.sampling.random_sampling import RandomSample, Uniform
 from paged_backends.sampling.row import Row
 

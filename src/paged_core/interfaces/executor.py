@@ -30,11 +30,11 @@ class ExecutorParts:
     """Whether the chosen preemption may swap."""
 
     def make_runner(self) -> Runner:
-        """As :func:`~paged_core.component_factory.make_runner`."""
+        """As :func:`~paged_core.interfaces.component_factory.make_runner`."""
         return component_factory.make_runner(self.settings, self.registry)
 
     def make_attention(self, layers: Sequence[LayerSpec]) -> AttentionBackend:
-        """As :func:`~paged_core.component_factory.make_attention`."""
+        """As :func:`~paged_core.interfaces.component_factory.make_attention`."""
         return component_factory.make_attention(self.settings, self.registry, layers)
 
 

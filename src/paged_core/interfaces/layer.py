@@ -1,4 +1,4 @@
-"""What an attention backend must know about one layer."""
+"""One attention layer of a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class LayerSpec:
     num_heads: int
     """Query heads."""
     num_kv_heads: int
-    """Key/value heads; each serves ``num_heads // num_kv_heads`` query heads."""
+    """Key/value heads, each shared by ``num_heads // num_kv_heads`` query heads."""
     head_dim: int
     scale: float
     """Multiplies query times key before the softmax."""

@@ -1,4 +1,4 @@
-"""How large a model is, as far as it decides what its tokens must cost."""
+"""The size of a model, as far as it determines the cost of a token."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from paged_core.interfaces.layer import LayerSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Weights that every token is multiplied with, and the attention layers."""
+    """Weights that every token is multiplied by, and the attention layers."""
 
     layer_weights: int
-    """Numbers in the products of all layers; embeddings are looked up, not multiplied with."""
+    """Weights of the linear layers; embeddings are looked up and do not count."""
     head_weights: int
-    """Numbers in the product that gives the logits."""
+    """Weights of the head."""
     layers: tuple[LayerSpec, ...]
 
     @property

@@ -1,4 +1,4 @@
-"""Kernels for CPUs: C++ sources, how they are compiled on first use, and what they offer to Python.
+"""Kernels for CPUs: C++ sources (``source``), compiled on first use, and their Python bindings.
 
-:class:`~paged_backends.kernels.cpu.kernels.Kernels` is the door; ``source`` holds the C++.
+Use :class:`~paged_backends.kernels.cpu.tensor_kernels.Kernels`, which takes tensors.
 """

@@ -11,35 +11,43 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from paged_backends.kernels.build import Build, CannotCompile
+
+SOURCES = Path(__file__).parent / "source"
+"""Folder of the C++ sources."""
+
 _NAMES = ("c++", "g++", "clang++")
-_FLAGS = ("-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-w")
-_MATHS = ("-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+_BASE_FLAGS = ("-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-w")
+_MATH_FLAGS = ("-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 _REMEDY = "install g++ (`apt-get install g++`, `dnf install gcc-c++`) or set CXX to a C++ compiler"
 
 
-class CannotCompile(Exception):
-    """There is no compiler, or it refused; the message says what to do."""
-
-
-def all_flags(extra: Sequence[str]) -> list[str]:
-    """All flags but those that name files."""
-    return [*_FLAGS, *_MATHS, *extra]
+def cpp_build(name: str, units: Sequence[str], flags: Sequence[str] = ()) -> Build:
+    """Return the build of these files of :data:`SOURCES`; ``flags`` follow those of every build."""
+    return Build(
+        name=name, sources=SOURCES, units=tuple(units), flags=(*_BASE_FLAGS, *_MATH_FLAGS, *flags)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Compiler:
-    """A compiler that was found."""
+class CppCompiler:
+    """A C++ compiler that was found; see :class:`~paged_backends.kernels.build.Compiler`."""
 
     command: tuple[str, ...]
     version: str
-    """Its first line of ``--version``."""
+    """First line of the output of ``--version``."""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Command and version."""
+        return (*self.command, self.version)
 
     @classmethod
-    def find(cls, environ: Mapping[str, str] = os.environ) -> Compiler:
-        """Return what ``CXX`` names, or else the first of c++, g++ and clang++ that answers.
+    def find(cls, environ: Mapping[str, str] = os.environ) -> CppCompiler:
+        """Return the compiler that ``CXX`` names, or the first of c++, g++ and clang++ that runs.
 
         Raises:
-            CannotCompile: none does.
+            CannotCompile: none runs.
         """
         chosen = environ.get("CXX")
         for command in [tuple(shlex.split(chosen))] if chosen else [(name,) for name in _NAMES]:
@@ -54,13 +62,12 @@ class Compiler:
             raise CannotCompile(f"CXX={chosen} does not run; {_REMEDY}")
         raise CannotCompile(f"there is no C++ compiler; {_REMEDY}")
 
-    def build(self, sources: Sequence[Path], extra: Sequence[str], target: Path) -> None:
-        """Compile ``sources`` side by side and link them to the shared library ``target``.
+    def build(self, sources: Sequence[Path], flags: Sequence[str], target: Path, /) -> None:
+        """Compile ``sources`` in parallel and link them to the shared library ``target``.
 
         Raises:
-            CannotCompile: it failed; the message ends with what the compiler said.
+            CannotCompile: it failed; the message ends with the compiler's own.
         """
-        flags = all_flags(extra)
         objects = [target.with_name(f"{target.name}.{source.stem}.o") for source in sources]
         jobs = [
             [*self.command, *flags, "-c", str(source), "-o", str(made)]
@@ -87,7 +94,7 @@ def _compile(job: Sequence[str]) -> None:
 
 
 def _essential(text: str) -> Iterator[str]:
-    """The first few lines that name errors."""
+    """The first lines that mention an error."""
     lines = text.strip().splitlines()
     errors = [line for line in lines if "error" in line.lower()]
     yield from (errors or lines)[:5]
@@ -102,9 +109,9 @@ def _run(job: Sequence[str], timeout: float = 30) -> subprocess.CompletedProcess
         return None
 
 
-def find_compiler() -> Compiler | CannotCompile:
-    """Return the compiler, or why there is none: what was compiled before may still serve."""
+def find_compiler() -> CppCompiler | CannotCompile:
+    """Return the compiler, or why there is none: a library in the cache can still be used."""
     try:
-        return Compiler.find()
+        return CppCompiler.find()
     except CannotCompile as error:
         return error

@@ -1,4 +1,4 @@
-"""Which instruction sets there are kernels for, and which of them this processor has."""
+"""The instruction sets that the kernels are compiled for, and which of them this processor has."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import ctypes
 import platform
 from dataclasses import dataclass
 
-from paged_backends.kernels.cpu.compiler import CannotCompile, Compiler
+from paged_backends.kernels.build import CannotCompile, Compiler
+from paged_backends.kernels.cpu.compiler import cpp_build
+from paged_backends.kernels.cpu.set_names import InstructionSetName
 from paged_backends.kernels.library_cache import library
 
 
 @dataclass(frozen=True, slots=True)
 class InstructionSet:
-    """One of them."""
+    """An instruction set, or an emulated one."""
 
-    name: str
+    name: InstructionSetName
     flags: tuple[str, ...]
-    """What tells the compiler."""
+    """Of the compiler."""
     bit: int
-    """What ``detect.cpp`` calls it; 0: every processor has it."""
+    """Its bit in the result of ``detect.cpp``; 0: every processor has it."""
 
 
 _SLOW = 8
-"""A bit of the answer of ``detect.cpp``: pairs of bfloat16 are slower than float32."""
+"""A bit of the result of ``detect.cpp``: pairs of bfloat16 are slower than float32."""
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (
     *_AVX2,
@@ -44,28 +46,28 @@ SETS = (
 )
 """Best first; see :func:`available`."""
 _INTEL = ("avx512_amx", "avx512_bf16_mixed")
-"""What comes first where pairs are slow."""
+"""Preferred where pairs are slow."""
 EMULATED = (
     InstructionSet("avx512_amx_emulated", (*_MIXED, "-DEMULATE_AMX"), 4),
     InstructionSet("portable_amx_emulated", ("-DEMULATE_AMX",), 0),
 )
-"""What runs in tile registers, emulated where there are none: for tests, slow, never chosen by
-``auto``. The first does everything else as ``avx512_amx`` does, and has its bits."""
+"""Tile registers emulated in software: slow, for tests, never chosen by ``auto``. The first is
+otherwise compiled as ``avx512_amx`` is, and gives bit-identical results."""
 
 
 class NoSuchInstructions(Exception):
-    """The processor lacks what was asked for, or the system does not let this process use it."""
+    """The processor lacks an instruction set, or the system does not let this process use it."""
 
 
 def available(compiler: Compiler | CannotCompile) -> list[InstructionSet]:
-    """Return those that this processor and its system can run, best first, without the emulated.
+    """Return the sets that this processor and its system can run, best first; none is emulated.
 
     AMD's processors multiply pairs of bfloat16 at twice the rate of float32, Intel's at half of it:
-    there ``avx512_bf16_mixed`` is better, which makes products of floats, and takes pairs where
-    reading them is the limit.
+    there ``avx512_bf16_mixed`` is better, which multiplies floats, and pairs only where memory
+    bandwidth is the limit.
 
     Raises:
-        CannotCompile: the question itself cannot be compiled.
+        CannotCompile: ``detect.cpp`` cannot be compiled.
     """
     bits = _bits(compiler)
     found = [one for one in SETS if one.bit & bits == one.bit]
@@ -75,30 +77,30 @@ def available(compiler: Compiler | CannotCompile) -> list[InstructionSet]:
 
 
 def choose(name: str, compiler: Compiler | CannotCompile) -> list[InstructionSet]:
-    """Return what to try, best first: the one called ``name``, or for ``auto`` all there are.
+    """Return the candidates, best first: the set called ``name``, or for ``auto`` all available.
 
     Raises:
         NoSuchInstructions: this processor cannot run it.
         CannotCompile: see :func:`available`.
     """
-    there = available(compiler)
+    found = available(compiler)
     if name == "auto":
-        return there
+        return found
     bits = _bits(compiler)
     emulated = [one for one in EMULATED if one.bit & bits == one.bit]
-    found = [one for one in (*there, *emulated) if one.name == name]
-    if not found:
-        names = ", ".join(one.name for one in there)
+    named = [one for one in (*found, *emulated) if one.name == name]
+    if not named:
+        names = ", ".join(one.name for one in found)
         raise NoSuchInstructions(
-            f"this processor cannot run instruction_set {name!r}; it can run: {names}"
+            f"this processor cannot run {name!r}; it can run: {names}; or set it to auto"
         )
-    return found
+    return named
 
 
 def _bits(compiler: Compiler | CannotCompile) -> int:
-    """What ``detect.cpp`` answers."""
+    """Return the result of ``detect.cpp``."""
     if platform.machine() not in {"x86_64", "AMD64"}:
         return 0
-    path = library("detect", ["detect.cpp"], (), compiler)
+    path = library(cpp_build("detect", ["detect.cpp"]), compiler)
     bits: int = ctypes.CDLL(str(path)).paged_core_instruction_sets()
     return bits

@@ -1,4 +1,4 @@
-"""Memory that kernels read from front to back: aligned, and on large pages where there are any."""
+"""Memory that kernels read sequentially: aligned, and on huge pages where the system has them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor
 LINE = 64
 """Bytes of a processor's cache line."""
 _PIECE = 1 << 25
-"""Bytes asked of the system at a time; what is not written to takes no memory."""
+"""Bytes mapped at a time; pages that are never written take no memory."""
 
 
 class Arena:
-    """Hands out memory, next to what it handed out before; what holds it keeps it.
+    """Allocates consecutive memory; a mapping lives as long as any tensor of it.
 
-    A large page takes the place of 512 small ones, and a processor's table of pages has room for a
-    few thousand: weights that are read once per step do without it otherwise.
+    A huge page replaces 512 small ones, and a processor's TLB holds a few thousand entries: weights
+    that are read once per step would miss it on every page.
     """
 
     def __init__(self) -> None:
         self._left = torch.empty(0, dtype=torch.uint8)
 
     def take(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Return ``count`` numbers, zero, that begin at a cache line."""
+        """Return ``count`` zeros that begin at a cache line."""
         size = -(-count * dtype.itemsize // LINE) * LINE
         if size > len(self._left):
             self._left = _mapped(max(size, _PIECE))

@@ -1,6 +1,6 @@
-"""What Python fills in for the kernels: structures with the fields of those in the C++ sources.
+"""Arguments of the kernels: structures with the fields of those in the C++ sources.
 
-The library says how many bytes each takes, and is refused where that differs.
+The library exports their sizes in bytes, and is refused if they differ from these.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 
 class AttentionCall(ctypes.Structure):
-    """The argument of ``attend``: of ``attention.h``."""
+    """``AttentionCall`` of ``attention.h``: the argument of ``attend``."""
 
     _fields_: ClassVar[Any] = [
         *((name, c_void_p) for name in ("query", "key", "value", "out", "cache")),
@@ -51,13 +51,13 @@ class AttentionCall(ctypes.Structure):
 
 
 class Norm(ctypes.Structure):
-    """Of ``decoder.cpp``: weights and bias of a norm."""
+    """``NormPair`` of ``decoder.cpp``: weight and bias of a norm."""
 
     _fields_: ClassVar[Any] = [("weight", c_void_p), ("bias", c_void_p)]
 
 
 class Matrix(ctypes.Structure):
-    """Of ``decoder.cpp``: a packed weight."""
+    """``Matrix`` of ``decoder.cpp``: a packed weight."""
 
     _fields_: ClassVar[Any] = [
         ("packed", c_void_p),
@@ -68,7 +68,7 @@ class Matrix(ctypes.Structure):
 
 
 class DecoderLayer(ctypes.Structure):
-    """Of ``decoder.cpp``."""
+    """``DecoderLayer`` of ``decoder.cpp``."""
 
     _fields_: ClassVar[Any] = [
         ("attention_norm", Norm),
@@ -87,7 +87,7 @@ class DecoderLayer(ctypes.Structure):
 
 
 class DecoderCall(ctypes.Structure):
-    """The argument of ``decoder``: of ``decoder.cpp``."""
+    """``DecoderCall`` of ``decoder.cpp``: the argument of ``decoder``."""
 
     _fields_: ClassVar[Any] = [
         *((name, c_void_p) for name in ("layers", "hidden", "positions")),
@@ -103,7 +103,7 @@ class DecoderCall(ctypes.Structure):
 
 
 INT32S = (5, 4, 4, 3)
-"""Numbers of 32 bits in an item of work, a join, a share and a member: see ``attention.h``."""
+"""32-bit fields of an ``Item``, a ``Join``, a ``Share`` and a ``Member`` of ``attention.h``."""
 
 BYTES = (
     *(ctypes.sizeof(struct) for struct in (AttentionCall, DecoderCall, DecoderLayer)),

@@ -1,1 +1,1 @@
-"""A decoder of our own: the common families of models, described by configuration."""
+"""Our own decoder for the common model families, described by configuration."""

@@ -1,6 +1,8 @@
-"""Puts a decoder together from its configuration and its weights.
+"""Builds a decoder from its configuration and its weights.
 
-What is multiplied with the same rows is fused: query, key and value; gate and up.
+Weights that multiply the same input are concatenated: query, key and value; gate and up.
+
+Shapes: V vocabulary, E embedding size, P positions, I inputs, O outputs.
 """
 
 # ruff: noqa: N806 - the shape of an array is the upper-case end of its name
@@ -15,13 +17,13 @@ from paged_backends.checkpoint.weights import Weights
 from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.decoder import Attention, Decoder, Embedding, FeedForward, Layer
 from paged_backends.runners.native.names import WeightNames
-from paged_backends.runners.native.parts import Heads, Map, Parts, Product, rounded
+from paged_backends.runners.native.ops import HeadOp, Linear, Ops, RowOp, rounded
 
 
 class Assembly:
-    """Takes the weights of one model, one after another.
+    """Builds the decoder of one model, weight by weight.
 
-    Every method raises :class:`CheckpointError` where a weight is missing or has another shape.
+    Every method raises :class:`CheckpointError` if a weight is missing or has another shape.
     """
 
     def __init__(
@@ -30,7 +32,7 @@ class Assembly:
         names: WeightNames,
         weights: Weights,
         *,
-        parts: Parts,
+        ops: Ops,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -39,14 +41,14 @@ class Assembly:
         self._weights = weights
         self._dtype = dtype
         self._device = device
-        self._parts = parts
+        self._ops = ops
 
     def decoder(self) -> Decoder:
         """Return the whole decoder."""
         config, names = self._config, self._names
         hidden, width = config.hidden_size, config.embedding_size
         table = self._weights.take(f"{names.embedding}.weight", (config.vocab_size, width))
-        if not self._parts.copies_weights:
+        if not self._ops.copies_weights:
             table = table.to(device=self._device, dtype=self._dtype)
         positions = None
         if config.learned_positions is not None:
@@ -67,24 +69,24 @@ class Assembly:
             final_norm=self._norm(names.final_norm, hidden) if config.norm_at_end else None,
             project=self._linear([names.project_out], [width], hidden) if narrow else None,
             head=self._head(table),
-            best=self._parts.best,
+            best=self._ops.best,
             device=self._device,
         )
 
-    def _head(self, table: Tensor) -> Product:
-        """Return the head; a tied model may bring one that is not its embedding."""
+    def _head(self, table: Tensor) -> Linear:
+        """Return the head; a tied model's checkpoint may hold one that is not its embedding."""
         name, weight = f"{self._names.head}.weight", table
         if not self._config.tied or self._weights.has(name):
             own = self._weights.take(name, tuple(table.shape)).to(table.device, table.dtype)
             weight = table if self._config.tied and torch.equal(own, table) else own
-        return self._parts.product(weight.to(self._dtype))
+        return self._ops.linear(weight.to(self._dtype))
 
     def _layer(self, index: int) -> Layer:
         config, names = self._config, self._names
         prefix = f"{names.layers}.{index}."
         hidden = config.hidden_size
 
-        def norm(name: str) -> Map:
+        def norm(name: str) -> RowOp:
             return self._norm(prefix + name, hidden)
 
         layer = Layer(
@@ -98,7 +100,7 @@ class Assembly:
             mlp_output_norm=norm(names.mlp_output_norm) if config.norm_outputs else None,
             norm_first=config.norm_first,
         )
-        if self._parts.copies_weights:
+        if self._ops.copies_weights:
             self._weights.release()
         return layer
 
@@ -130,20 +132,20 @@ class Assembly:
             ),
         )
 
-    def _heads(self, prefix: str) -> Heads:
-        """Return what is done to query and key heads."""
+    def _heads(self, prefix: str) -> HeadOp:
+        """Return the norms and the rotary embedding of query and key heads."""
         config, names = self._config, self._names
         query = key = None
         if config.norm_queries_and_keys:
             query = self._tensor(f"{prefix}{names.query_norm}.weight", (config.head_dim,))
             key = self._tensor(f"{prefix}{names.key_norm}.weight", (config.head_dim,))
-        return self._parts.heads(query, key, config.norm_eps, config.norm_weight_offset)
+        return self._ops.heads(query, key, config.norm_eps, config.norm_weight_offset)
 
     def _feed_forward(self, prefix: str) -> FeedForward:
         config, names = self._config, self._names
         hidden, inner = config.hidden_size, config.intermediate_size
         wide = [names.gate, names.up] if config.gated else [names.up]
-        make_activation = self._parts.gated if config.gated else self._parts.activation
+        make_activation = self._ops.gated if config.gated else self._ops.activation
         return FeedForward(
             up=self._linear(
                 [prefix + name for name in wide],
@@ -170,30 +172,30 @@ class Assembly:
         *,
         bias: bool = False,
         transposed: bool = False,
-    ) -> Product:
-        """Return one product in place of several that take the same rows."""
-        parts = []
+    ) -> Linear:
+        """Return one linear layer in place of several that have the same input."""
+        weights = []
         for module, count in zip(modules, outputs, strict=True):
             shape = (inputs, count) if transposed else (count, inputs)
-            part = self._tensor(f"{module}.weight", shape)
-            parts.append(part.T if transposed else part)
+            weight = self._tensor(f"{module}.weight", shape)
+            weights.append(weight.T if transposed else weight)
         biases = [
             self._tensor(f"{module}.bias", (count,))
             for module, count in zip(modules, outputs, strict=True)
             if bias
         ]
-        weight_OI = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
-        return self._parts.product(weight_OI, torch.cat(biases) if biases else None)
+        weight_OI = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
+        return self._ops.linear(weight_OI, torch.cat(biases) if biases else None)
 
-    def _norm(self, module: str, size: int) -> Map:
-        config, parts = self._config, self._parts
+    def _norm(self, module: str, size: int) -> RowOp:
+        config, ops = self._config, self._ops
         if not config.norm_has_weights:
-            return parts.layer_norm(size, None, None, config.norm_eps)
+            return ops.layer_norm(size, None, None, config.norm_eps)
         weight = self._tensor(f"{module}.weight", (size,))
         if config.norm == "rms":
-            return parts.rms_norm(weight, config.norm_eps, config.norm_weight_offset)
+            return ops.rms_norm(weight, config.norm_eps, config.norm_weight_offset)
         bias = self._tensor(f"{module}.bias", (size,))
-        return parts.layer_norm(size, weight, bias, config.norm_eps)
+        return ops.layer_norm(size, weight, bias, config.norm_eps)
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         stored = self._weights.take(name, shape)

@@ -1,4 +1,4 @@
-"""What a decoder is made of: plain values that tell one family of models from another."""
+"""The architecture of a decoder: plain values that tell one model family from another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Rotary position embedding over the whole of a head: pairs ``(i, i + head_dim / 2)`` turn."""
+    """Rotary position embedding of whole heads, in pairs ``(i, i + head_dim / 2)``."""
 
     theta: float
     scaling: Literal["default", "linear", "llama3"] = "default"
@@ -18,7 +18,7 @@ class Rope:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_length: int = 0
-    """Positions that the model was first trained on; of ``llama3`` only."""
+    """Positions of the original training, before scaling; ``llama3`` only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,9 @@ class DecoderConfig:
     """Added to the stored weight of every norm."""
     norm_has_weights: bool = True
     norm_first: bool = True
-    """Norms stand before attention and feed-forward; otherwise after the residual sum."""
+    """Norms come before attention and feed-forward; otherwise after the residual sum."""
     norm_outputs: bool = False
-    """What attention and feed-forward return is normed too, before it is added."""
+    """The outputs of attention and feed-forward are normalised too, before they are added."""
     norm_at_end: bool = True
     norm_queries_and_keys: bool = False
     gated: bool = True
@@ -60,13 +60,13 @@ class DecoderConfig:
     query_bias: bool = False
     """Of query, key and value."""
     output_bias: bool = False
-    """Of the projection behind attention."""
+    """Of the output projection of attention."""
     mlp_bias: bool = False
     embedding_size: int
-    """Width of the embedding; where it is not ``hidden_size``, projections lie between them."""
+    """Width of the embedding; if it is not ``hidden_size``, projections connect them."""
     embedding_scale: float = 1.0
     learned_positions: int | None = None
-    """Rows of the table of position embeddings that come before the first position's."""
+    """Rows of the position embedding table before that of position 0; ``None``: no such table."""
     tied: bool
     """The head is the embedding, unless the checkpoint holds another."""
     logits_soft_cap: float | None = None

@@ -1,9 +1,9 @@
 """All layers of a decoder in one call of the kernels: no Python between them.
 
-A step of a small model is some hundreds of operations of a few microseconds each; calling them one
-by one from Python costs as much as some of them.
+A step of a small model is some hundreds of operations of a few microseconds each; the overhead of
+calling each of them from Python is of the same order.
 
-Shapes: T tokens, E hidden size, P positions, H half of a head's dimensions.
+Shapes: T tokens, E hidden size, D head_dim, P positions, F rotated pairs of a head: half of D.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import c_void_p
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from paged_backends.kernels.cpu.kernels import Kernels, PackedWeight
 from paged_backends.kernels.cpu.memory import Arena
 from paged_backends.kernels.cpu.structs import DecoderCall, DecoderLayer, Matrix, Norm
+from paged_backends.kernels.cpu.tensor_kernels import Kernels, PackedWeight
 
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2}
 _NORMS = {"rms": 0, "layer": 1}
@@ -29,11 +29,15 @@ _ADDRESS = 8
 """Bytes that an address takes."""
 
 
-class CpuLayer(Protocol):
-    """Attention of one layer, as component ``cpu`` binds it."""
+@runtime_checkable
+class SupportsKernelCall(Protocol):
+    """Attention of one layer that the kernels can call: component ``cpu`` binds such layers."""
 
-    def call(self, plan: Any, /) -> int:
-        """Return the address of the kernel's argument."""
+    def kernel_call(self, plan: Any, /) -> int:
+        """Return the address of an ``AttentionCall``; query, key, value and result are unset.
+
+        It is valid while the layer and ``plan`` exist, and until the next call of the layer.
+        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,24 +55,24 @@ class FusedLayer:
     attention_norm: FusedNorm
     query_key_value: PackedWeight
     query_norm: Tensor | None = None
-    """[head_dim]: of every query head, before it is rotated; by its root mean square."""
+    """[D]: of the RMSNorm of every query head, before the rotary embedding."""
     key_norm: Tensor | None = None
     rope: int | None = 0
-    """Which tables of cosines and sines; ``None``: no rotation."""
+    """Index of the tables of cosines and sines; ``None``: no rotary embedding."""
     output: PackedWeight
     attention_output_norm: FusedNorm | None = None
-    """Of what attention returns, before it is added."""
+    """Of the output of attention, before it is added."""
     mlp_norm: FusedNorm
     up: PackedWeight
-    """[N, E] packed; where the feed-forward is gated [2 N, E], gates first."""
+    """Packed; if the feed-forward is gated, the weights of the gates come first."""
     down: PackedWeight
     mlp_output_norm: FusedNorm | None = None
 
 
 class FusedDecoder:
-    """Layers whose norms stand before attention and before the feed-forward, gated or not.
+    """Layers with norms before attention and before the feed-forward, gated or not.
 
-    It serves one caller at a time: intermediate results lie in memory that it keeps.
+    It serves one caller at a time: it keeps the memory of intermediate results.
     """
 
     def __init__(
@@ -84,26 +88,26 @@ class FusedDecoder:
     ) -> None:
         """
         Args:
-            activation: of the gates; without gates, of what goes up.
+            activation: of the gates; without gates, of ``up``.
             eps: of all norms.
             norm: kind of all norms but those of heads.
             norm_offset: added to the weights of all norms; 1 for Gemma's.
 
         Raises:
             ValueError: the layers have different shapes or types, or the width of a gated
-                feed-forward is no multiple of 32; call the kernels one by one instead.
+                feed-forward is not a multiple of 32; call the kernels one by one instead.
         """
         first = layers[0]
         for layer in layers:
             if gated and layer.down.columns % _PANEL:
                 raise ValueError(
-                    f"the feed-forward is {layer.down.columns} wide, which is no multiple of "
+                    f"the feed-forward is {layer.down.columns} wide, which is not a multiple of "
                     f"{_PANEL}"
                 )
             if _shape(layer) != _shape(first):
                 raise ValueError("all layers must have the same shapes and types")
         self._kernels = kernels
-        self._layers = list(layers)  # held here, because the kernels get bare addresses
+        self._layers = list(layers)  # kept alive: the kernels get bare addresses
         self._dtype = first.output.dtype
         self._structs = (DecoderLayer * len(layers))(*(_struct(layer) for layer in layers))
         self._memory = torch.empty(0, dtype=self._dtype)
@@ -125,24 +129,24 @@ class FusedDecoder:
         positions: Tensor | None,
         cos: Sequence[Tensor],
         sin: Sequence[Tensor],
-        attention: Sequence[CpuLayer],
+        attention: Sequence[SupportsKernelCall],
         plan: Any,
     ) -> None:
         """Run all layers over ``hidden`` [T, E], in place; keys and values go to the cache.
 
         Args:
-            positions: [T] int64: rows of ``cos`` and ``sin``; ``None``: nothing rotates.
-            cos: for every rope that layers name, [P, H] float32, contiguous.
+            positions: [T] int64: rows of ``cos`` and ``sin``; ``None``: no rotary embedding.
+            cos: for every rope of the layers, [P, F] float32, contiguous.
             sin: as ``cos``.
             attention: of every layer, bound by component ``cpu`` with the same instruction set.
-            plan: the step's, of that component.
+            plan: of this step, from that component.
         """
         call = self._call
         call.hidden, call.hidden_stride = hidden.data_ptr(), hidden.stride(0)
         call.positions = None if positions is None else positions.data_ptr()
         if len(hidden) != call.rows:
             call.rows = len(hidden)
-            needed = self._kernels.library.decoder_numbers(ctypes.addressof(call))
+            needed = self._kernels.bindings.decoder_numbers(ctypes.addressof(call))
             if needed > len(self._memory):
                 self._memory = Arena().take(needed, self._dtype)
             call.memory = self._memory.data_ptr()
@@ -153,8 +157,8 @@ class FusedDecoder:
         call.half = cos[0].shape[1] if count else 0
         call.threads = self._kernels.num_threads
         for struct, layer in zip(self._structs, attention, strict=True):
-            struct.attention = layer.call(plan)
-        self._kernels.library.decoder(ctypes.addressof(call))
+            struct.attention = layer.kernel_call(plan)
+        self._kernels.bindings.decoder(ctypes.addressof(call))
 
 
 def _shape(layer: FusedLayer) -> object:

@@ -1,4 +1,4 @@
-"""Where each family keeps its weights: names in the checkpoint, as transformers writes them."""
+"""Names of the weights in a checkpoint of each family, as transformers writes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightNames:
-    """Names of modules; ``.weight`` and ``.bias`` follow. Those of a layer follow its number."""
+    """Names of modules, without ``.weight`` and ``.bias``; those of a layer without its prefix."""
 
     embedding: str = "model.embed_tokens"
     positions: str = ""
@@ -18,19 +18,19 @@ class WeightNames:
     layers: str = "model.layers"
     attention_norm: str = "input_layernorm"
     query_key_value: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    """One name where the checkpoint has them fused already."""
+    """One name if the checkpoint stores them concatenated."""
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
     attention_output: str = "self_attn.o_proj"
     attention_output_norm: str = "post_attention_layernorm"
-    """Where outputs are normed."""
+    """If outputs are normalised."""
     mlp_norm: str = "post_attention_layernorm"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     mlp_output_norm: str = "post_feedforward_layernorm"
     transposed: bool = False
-    """Weights of a layer's products lie as [in, out]."""
+    """Weights of linear layers are stored as [inputs, outputs]."""
 
 
 _NAMES = {
@@ -66,5 +66,5 @@ _NAMES = {
 
 
 def weight_names(model_type: str) -> WeightNames:
-    """Return the names of a family; most keep to llama's."""
+    """Return the names of a family; most are those of Llama."""
     return _NAMES.get(model_type) or WeightNames()

@@ -1,4 +1,4 @@
-"""Component ``native``: the families of models that most people run, in a decoder of our own."""
+"""Component ``native``: the most common model families, in our own decoder."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from paged_backends.checkpoint.device import choose_device
 from paged_backends.checkpoint.dtype import choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.weights import RandomWeights, Weights, open_weights
-from paged_backends.kernels.cpu.compiler import CannotCompile
+from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.instruction_set import NoSuchInstructions
-from paged_backends.kernels.cpu.kernels import Kernels
 from paged_backends.kernels.cpu.obstacle import obstacle
+from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.decoder import Decoder
 from paged_backends.runners.native.families import decoder_config
 from paged_backends.runners.native.fused_layers import fuse
-from paged_backends.runners.native.kernel_parts import KernelParts, fits
+from paged_backends.runners.native.kernel_ops import KernelOps, fits
 from paged_backends.runners.native.names import weight_names
-from paged_backends.runners.native.parts import Parts, TorchParts
+from paged_backends.runners.native.ops import Ops, TorchOps
 from paged_backends.runners.settings import NativeSettings
 from paged_core.errors import SettingsError
 from paged_core.interfaces.layer import LayerSpec
@@ -40,7 +40,7 @@ log = get_logger()
 
 
 class NativeRunner(Runner):
-    """Runs a model that its configuration describes; transformers is never imported."""
+    """Runs a model described by its ``config.json``, without importing transformers."""
 
     def __init__(self, options: NativeSettings, parts: RunnerParts) -> None:
         self._options = options
@@ -61,13 +61,13 @@ class NativeRunner(Runner):
         config = decoder_config(checkpoint, trust_remote_code=settings.trust_remote_code)
         device = choose_device(settings.device)
         weights, dtype = self._open(checkpoint, device)
-        parts = self._parts(dtype, device)
+        ops = self._make_ops(dtype, device)
         try:
             self._decoder = Assembly(
                 config,
                 weight_names(checkpoint.model_type),
                 weights,
-                parts=parts,
+                ops=ops,
                 dtype=dtype,
                 device=device,
             ).decoder()
@@ -76,9 +76,9 @@ class NativeRunner(Runner):
                 f"{settings.model} does not fit on {device}: {str(error).partition(chr(10))[0]}; "
                 "use a smaller model, a smaller dtype, or device: cpu"
             ) from error
-        if isinstance(parts, KernelParts):
-            self._kernels = parts.kernels
-            self._decoder.fused = fuse(config, self._decoder.layers, parts.kernels)
+        self._kernels = ops.kernels
+        if ops.kernels is not None:
+            self._decoder.fused = fuse(config, self._decoder.layers, ops.kernels)
         self._config = config
         self._layers = [
             LayerSpec(
@@ -103,24 +103,24 @@ class NativeRunner(Runner):
             device=str(device),
         )
 
-    def _parts(self, dtype: torch.dtype, device: torch.device) -> Parts:
-        """Return our own kernels where they can be had, else plain PyTorch."""
+    def _make_ops(self, dtype: torch.dtype, device: torch.device) -> Ops:
+        """Return operations over the kernels if these are available, else over PyTorch."""
         chosen = self._options.kernels
         if chosen == "off" or not fits(dtype, device):
-            return TorchParts()
+            return TorchOps()
         reason = obstacle()
         if reason is None:
             try:
-                return KernelParts(Kernels.load(chosen))
+                return KernelOps(Kernels.load(chosen))
             except NoSuchInstructions as error:
                 raise SettingsError(f"runner.kernels: {error}") from error
             except CannotCompile as error:
                 reason = str(error)
         log.warning("kernels_missing", reason=reason, instead="plain PyTorch, more slowly")
-        return TorchParts()
+        return TorchOps()
 
     def _open(self, checkpoint: Checkpoint, device: torch.device) -> tuple[Weights, torch.dtype]:
-        """Return the weights, and the format to compute in."""
+        """Return the weights, and the dtype to compute in."""
         made_up = self._options.weights == "random"
         chosen = self._settings.dtype
         if not made_up or chosen != "auto":
@@ -134,7 +134,7 @@ class NativeRunner(Runner):
         dtype = own if own in _DTYPES else weights.dtype
         return weights, dtype if dtype in _DTYPES else torch.float32
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ properties
 
     @property
     def layers(self) -> Sequence[LayerSpec]:
@@ -148,21 +148,21 @@ class NativeRunner(Runner):
 
     @property
     def max_model_len(self) -> int | None:
-        """Positions that the configuration names."""
+        """Positions according to the configuration."""
         return self._config.max_model_len
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """As the checkpoint's generation settings say, or else its configuration."""
+        """From the checkpoint's generation settings, or else its configuration."""
         return self._config.eos_token_ids
 
     @property
     def kernels(self) -> Kernels | None:
-        """Those for this CPU, where they serve this model."""
+        """The kernels for this CPU, if they are used."""
         return self._kernels
 
     def model_size(self) -> ModelSize:
-        """Count the weights of all products."""
+        """Count the weights of all linear layers."""
         config = self._config
         hidden, heads, kv_heads = config.hidden_size, config.num_heads, config.num_kv_heads
         attention = 2 * (heads + kv_heads) * config.head_dim * hidden
@@ -176,7 +176,7 @@ class NativeRunner(Runner):
     # ------------------------------------------------------------------ running
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, /) -> Tensor:
-        """Return what the last layer returns; :meth:`logits` takes it from there."""
+        """Return the output of the last layer, [T, hidden]."""
         return self._decoder.forward(tokens, positions, attend)
 
     def logits(self, hidden: Tensor, /) -> Tensor:

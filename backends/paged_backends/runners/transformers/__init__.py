@@ -1,1 +1,1 @@
-"""The runner that takes any model of the transformers library."""
+"""The runner for models of the transformers library."""

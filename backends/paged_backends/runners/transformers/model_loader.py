@@ -17,7 +17,7 @@ from transformers import (
 
 from paged_backends.checkpoint.dtype import choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.runners.attention_port import IMPLEMENTATION, register
+from paged_backends.runners.transformers.attention_port import IMPLEMENTATION, register
 from paged_core.errors import CheckpointError, UnsupportedModel
 
 _LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError)

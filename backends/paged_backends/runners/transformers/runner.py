@@ -1,9 +1,10 @@
 """Component ``transformers``: decoder-only models of that library over a flattened batch.
 
-The new tokens of all sequences stand one after another in a single row, so nothing is padded; the
-model's attention function hands query, key and value of each layer to the paged cache.
+The new tokens of all sequences are concatenated into a single row, without padding; the model's
+attention function passes query, key and value of each layer to the paged cache.
 
-Shapes: T tokens in the batch, R rows that draw a token.
+Shapes: T tokens in the batch, H query heads, K key/value heads, D head_dim, R rows that draw a
+token.
 """
 
 # ruff: noqa: N806 - the shape of an array is the upper-case end of its name
@@ -20,11 +21,11 @@ from torch.nn import functional
 
 from paged_backends.checkpoint.device import choose_device
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.runners.attention_port import AttentionPort, quiet
-from paged_backends.runners.layer_probe import probe_layers
 from paged_backends.runners.settings import TransformersSettings
+from paged_backends.runners.transformers.attention_port import AttentionPort, quiet
+from paged_backends.runners.transformers.layer_probe import probe_layers
 from paged_backends.runners.transformers.model_loader import load_model
-from paged_backends.runners.trial_run import try_out
+from paged_backends.runners.transformers.trial_run import try_out
 from paged_core.errors import SettingsError, UnsupportedModel
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.model_size import ModelSize
@@ -55,7 +56,7 @@ log = get_logger()
 
 
 class TransformersRunner(Runner):
-    """Runs a model through its own code, but for attention."""
+    """Runs a model with its own code, except for attention."""
 
     def __init__(self, options: TransformersSettings, parts: RunnerParts) -> None:
         self._settings = parts.settings
@@ -67,7 +68,7 @@ class TransformersRunner(Runner):
         self._attend: Attend | None = None
         self._next_layer = 0
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ properties
 
     @property
     def layers(self) -> Sequence[LayerSpec]:
@@ -81,16 +82,16 @@ class TransformersRunner(Runner):
 
     @property
     def max_model_len(self) -> int | None:
-        """Positions of the model, short of those at which it would change how it turns them."""
+        """Positions of the model, below those at which its rotary embedding would be rescaled."""
         return self._max_model_len
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """As the checkpoint's generation settings say, or else its configuration."""
+        """From the checkpoint's generation settings, or else its configuration."""
         return self._eos_token_ids
 
     def model_size(self) -> ModelSize:
-        """Count the weights of all matrices but the tables that tokens are looked up in."""
+        """Count the weights of all matrices except embeddings."""
         tables = {
             id(module.weight) for module in self._base.modules() if isinstance(module, nn.Embedding)
         }
@@ -105,7 +106,7 @@ class TransformersRunner(Runner):
     # ------------------------------------------------------------------ loading
 
     def load(self) -> None:
-        """Read the model, find out what its layers need, and see that it still says the same."""
+        """Read the model, probe its layers, and check its logits with the paged cache."""
         settings = self._settings
         checkpoint = Checkpoint.open(
             settings.model,
@@ -166,7 +167,7 @@ class TransformersRunner(Runner):
             ) from error
 
     def _heed_unused_window(self, config: Any) -> None:
-        """Stay below a window that the model's cache would apply though its layers do not."""
+        """Limit the length to a window that only the model's own cache would apply."""
         window = getattr(config, "sliding_window", None)
         if window is None or getattr(config, "layer_types", None) is not None:
             return
@@ -192,7 +193,7 @@ class TransformersRunner(Runner):
         return hidden
 
     def logits(self, hidden: Tensor, /) -> Tensor:
-        """Return logits [R, vocab_size], scaled and capped as the model does it itself."""
+        """Return logits [R, vocab_size], scaled and capped by the model's own code."""
         self._given.hidden = hidden[None]
         rows = hidden.new_zeros((1, len(hidden)), dtype=torch.int64)
         logits: Tensor = self._head(input_ids=rows, use_cache=False, return_dict=True).logits[0]
@@ -212,18 +213,18 @@ class TransformersRunner(Runner):
         assert self._attend is not None
         assert self._modules[index] is module, "layers are called in the order that was probed"
         width, value_width = query.shape[-1], value.shape[-1]
-        query_TnD, key_TmD, value_TmV = (part[0].transpose(0, 1) for part in (query, key, value))
+        query_THD, key_TKD, value_TKD = (part[0].transpose(0, 1) for part in (query, key, value))
         if width != value_width:  # zeros change neither scores nor values
             common = max(width, value_width)
-            query_TnD, key_TmD, value_TmV = (
+            query_THD, key_TKD, value_TKD = (
                 functional.pad(part, (0, common - part.shape[-1]))
-                for part in (query_TnD, key_TmD, value_TmV)
+                for part in (query_THD, key_TKD, value_TKD)
             )
-        return self._attend(index, query_TnD, key_TmD, value_TmV)[None, ..., :value_width]
+        return self._attend(index, query_THD, key_TKD, value_TKD)[None, ..., :value_width]
 
 
 class _GivenOutput:
-    """A decoder's output that knows its hidden states, and ``None`` of everything else."""
+    """A decoder's output that has hidden states; every other field is ``None``."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -237,22 +238,22 @@ class _GivenOutput:
 
 
 class _Given(nn.Module):
-    """Stands where a model has its decoder, and returns hidden states that are there already."""
+    """Replaces a model's decoder, and returns hidden states that are already computed."""
 
     hidden: Tensor
 
     @property
     def decoder(self) -> _Given:
-        """OPT calls its decoder one level further down."""
+        """OPT has its decoder one level deeper."""
         return self
 
     def forward(self, *_: Any, **__: Any) -> _GivenOutput:
-        """Return what was given."""
+        """Return the hidden states."""
         return _GivenOutput(self.hidden)
 
 
 def _head_of(model: Any) -> tuple[Any, _Given]:
-    """Return the model without its decoder: what it does to hidden states, to the letter."""
+    """Return the model with its decoder replaced, so that only its head is computed."""
     given = _Given()
     head = copy.copy(model)
     head.__dict__["_modules"] = dict(model._modules)
@@ -261,12 +262,12 @@ def _head_of(model: Any) -> tuple[Any, _Given]:
 
 
 def _decoder(model: Any) -> Any:
-    """Return what turns tokens into hidden states."""
+    """Return the module that computes hidden states."""
     return model._modules[_decoder_name(model)]
 
 
 def _decoder_name(model: Any) -> str | None:
-    """Return the attribute under which ``model`` keeps its decoder."""
+    """Return the name of the attribute that holds the decoder."""
     names = (model.base_model_prefix, "model", "transformer")
     return next((name for name in names if name in model._modules), None)
 
@@ -280,7 +281,7 @@ def _check_shape(model: Any) -> None:
             "attention), which is not paged; choose a model that only has attention"
         )
     if _decoder_name(model) is None:
-        raise UnsupportedModel(f"{refusal}its decoder cannot be told from its head")
+        raise UnsupportedModel(f"{refusal}its decoder cannot be separated from its head")
     if "position_ids" not in inspect.signature(_decoder(model).forward).parameters:
         raise UnsupportedModel(
             f"{refusal}it takes no position ids, so sequences cannot share a row of its batch"

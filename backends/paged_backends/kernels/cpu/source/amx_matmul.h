@@ -1,9 +1,9 @@
 // Products of bfloat16 in tile registers, for any number of rows: one order of additions for all, so that
 // a row's bits do not depend on the batch.
 //
-// Weights are packed as for the other instruction sets (matmul.h): 16 steps of a panel are two tiles that
-// lie side by side, each of a stripe of 16 columns. Activations are read where they lie, 16 rows at a
-// time; the rows behind the last 16 are copied first, and all where the last tile of a row would not be
+// Weights are packed as for the other instruction sets (matmul.h): 16 steps of a panel are two adjacent
+// tiles, each of a stripe of 16 columns. Activations are read in place, 16 rows at a
+// time; the rows after the last whole 16 are copied first, and all rows if the last tile of a row would not be
 // full. Four registers hold sums: of 32 rows and two stripes, or of 16 rows and up to four.
 //
 // A block of sums becomes results between the tile operations of the block that follows, so that the
@@ -56,13 +56,13 @@ class Activations {
   int64_t stride_ = 0, width_ = 0, copied_from_ = 0;
 };
 
-// Consecutive panels of a weight; of a gated product two runs of them, gates and what they let through.
+// Consecutive panels of a weight; of a gated product two runs of them, gates and up.
 struct Run {
   const char* streams[2];
   int64_t bytes;  // of each
 };
 
-// What is fetched while a block is multiplied: `pace` bytes of every stream in each step, from `first`
+// What is prefetched while a block is multiplied: `pace` bytes of every stream in each step, from `first`
 // on, and from step `split` on from `then`.
 template <int STREAMS>
 struct Fetch {
@@ -80,8 +80,8 @@ struct Fetch {
   }
 };
 
-// `steps` times `pace` bytes from `position` of `run` on, and behind its end of what follows it. Where
-// nothing does, what lies `behind` bytes before is named again: it is in a cache already.
+// `steps` times `pace` bytes of `run` from `position` on, then of the run that follows it. If there is none,
+// the bytes `behind` bytes earlier are prefetched again: they are in a cache already.
 template <int STREAMS>
 INLINE Fetch<STREAMS> fetch_from(const Run& run, const Run* following, int64_t position, int64_t steps,
                                  int64_t pace, int64_t behind, bool near) {
@@ -96,7 +96,7 @@ INLINE Fetch<STREAMS> fetch_from(const Run& run, const Run* following, int64_t p
   return fetch;
 }
 
-// Sums that have yet to become results, row by row: `Finish` is called with a row's PANEL sums, its number
+// Sums that are not yet written as results, row by row: `Finish` is called with a row's PANEL sums, its number
 // in the product and the number of its first column.
 template <typename Finish>
 class Pending {
@@ -155,10 +155,10 @@ INLINE void multiply_block(const TileRows* rows, const bf16* const* stripes, int
 }
 
 // One item of work: `rows` of activations times a run of panels. A block is 32 rows and a panel, or, where
-// products are gated, 16 columns of gates and as many of what they let through.
+// products are gated, 16 columns of gates and as many of up.
 //
-// A single block of rows reads the run as it comes from memory, and fetches shortly ahead. Many blocks read
-// it again and again from the core's cache, and fetch the next run into that.
+// A single block of rows reads the run from memory, and prefetches a little ahead. Several blocks read it
+// repeatedly from the core's cache, and prefetch the next run into it.
 template <bool GATED, typename Finish, typename Next>
 static void multiply_item(const Activations& x, int64_t first_row, int64_t rows, int64_t columns,
                           const Run& run, int64_t first_panel, const Next& next, float* sums,
@@ -209,7 +209,7 @@ static void multiply_item(const Activations& x, int64_t first_row, int64_t rows,
   pending.take(pending.left());
 }
 
-// Shares `panels` out and multiplies: `run_of(begin, end)` says where they lie.
+// Distributes `panels` over the team and multiplies: `run_of(begin, end)` returns their addresses.
 template <bool GATED, typename RunOf, typename Finish>
 INLINE void multiply_in_tiles(const Team& team, const bf16* x, int64_t stride, int64_t rows,
                               int64_t columns, int64_t panels, const RunOf& run_of, const Scratch<bf16>& scratch,

@@ -1,4 +1,4 @@
-// What products in tile registers need of `matmul.h`: memory, and which functions they replace.
+// Products in tile registers: their scratch memory, and the functions of `matmul.h` that they replace.
 #pragma once
 
 constexpr int64_t CACHED_BYTES = 1 << 20;  // of activations that stay in a core's cache
@@ -6,11 +6,11 @@ constexpr int TILE_BLOCK = 2 * TILE_ROWS;  // rows, and columns, of the sums in 
 
 INLINE int64_t tile_steps(int64_t columns) { return (columns + TILE_DEPTH - 1) / TILE_DEPTH; }
 
-// Numbers of a copied row.
+// Width of a copied row.
 INLINE int64_t tile_width(int64_t columns) { return padded<bf16>(tile_steps(columns) * TILE_DEPTH); }
 
-// Rows that are multiplied with a run of panels before the next run: what a core's cache holds, in equal
-// parts.
+// Rows that are multiplied with a run of panels before the next run: as many as fit a core's cache, in
+// equal parts.
 INLINE int64_t rows_of_item(int64_t rows, int64_t columns) {
   int64_t most = CACHED_BYTES / 2 / tile_width(columns) / TILE_BLOCK * TILE_BLOCK;
   most = std::max<int64_t>(TILE_BLOCK, most);

@@ -1,7 +1,7 @@
 // A tile of queries in tile registers: bfloat16.
 //
 // Scores of 32 rows and the keys of a tile are computed, become weights in bfloat16, and these are
-// multiplied with the values onto sums in memory. What lies between the products takes longer than they
+// multiplied with the values onto sums in memory. The softmax between the products takes longer than they
 // do, so weights are powers of two of scores that are scaled once, to 8e-5 of them, a fiftieth of what they
 // lose when they are rounded; and as many rows as a vector has lanes go together, so that what a row has in
 // one number is a vector.
@@ -22,7 +22,7 @@ struct RowView {
 
 // Turns scores [WIDTH, KEYS], of which `count` keys, into weights and brings the rows' tops, totals and
 // sums [WIDTH, wide] up to date. MASKED: not all rows see all keys; PLAIN: neither soft cap nor slopes.
-// Nothing depends on what a score is.
+// No branch depends on the value of a score.
 template <bool MASKED, bool PLAIN>
 static void weigh_rows(const Attention<bf16>& a, float* scores, int count, const RowView* views,
                        bf16* weights, float* tops, float* totals, float* sums, int64_t wide) {

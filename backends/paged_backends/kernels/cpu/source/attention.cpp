@@ -1,4 +1,4 @@
-// Attention over the paged cache: plain C functions. They keep nothing between calls.
+// Attention over the paged cache: C functions without state.
 //
 // `type` is 0 for float32 and 1 for bfloat16; strides count numbers; `threads` work on a call.
 #include "attention.h"

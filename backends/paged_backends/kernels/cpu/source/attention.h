@@ -1,11 +1,11 @@
-// What both kinds of attention share: the cache, the batch, and the list of work.
+// The cache, the batch and the work list, common to both kinds of attention.
 //
 // A layer's cache is [blocks, 2, kv_heads, block_size, dim]: keys of a block, then its values.
-// A sequence whose batch has one token of it is read key by key (decode.h), any other in tiles of
-// queries and keys (tiles.h). Where several of the former begin with the same blocks, as after a common
+// A sequence with one token in the batch is read key by key (decode.h), any other in tiles of
+// queries and keys (tiles.h). If several of the former begin with the same blocks, as after a common
 // prompt, these are read once, in tiles of all their queries; the idea is that of Hydragen (Juravsky et
-// al., 2024) and of cascade attention in FlashInfer. Parts are put together in their order. But for
-// common blocks, how a sequence is cut follows from its own length alone: its result depends neither
+// al., 2024) and of cascade attention in FlashInfer. Partial results are joined in order. Except for
+// common blocks, the partition of a sequence depends on its length alone: its result depends neither
 // on other sequences nor on the number of threads.
 #pragma once
 
@@ -66,11 +66,11 @@ INLINE vf score(const Attention<T>& a, vf product, float slope, vf distance) {
   return result;
 }
 
-// One item of work. `partial` numbers the places where parts of a sequence wait to be put together.
+// One item of work. `partial` is the index of a partial result that is joined later.
 struct Item {
   int32_t sequence, head;
   int32_t begin, end;  // keys, of a single query; else queries, counted from the batch's first
-  int32_t partial;     // of a part: its place; or one of the following
+  int32_t partial;     // of a part: its index; or one of the following
 };
 constexpr int WHOLE = -1;   // all of a sequence with a single query
 constexpr int TILE = -2;    // queries of one sequence
@@ -89,7 +89,7 @@ struct Member {
   int32_t sequence, partial, parts;
 };
 
-// Where the parts of one sequence and head lie.
+// The partial results of one sequence and head.
 struct Join {
   int32_t sequence, head, first, count;
 };
@@ -102,7 +102,7 @@ struct Work {
   int64_t partials = 0;
 };
 
-// Keys of a part: many enough to hide what putting together costs.
+// Keys of a part: enough to hide the cost of joining.
 INLINE int64_t part_length(int64_t keys) { return keys <= 4096 ? 256 : 512; }
 
 constexpr int64_t MANY_ROWS = 256;  // of a tile: then packing its keys hardly counts
@@ -156,7 +156,7 @@ static void find_families(const Layout& l, const std::vector<int32_t>& some, int
   }
 }
 
-// The work on a family's common keys. Of its members, only the parts of these are known then.
+// Lists the work on a family's common keys; the other fields of its members are set later.
 static void share_keys(const Layout& l, const Family& family, Work& work) {
   int64_t count = int64_t(family.sequences.size()), at_once = std::max<int64_t>(1, MANY_ROWS / l.group());
   int64_t tiles = l.kv_heads * ((count + at_once - 1) / at_once);
@@ -180,7 +180,7 @@ static void plan_tiles(const Layout& l, Work& work) {
   int64_t group = l.group(), queries_in_tiles = 0;
   for (int32_t s = 0; s < l.sequences; s++)
     if (!l.is_single(s)) queries_in_tiles += l.queries(s);
-  // tiles are as large as leaves some for every thread
+  // the largest tiles that give every thread some
   int64_t rows = MANY_ROWS;
   while (rows > FEW_ROWS && queries_in_tiles * group * l.kv_heads < 3 * l.threads * rows) rows /= 2;
   int64_t queries = std::max<int64_t>(1, rows / group);
@@ -248,7 +248,7 @@ static Work plan_work(const Layout& l) {
   return work;
 }
 
-// Key and value of one token go to their slot.
+// Writes key and value of one token to their slot.
 template <typename T>
 INLINE void write_token(const Attention<T>& a, int64_t t) {
   size_t bytes = size_t(a.dim) * sizeof(T);
@@ -261,7 +261,7 @@ INLINE void write_token(const Attention<T>& a, int64_t t) {
   }
 }
 
-// What Python fills in; `structs.py` has the same.
+// Arguments, filled in by Python: `structs.py` has the same fields.
 struct AttentionCall {
   const void *query, *key, *value;
   void *out, *cache;

@@ -9,7 +9,7 @@
 constexpr int CHUNK = 32;
 constexpr int AT_ONCE = WIDTH == 16 ? 4 : 2;  // heads of a group, and vectors of a value
 
-// What is known of one group after some of its keys; with PAIR_DOT, `sums` of bfloat16 values are in
+// State of one group after some of its keys; with PAIR_DOT, `sums` of bfloat16 values are in
 // the order in which interleaving two of them leaves the dimensions (see `write_head`).
 struct Partial {
   float* top;   // [group]: the largest score
@@ -101,7 +101,7 @@ INLINE void add_values(const float* weights, const T* const* keys, int count, in
           high[h][b] = load(all_sums + h * width + i + 32 * b + 16);
         }
       for (int t = 0; t < count; t += 2) {
-        // there is a pointer behind the last key of an odd count, to a key that is seen
+        // after the last key of an odd count comes a pointer to a key that is not masked
         const T *a = keys[t] + value_offset + i, *c = keys[t + 1] + value_offset + i;
         if (t < next_count) {
 #pragma GCC unroll 2
@@ -221,7 +221,7 @@ static auto chunk_function(int64_t heads) {
 // Heads that go over a chunk together.
 constexpr int heads_at_once(int dim) { return is_whole(dim) ? AT_ONCE : 1; }
 
-// Puts 32 dimensions among the sums of a part.
+// Stores 32 dimensions in the sums of a part.
 template <typename T>
 INLINE void store_sums(float* sums, const float* dimensions) {
 #if PAIR_DOT
@@ -330,7 +330,7 @@ INLINE void attend_single(const Attention<T>& a, const Item& item, const Item* n
   attend_item<T, MULTIPLE>(a, item, next, partials, memory);
 }
 
-// Puts the parts of one sequence together, first to last.
+// Joins the parts of one sequence, first to last.
 template <typename T>
 static void join_parts(const Attention<T>& a, const Join& join, float* partials) {
   int64_t group = a.group(), width = sums_width(a.dim), size = partial_size(group, a.dim);

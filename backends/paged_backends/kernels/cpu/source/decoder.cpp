@@ -1,7 +1,7 @@
 // All layers of a decoder in one call: one team of threads, with barriers between steps.
 //
-// It covers layers with norms before attention and before the feed-forward, which may be gated, and,
-// where there are any, norms of what these return. Plain C; nothing is kept.
+// It covers layers with norms before attention and before the feed-forward, which may be gated, and
+// optional norms of their outputs. A C function; no state is kept between calls.
 #include "attention.h"
 #include "matmul.h"
 #include "pointwise.h"
@@ -29,17 +29,17 @@ struct NormPair {
 };
 
 struct DecoderLayer {
-  NormPair attention_norm, attention_output_norm;  // an output's norm may have null weights
+  NormPair attention_norm, attention_output_norm;  // those of outputs may be null
   NormPair mlp_norm, mlp_output_norm;
   const void *query_norm, *key_norm;  // null, or of each head
-  Matrix query_key_value, output, up, down;  // `up`: of gates, then of what they let through
+  Matrix query_key_value, output, up, down;  // `up`: gates first, if gated
   int64_t rope;                 // which tables of cosines and sines; -1: none
   const AttentionCall* attention;
 };
 
 struct DecoderCall {
   const DecoderLayer* layers;
-  void* hidden;  // [rows, width]: what goes into the first layer, and becomes what the last returns
+  void* hidden;  // [rows, width]: input of the first layer, overwritten with the output of the last
   const int64_t* positions;      // [rows]
   const float* const* cosines;   // of each rope, [positions, half]
   const float* const* sines;
@@ -52,7 +52,7 @@ struct DecoderCall {
   NormRule norm_rule() const { return {norm_kind, epsilon, offset}; }
 };
 
-// Where intermediate results lie.
+// Memory of the intermediate results.
 template <typename T>
 struct Buffers {
   T *normed, *fused, *attended, *gated;

@@ -1,4 +1,4 @@
-// What the processor, and the system that saves its registers, can do. Compiled without any -m flag.
+// What the processor and the operating system support. Compiled without any -m flag.
 //
 // paged_core_instruction_sets() returns a sum of bits: 1 for AVX2 with FMA, 2 for AVX-512 (F, BW, DQ,
 // VL), 4 for its BF16, 8 where that is slower than float32 (Intel's), 16 for AMX with BF16, for which a

@@ -62,7 +62,7 @@ INLINE int64_t panel_size(int64_t columns) {
   return packed_steps<T>(columns) * PANEL * Steps<T>::NUMBERS;
 }
 
-// Numbers from one row to the next, such that rows do not fall on the same lines of a cache.
+// Row stride such that rows do not map to the same lines of a cache.
 template <typename T>
 INLINE int64_t padded(int64_t columns) {
   int64_t line = 64 / int64_t(sizeof(T));
@@ -196,7 +196,7 @@ struct Panels {
   int64_t stride;
 };
 
-// What is fetched meanwhile: `pace` bytes in each step of as many panels as are multiplied, a line of the
+// What is prefetched meanwhile: `pace` bytes in each step of as many panels as are multiplied, a line of the
 // cache or two.
 struct Ahead {
   const char* first;
@@ -270,7 +270,7 @@ static TileProduct<T> tile_product(int64_t rows) {
   return nullptr;
 }
 
-// Rows of a tile such that few of them are computed for nothing.
+// Rows of a tile such that little padding is computed.
 INLINE int tile_rows(int64_t rows) {
   if (rows <= MAX_ROWS) return int(rows);
   int best = MAX_ROWS;
@@ -296,7 +296,7 @@ INLINE void put_slice(Operand<T>* place, const T* numbers, int64_t count) {
   if (count % Steps<T>::NUMBERS) from_float(place + count, 0);
 }
 
-// What a thread needs for products.
+// Memory of a thread for products.
 template <typename T>
 struct Scratch {
   float* result;
@@ -432,7 +432,7 @@ template <typename T>
 struct GatedProduct {
   const T* x;  // [rows, columns]
   int64_t x_stride;
-  const T* packed;    // of gates, then of what they let through: 2 * width rows of weights
+  const T* packed;    // of gates, then of up: 2 * width rows of weights
   const float* bias;  // [2 * width] or null
   T* out;             // [rows, width]
   int64_t out_stride;

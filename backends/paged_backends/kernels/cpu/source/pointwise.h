@@ -1,4 +1,4 @@
-// What a decoder does between products: norms, rotation, and activations.
+// The operations of a decoder other than products: norms, rotary embedding, activations.
 //
 // T is float or bf16; arithmetic is in float32, and a result is rounded once. A row is computed by
 // one thread, in one order.
@@ -10,7 +10,7 @@
 
 // -------------------------------------------------------------------- norms
 
-// Divides by the root mean square (RMS), or by the standard deviation once the mean is taken off (LAYER).
+// Divides by the root mean square (RMS), or subtracts the mean and divides by the standard deviation (LAYER).
 enum NormKind { RMS = 0, LAYER = 1 };
 
 template <typename T>
@@ -19,7 +19,7 @@ struct NormWeights {
   const T* bias;  // or null
 };
 
-// How rows are normalised, whatever their weights are.
+// The kind of norm and its constants.
 struct NormRule {
   int kind;
   float epsilon, offset;  // the offset is added to every weight
@@ -37,7 +37,7 @@ INLINE void normalise(T* out, const T* row, NormWeights<T> weights, int64_t widt
   vf squares = splat(0.0f), middle = splat(mean);
   for (int64_t i = 0; i < width; i += WIDTH) {
     vf value = load_upto(row + i, width - i) - middle;
-    for (int64_t lane = width - i; lane < WIDTH; lane++) value[lane] = 0;  // behind the last number
+    for (int64_t lane = width - i; lane < WIDTH; lane++) value[lane] = 0;  // past the last number
     squares = squares + value * value;
   }
   vf scale = splat(1.0f / std::sqrt(sum_of(squares) / float(width) + rule.epsilon));
@@ -147,7 +147,7 @@ struct Gate {
 
 template <typename T>
 static void gate(const Team& team, const Gate<T>& g) {
-  // columns are shared out too, in whole vectors: a few rows are work for all
+  // columns are distributed too, in whole vectors: a few rows keep all threads busy
   int64_t pieces = (g.width + 255) / 256, begin, end;
   team.share(g.rows * pieces, begin, end);
   for (int64_t item = begin; item < end; item++) {

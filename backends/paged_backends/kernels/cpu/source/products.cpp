@@ -1,5 +1,4 @@
-// Products with packed weights and what lies between them: plain C functions. They keep nothing
-// between calls.
+// Products with packed weights, norms, rotary embedding and gates: C functions without state.
 //
 // `type` is 0 for float32 and 1 for bfloat16; strides count numbers; `threads` work on a call.
 #include "matmul.h"

@@ -1,5 +1,4 @@
-// Choosing tokens from rows of logits: the best, or one drawn by chance. Plain C functions. They keep
-// nothing between calls.
+// Sampling tokens from rows of logits, greedily or at random: C functions without state.
 #include <algorithm>
 #include <functional>
 #include <vector>
@@ -13,7 +12,7 @@ struct Best {
   int64_t place;
 };
 
-// The first place of the largest of begin .. end; what is no number is larger than any.
+// The first index of the largest of begin .. end; NaN counts as the largest.
 template <typename T>
 INLINE Best best_of(const T* row, int64_t begin, int64_t end) {
   Best best{-INFINITY, begin};
@@ -39,7 +38,7 @@ INLINE Best best_of(const T* row, int64_t begin, int64_t end) {
   return best;
 }
 
-// places [rows]: of the largest of each row of logits [rows, width]; `found` is [rows * team.size].
+// places [rows]: index of the largest of each row of logits [rows, width]; `found` is [rows * team.size].
 template <typename T>
 static void argmax(const Team& team, const T* logits, int64_t stride, int64_t rows, int64_t width,
                    int64_t* places, Best* found) {
@@ -63,9 +62,9 @@ static void argmax(const Team& team, const T* logits, int64_t stride, int64_t ro
   }
 }
 
-// -------------------------------------------------------------------- by chance
+// -------------------------------------------------------------------- random sampling
 
-// How a row draws; see `kernels.py`.
+// Sampling parameters of a row; see `draw` of `tensor_kernels.py`.
 struct Choice {
   double temperature, min_p, top_k, top_p, uniform;
 };
@@ -82,7 +81,7 @@ INLINE void sort_tokens(std::vector<Token>& tokens) {
   });
 }
 
-// Which of the first `count` tokens, best first and of this total weight, a share of it falls on.
+// The first of the `count` tokens, best first, at which the cumulative weight exceeds `target`.
 INLINE int64_t token_at(const std::vector<Token>& tokens, int64_t count, double target) {
   int64_t found = 0;
   double before = 0;
@@ -95,10 +94,10 @@ INLINE int64_t token_at(const std::vector<Token>& tokens, int64_t count, double 
 }
 
 // One row of logits. A token's weight is e^((logit - best) / temperature), or nothing if that is below
-// min_p. A better token stands before a worse one, and a lower id before equals.
+// min_p. Tokens are ordered by logit, best first, and equals by id.
 class Row {
  public:
-  static constexpr int64_t SPAN = 64;  // tokens of which the sum and the best are known
+  static constexpr int64_t SPAN = 64;  // tokens whose sum of weights and best logit are stored
 
   explicit Row(int64_t width)
       : width_(width), masses_(size_t(spans())), bests_(size_t(spans())) {}
@@ -133,8 +132,7 @@ class Row {
     for (int64_t lane = width_ - i; lane < WIDTH; lane++) value[lane] = -INFINITY;
     return value;
   }
-  // How far logits lie below the best, over the temperature; without end where a token is ruled out,
-  // however hot it is.
+  // (best logit - logit) / temperature; infinite for excluded tokens at any temperature.
   vf below(vf logits) const {
     const vf endless = splat(INFINITY);
     return choose(logits == splat(-INFINITY), endless, (splat(best_) - logits) * splat(scale_));
@@ -147,7 +145,7 @@ class Row {
     return {logits_[id], int32_t(id), weights(below(splat(logits_[id])))[0]};
   }
 
-  // The token on which a share of the whole weight falls, in the order of ids.
+  // The token at which the cumulative weight, in the order of ids, exceeds `share` of the total.
   int64_t pick(double share) const {
     double target = share * total_, before = 0;
     int64_t chosen = 0;
@@ -163,8 +161,8 @@ class Row {
     return token_at(tokens, int64_t(tokens.size()), target - before);
   }
 
-  // At least the `count` best tokens, sorted. The best of so many spans are so many tokens, and
-  // whatever is worse than the last of them is not among the best.
+  // At least the `count` best tokens, sorted: tokens below the `count`-th best of the spans' best logits
+  // are not among them.
   void best(int64_t count, std::vector<Token>& tokens) const {
     float least = -INFINITY;
     if (count < spans()) {
@@ -190,8 +188,8 @@ class Row {
   std::vector<float> masses_, bests_;
 };
 
-// All tokens of a row by how far they lie below the best, for choices that leave many: neither the whole
-// row nor more than the few classes that matter must be sorted.
+// All tokens of a row in classes by logit, for parameters that keep many tokens: only the few classes
+// at the limits must be sorted, not the whole row.
 class Classes {
  public:
   explicit Classes(int64_t width) : classes_(size_t(width)) {}
@@ -207,7 +205,7 @@ class Classes {
   static constexpr int PER_UNIT = 8;
   static constexpr int COUNT = 87 * PER_UNIT + 1;  // further below, weights are zero in float32
 
-  // What passes the filters: all classes before `last`, and the first `count` tokens of that.
+  // The tokens that pass the filters: all classes before `last`, and the first `count` tokens of `last`.
   struct Kept {
     int last;
     int64_t count;
@@ -246,7 +244,7 @@ class Classes {
       if (before >= limit) break;
     }
     if (choice.top_p >= 1) return kept;
-    // a token stays if those before it do not reach the share yet
+    // a token is kept if the tokens before it have less than top_p of the weight
     double reach = choice.top_p * total, before = 0;
     for (int c = 0; c < kept.last; c++) {
       if (before + mass_[c] >= reach) {
@@ -316,7 +314,7 @@ class Classes {
   double mass_[COUNT];
 };
 
-// Draws from one row after another.
+// Samples from one row after another.
 class Drawing {
  public:
   explicit Drawing(int64_t width) : row_(width), classes_(width) {}
@@ -332,12 +330,12 @@ class Drawing {
       double total = limited ? mass_of(count) : row_.total(), reach = choice.top_p * total;
       int64_t kept = 0, most = limited ? std::min(count, int64_t(best_.size())) : int64_t(best_.size());
       double mass = 0;
-      // a token stays if those before it do not reach the share yet
+      // a token is kept if the tokens before it have less than top_p of the weight
       while (kept < most && (kept == 0 || choice.top_p >= 1 || mass < reach))
         mass += best_[size_t(kept++)].weight;
       if (limited || mass >= reach || int64_t(best_.size()) == row_.width())
         return token_at(best_, kept, choice.uniform * mass);
-      if (mass * 8 < reach) break;  // eight times as many will not do
+      if (mass * 8 < reach) break;  // eight times as many would not be enough
     }
     return classes_.draw(row_, choice);
   }
@@ -359,7 +357,7 @@ class Drawing {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// places [rows]: of the largest of each row of logits [rows, width].
+// places [rows]: index of the largest of each row of logits [rows, width].
 void paged_core_argmax(int type, const void* logits, int64_t stride, int64_t rows, int64_t width,
                        int64_t* places, int threads) {
   std::vector<Best> found(size_t(rows) * size_t(std::max(1, threads)));
@@ -371,7 +369,7 @@ void paged_core_argmax(int type, const void* logits, int64_t stride, int64_t row
   });
 }
 
-// tokens [rows]: drawn from logits [rows, width] as `choices` [rows] say.
+// tokens [rows]: sampled from logits [rows, width] with the parameters `choices` [rows].
 void paged_core_draw(const float* logits, int64_t stride, int64_t rows, int64_t width,
                      const Choice* choices, int64_t* tokens, int threads) {
   work_together(int(std::min<int64_t>(rows, threads)), [&](const Team& team) {

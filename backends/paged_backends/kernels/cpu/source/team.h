@@ -1,4 +1,4 @@
-// Threads that work through one call together.
+// The threads of one call.
 #pragma once
 
 #include <omp.h>
@@ -10,7 +10,7 @@
 
 #include "vector.h"
 
-// What the threads of one call share.
+// State that the threads of one call share.
 struct Barrier {
   alignas(64) std::atomic<int> arrived{0};
   alignas(64) std::atomic<int> round{0};
@@ -23,7 +23,7 @@ class Team {
 
   Team(int rank, int size, Barrier* barrier) : rank(rank), size(size), barrier(barrier) {}
 
-  // Waits for all others. It spins, and gives way where they have lost their processor.
+  // Waits for all others. It spins, and yields if they have been descheduled.
   void wait() const {
     if (size == 1) return;
     int round = barrier->round.load(std::memory_order_relaxed);
@@ -46,8 +46,8 @@ class Team {
     end = count * (rank + 1) / size;
   }
 
-  // Work is handed out one item after another, by take(). All threads open it, after a wait() that
-  // follows what was handed out before. The next counter, which is not in use, is cleared meanwhile.
+  // Work is distributed item by item, with take(). All threads call open() first, after a wait() that
+  // follows the previous distribution. It clears the next counter, which is not in use.
   void open() const {
     opened = (opened + 1) % 3;
     if (rank == 0) barrier->tickets[(opened + 1) % 3].store(0, std::memory_order_relaxed);
@@ -70,7 +70,7 @@ static void work_together(int threads, const Body& body) {
   body(Team(omp_get_thread_num(), omp_get_num_threads(), &barrier));
 }
 
-// Small work is not worth waking others for.
+// Small work is not worth waking other threads for.
 INLINE int threads_for(int64_t numbers, int threads) { return numbers < 8192 ? 1 : threads; }
 
 // Memory of one thread, aligned to a cache line, contents undefined.

@@ -9,7 +9,7 @@ constexpr int KEYS = 128;
 INLINE int64_t panels_of(int64_t dim) { return (dim + PANEL - 1) / PANEL; }
 
 #if defined(__AVX512F__)
-// Rows and columns of 16 x 16 numbers of 32 bits change places.
+// Transposes 16 x 16 numbers of 32 bits.
 INLINE void transpose(__m512i* rows) {
   __m512i pair[16], quad[16];
 #pragma GCC unroll 8
@@ -38,7 +38,7 @@ INLINE void transpose(__m512i* rows) {
 }
 #endif
 
-// rows [KEYS] (null: not seen, counts as zero) to panels of 32 keys, and of 32 dimensions.
+// rows [KEYS] (null: masked, counts as zero) to panels of 32 keys, and of 32 dimensions.
 template <typename T>
 INLINE void pack_keys(const T* const* rows, int count, int64_t dim, float* panels) {
 #if defined(__AVX512F__)

@@ -43,7 +43,7 @@ static void attend_tile(const Attention<T>& a, const AttentionCall& call, const 
     tile.put_query(r, a.query + tile.batch_rows[r / group] * a.query_token +
                           (item.head * group + r % group) * a.query_head);
   for (int64_t start = begin / KEYS * KEYS; start < end; start += KEYS) {
-    // what lies outside may be anything: it counts as zero
+    // keys outside are masked: they count as zero
     const T *keys[KEYS] = {}, *values[KEYS] = {};
     int64_t from = std::max(begin, start), to = std::min<int64_t>(end, start + KEYS);
     find_keys(a, s, item.head, from, to, keys + (from - start));

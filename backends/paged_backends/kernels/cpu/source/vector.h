@@ -1,9 +1,9 @@
-// The instruction set: everything above this file is written once, over the names defined here.
+// The instruction set: everything else is written once, in terms of the names defined here.
 //
 // A file is compiled for one instruction set, by the flags of the compiler: `vf` holds WIDTH floats.
 // Where PAIR_DOT is 1, `dot_pairs` multiplies pairs of bfloat16 and adds them up in float32. Where
-// SLOW_PAIRS is defined, it takes four times as long as a multiplication of floats does: then it serves
-// where reading is what takes time, and products of many rows are made of floats.
+// SLOW_PAIRS is defined, it takes four times as long as a multiplication of floats: then it is used where
+// memory bandwidth is the limit, and products of many rows use floats.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +59,7 @@ INLINE void from_float(float* place, float value) { *place = value; }
 INLINE void from_float(bf16* place, float value) {
   uint32_t bits;
   memcpy(&bits, &value, 4);
-  place->bits = value != value ? uint16_t(bits >> 16 | 0x40)  // stays no number
+  place->bits = value != value ? uint16_t(bits >> 16 | 0x40)  // stays NaN
                                : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
@@ -123,7 +123,7 @@ INLINE void store_two(bf16* place, vf low, vf high) {
 #endif
 }
 
-// The first `count` numbers, 1 to WIDTH of them; what follows is not touched, and zero in the result.
+// The first `count` numbers, 1 to WIDTH; the memory after them is not accessed, and the result is 0 there.
 INLINE vf load_some(const float* place, int count) {
 #if defined(__AVX512F__)
   return (vf)_mm512_maskz_loadu_ps(__mmask16((1u << count) - 1), place);
@@ -198,27 +198,42 @@ INLINE bool all_equal(vf a, vf b) {
 #endif
 }
 
-// Lane i of the result is the sum of the lanes of `rows[i]`.
-INLINE vf sums_of(const vf* rows) {
 #if defined(__AVX512F__)
+struct Add {
+  ALWAYS_INLINE __m512 operator()(__m512 a, __m512 b) const { return _mm512_add_ps(a, b); }
+};
+struct Max {
+  ALWAYS_INLINE __m512 operator()(__m512 a, __m512 b) const { return _mm512_max_ps(a, b); }
+};
+
+// Lane i of the result combines the 16 lanes of `rows[i]`.
+template <typename Combine>
+INLINE vf combine_lanes(const vf* rows, Combine combine) {
   const __m512* in = (const __m512*)rows;
   __m512 pair[8], quad[4];
 #pragma GCC unroll 8
   for (int i = 0; i < 8; i++)
-    pair[i] = _mm512_add_ps(_mm512_unpacklo_ps(in[2 * i], in[2 * i + 1]),
-                            _mm512_unpackhi_ps(in[2 * i], in[2 * i + 1]));
+    pair[i] = combine(_mm512_unpacklo_ps(in[2 * i], in[2 * i + 1]),
+                      _mm512_unpackhi_ps(in[2 * i], in[2 * i + 1]));
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {
     __m512d a = _mm512_castps_pd(pair[2 * i]), b = _mm512_castps_pd(pair[2 * i + 1]);
-    quad[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
-                            _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    quad[i] = combine(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                      _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
   }
-  __m512 low = _mm512_add_ps(_mm512_shuffle_f32x4(quad[0], quad[1], 0x88),
-                             _mm512_shuffle_f32x4(quad[0], quad[1], 0xdd));
-  __m512 high = _mm512_add_ps(_mm512_shuffle_f32x4(quad[2], quad[3], 0x88),
-                              _mm512_shuffle_f32x4(quad[2], quad[3], 0xdd));
-  return (vf)_mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88),
-                           _mm512_shuffle_f32x4(low, high, 0xdd));
+  __m512 low = combine(_mm512_shuffle_f32x4(quad[0], quad[1], 0x88),
+                       _mm512_shuffle_f32x4(quad[0], quad[1], 0xdd));
+  __m512 high = combine(_mm512_shuffle_f32x4(quad[2], quad[3], 0x88),
+                        _mm512_shuffle_f32x4(quad[2], quad[3], 0xdd));
+  return (vf)combine(_mm512_shuffle_f32x4(low, high, 0x88),
+                     _mm512_shuffle_f32x4(low, high, 0xdd));
+}
+#endif
+
+// Lane i of the result is the sum of the lanes of `rows[i]`.
+INLINE vf sums_of(const vf* rows) {
+#if defined(__AVX512F__)
+  return combine_lanes(rows, Add());
 #elif defined(__AVX2__)
   const __m256* in = (const __m256*)rows;
   __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(in[0], in[1]), _mm256_hadd_ps(in[2], in[3]));
@@ -234,24 +249,7 @@ INLINE vf sums_of(const vf* rows) {
 // Lane i of the result is the largest lane of `rows[i]`.
 INLINE vf largest_of_rows(const vf* rows) {
 #if defined(__AVX512F__)
-  const __m512* in = (const __m512*)rows;
-  __m512 pair[8], quad[4];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; i++)
-    pair[i] = _mm512_max_ps(_mm512_unpacklo_ps(in[2 * i], in[2 * i + 1]),
-                            _mm512_unpackhi_ps(in[2 * i], in[2 * i + 1]));
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {
-    __m512d a = _mm512_castps_pd(pair[2 * i]), b = _mm512_castps_pd(pair[2 * i + 1]);
-    quad[i] = _mm512_max_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
-                            _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-  }
-  __m512 low = _mm512_max_ps(_mm512_shuffle_f32x4(quad[0], quad[1], 0x88),
-                             _mm512_shuffle_f32x4(quad[0], quad[1], 0xdd));
-  __m512 high = _mm512_max_ps(_mm512_shuffle_f32x4(quad[2], quad[3], 0x88),
-                              _mm512_shuffle_f32x4(quad[2], quad[3], 0xdd));
-  return (vf)_mm512_max_ps(_mm512_shuffle_f32x4(low, high, 0x88),
-                           _mm512_shuffle_f32x4(low, high, 0xdd));
+  return combine_lanes(rows, Max());
 #else
   vf result;
   for (int i = 0; i < WIDTH; i++) result[i] = largest_of(rows[i]);
@@ -266,7 +264,7 @@ INLINE vf steps() {
   return result;
 }
 
-// e^x to 2e-7 of it; 0 far below, so that what is hidden behind minus infinity weighs nothing.
+// e^x to a relative error of 2e-7; 0 for very small x, so that the weight of a masked score is 0.
 // Cody and Waite's reduction to half of log(2) about zero, then a polynomial (Cephes).
 INLINE vf exp_of(vf x) {
   const vf lowest = splat(-87.0f), highest = splat(88.3f);
@@ -289,7 +287,7 @@ INLINE vf exp_of(vf x) {
   return (vf)(~tiny & (vi)(sum * (vf)power));
 }
 
-// 2^x to 8e-5 of it; where x is below -126, nothing larger than for that.
+// 2^x to a relative error of 8e-5; for x below -126, at most 2^-126.
 INLINE vf exp2_of(vf x) {
 #if defined(__AVX512F__)
   vf rest = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);  // x less the whole number below

@@ -1,5 +1,5 @@
-// A tile of queries on the vector units. Panels hold pairs of bfloat16 where these are multiplied fast,
-// else floats.
+// A tile of queries on the vector units. Panels hold pairs of bfloat16 if these multiply fast, else
+// floats.
 #pragma once
 
 #include "attention.h"
@@ -17,7 +17,7 @@ INLINE int64_t weight_place(int64_t t) {
 }
 
 // Weights of one row from its scores, [KEYS / 32] panels of which `stride` floats apart; keys before
-// `from` and from `to` on are not seen. Returns by how much the row's sums must be scaled.
+// `from` and from `to` on are masked. Returns the factor by which the row's sums must be scaled.
 template <typename T>
 INLINE float weigh_row(const Attention<T>& a, const float* scores, int64_t stride, int count,
                        int64_t from, int64_t to, float slope, float distance, Packed<T>* weights,

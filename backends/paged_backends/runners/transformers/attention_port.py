@@ -1,9 +1,9 @@
-"""The one place where this package reaches into the transformers library.
+"""Redirects the attention of a transformers model to a handler of ours.
 
-The library looks attention functions up by name in a table of its own, so a name is registered
-there. The function keeps no state: every module of a model that is served carries a port, and
-what arrives at the function is handed to the port of the module that it came from. Nothing has to
-travel through the model's keyword arguments, which some architectures do not hand down.
+The library looks up attention functions by name in a global table, so a name is registered there.
+The function has no state: every module of a served model carries a port as an attribute, and a call
+is passed to the port of the module that made it. Nothing is passed through the model's keyword
+arguments, which some architectures drop.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import logging
 
 IMPLEMENTATION = "paged_core"
-"""Attention goes to the port; masks are never built."""
+"""Attention goes to the port; no masks are built."""
 PROBE = "paged_core_probe"
-"""The same, and in place of a mask comes the :class:`MaskRule` by which it would be built."""
+"""The same, with a :class:`MaskRule` in place of each mask."""
 
 _ATTRIBUTE = "paged_core_port"
 
@@ -29,14 +29,14 @@ returns [1, T, heads, value_dim]."""
 
 
 class MaskRule:
-    """Says who sees whom: ``rule(batch, head, query position, key position)`` on index tensors."""
+    """Which keys a query sees: ``rule(batch, head, query position, key position)`` on tensors."""
 
     def __init__(self, rule: Callable[[Any, Any, Any, Any], Any]) -> None:
         self.rule = rule
 
 
 class AttentionPort:
-    """Where the attention modules of one model hand in what they computed."""
+    """Receives the calls of the attention modules of one model."""
 
     def __init__(self, model: nn.Module) -> None:
         self.handler: Handler | None = None
@@ -45,7 +45,7 @@ class AttentionPort:
 
     @contextlib.contextmanager
     def connected(self, handler: Handler) -> Iterator[None]:
-        """Send everything to ``handler`` meanwhile."""
+        """Pass calls to ``handler`` inside this context."""
         self.handler = handler
         try:
             yield
@@ -54,7 +54,7 @@ class AttentionPort:
 
 
 def register() -> None:
-    """Make the names known to the library; doing it again changes nothing."""
+    """Register the names with the library; idempotent."""
     for name in (IMPLEMENTATION, PROBE):
         AttentionInterface.register(name, _attention)
     AttentionMaskInterface.register(PROBE, _mask_rule)
@@ -62,7 +62,7 @@ def register() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hold back the library's progress bars and warnings, and put its settings back afterwards."""
+    """Suppress the library's progress bars and warnings inside this context."""
     verbosity, progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()

@@ -1,6 +1,6 @@
-"""Parts over our own kernels for CPUs: weights packed once, a call of C per part.
+"""Operations over the kernels for CPUs: weights are packed once, and each operation is one C call.
 
-Shapes as in :mod:`paged_backends.runners.native.parts`.
+Shapes as in :mod:`paged_backends.runners.native.ops`.
 """
 
 # ruff: noqa: N803 - the shape of an array is the upper-case end of its name
@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paged_backends.kernels.cpu.kernels import Kernels, PackedWeight
+from paged_backends.kernels.cpu.tensor_kernels import Kernels, PackedWeight
 from paged_backends.runners.native.config import Activation
-from paged_backends.runners.native.parts import Heads, Map, Product, TorchParts
-from paged_backends.runners.native.rope import Turns
+from paged_backends.runners.native.ops import HeadOp, Linear, RowOp, TorchOps
+from paged_backends.runners.native.rope import Rotary
 
 
-class KernelProduct:
-    """The product with a packed copy of a weight."""
+class KernelLinear:
+    """Linear layer with a packed copy of the weight."""
 
     __slots__ = ("_kernels", "packed")
 
@@ -29,7 +29,7 @@ class KernelProduct:
 
 
 class KernelNorm:
-    """Divides rows by their root mean square."""
+    """RMSNorm."""
 
     __slots__ = ("_eps", "_kernels", "_offset", "bias", "weight")
 
@@ -45,7 +45,7 @@ class KernelNorm:
 
 
 class KernelLayerNorm:
-    """Gives rows a mean of 0 and a variance of 1."""
+    """LayerNorm."""
 
     __slots__ = ("_eps", "_kernels", "bias", "weight")
 
@@ -59,10 +59,10 @@ class KernelLayerNorm:
         return self._kernels.layer_norm(rows, self.weight, self.bias, self._eps)
 
 
-class KernelHeads:
-    """Norms heads, where there are weights for that, and turns them, in one call."""
+class KernelHeadOp:
+    """Norms of heads, where they have weights, and the rotary embedding, in one call."""
 
-    __slots__ = ("_elsewhere", "_eps", "_kernels", "_offset", "key_norm", "query_norm")
+    __slots__ = ("_eps", "_kernels", "_offset", "_without_rotary", "key_norm", "query_norm")
 
     def __init__(
         self,
@@ -71,26 +71,26 @@ class KernelHeads:
         key_norm: Tensor | None,
         eps: float,
         offset: float,
-        elsewhere: Heads,
+        without_rotary: HeadOp,
     ) -> None:
-        """``elsewhere`` serves where nothing turns."""
+        """``without_rotary`` is used by layers that have no rotary embedding."""
         self._kernels = kernels
         self.query_norm = query_norm
         self.key_norm = key_norm
         self._eps = eps
         self._offset = offset
-        self._elsewhere = elsewhere
+        self._without_rotary = without_rotary
 
-    def __call__(self, query_TND: Tensor, key_TKD: Tensor, turns: Turns | None) -> None:
-        if turns is None:
-            self._elsewhere(query_TND, key_TKD, None)
+    def __call__(self, query_THD: Tensor, key_TKD: Tensor, rotary: Rotary | None) -> None:
+        if rotary is None:
+            self._without_rotary(query_THD, key_TKD, None)
             return
         self._kernels.rope(
-            query_TND,
+            query_THD,
             key_TKD,
-            turns.cos_TH,
-            turns.sin_TH,
-            turns.rows_T,
+            rotary.cos_TF,
+            rotary.sin_TF,
+            rotary.rows_T,
             self.query_norm,
             self.key_norm,
             self._eps,
@@ -98,26 +98,27 @@ class KernelHeads:
         )
 
 
-class KernelParts(TorchParts):
-    """Parts for float32 and bfloat16 on a CPU; what has no kernel is as everywhere."""
+class KernelOps(TorchOps):
+    """Operations for float32 and bfloat16 on a CPU; PyTorch where there is no kernel."""
 
+    kernels: Kernels
     copies_weights = True
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
 
-    def product(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Product:
-        """Return the product with a packed copy of the weight."""
-        return KernelProduct(self.kernels, self.kernels.pack(weight_OI, bias_O))
+    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
+        """Return the linear layer with a packed copy of the weight."""
+        return KernelLinear(self.kernels, self.kernels.pack(weight_OI, bias_O))
 
-    def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Map:
-        """Return the norm in one call."""
+    def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> RowOp:
+        """Return RMSNorm in one call."""
         return KernelNorm(self.kernels, weight_E.clone(), eps, offset)
 
     def layer_norm(
         self, size: int, weight_E: Tensor | None, bias_E: Tensor | None, eps: float
-    ) -> Map:
-        """Return the norm in one call, where it has weights."""
+    ) -> RowOp:
+        """Return LayerNorm, in one call if it has weights."""
         if weight_E is None:
             return super().layer_norm(size, weight_E, bias_E, eps)
         bias = None if bias_E is None else bias_E.clone()
@@ -125,26 +126,26 @@ class KernelParts(TorchParts):
 
     def heads(
         self, query_norm_D: Tensor | None, key_norm_D: Tensor | None, eps: float, offset: float
-    ) -> Heads:
-        """Return both steps in one call, where there is a rotation."""
+    ) -> HeadOp:
+        """Return norms and rotary embedding in one call, for layers that have the latter."""
         query_norm = None if query_norm_D is None else query_norm_D.clone()
         key_norm = None if key_norm_D is None else key_norm_D.clone()
-        elsewhere = super().heads(query_norm, key_norm, eps, offset)
-        return KernelHeads(self.kernels, query_norm, key_norm, eps, offset, elsewhere)
+        without_rotary = super().heads(query_norm, key_norm, eps, offset)
+        return KernelHeadOp(self.kernels, query_norm, key_norm, eps, offset, without_rotary)
 
-    def gated(self, activation: Activation) -> Map:
-        """Return the gate in one call, for the two activations that have one."""
+    def gated(self, activation: Activation) -> RowOp:
+        """Return the gate, in one call for the two activations that have a kernel."""
         if activation == "silu":
             return self.kernels.silu_mul
         if activation == "gelu_tanh":
             return self.kernels.gelu_mul
         return super().gated(activation)
 
-    def best(self, logits: Tensor) -> Tensor:
+    def best(self, logits_RV: Tensor) -> Tensor:
         """Return the first of equals."""
-        return self.kernels.argmax(logits)
+        return self.kernels.argmax(logits_RV)
 
 
 def fits(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether there are kernels for this format here."""
+    """Whether there are kernels for this dtype on this device."""
     return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)

@@ -1,14 +1,18 @@
-"""A trial before a model is served: over the paged cache it must say what it says by itself.
+"""A trial run before a model is served: logits with and without the paged cache must agree.
 
 Two short sequences run through the model's own attention, one at a time; then through the paged
-cache, sharing a row, one of them in two chunks. A model that carries anything from token to token
-beside keys and values, mixes neighbours in its row, or asks of attention what its call did not say,
-gives other logits the second time, or other outputs of an attention module, and is refused.
+cache in one row, one of them in two chunks. A model that keeps any state between tokens other than
+keys and values, mixes neighbours in its row, or depends on options of attention that its call does
+not pass, gives other logits the second time, or other outputs of an attention module, and is
+refused.
 
-In float32 hardly anything escapes. In low precision the model's own attention may round its scores
-so coarsely that it is the worse of the two; there, only what is plainly different is refused.
+In float32 the comparison is tight. In low precision the model's own attention may round its scores
+more coarsely than ours; there, only large differences are refused.
+
+Shapes: S sequences, W blocks in a row of the block tables.
 """
 
+# ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 import contextlib
@@ -17,19 +21,23 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paged_backends.attention.settings import TorchSettings
+from paged_backends.attention.step_attention import StepAttention
 from paged_backends.attention.torch_attention import TorchAttention
-from paged_backends.runners.attention_port import IMPLEMENTATION
+from paged_backends.attention.transfer import to_device
+from paged_backends.runners.transformers.attention_port import IMPLEMENTATION
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.attention import AttentionBatch, AttentionParts
 from paged_core.interfaces.runner import Runner
 
 _BLOCK_SIZE = 4
 _LONGEST_WINDOW = 48
-"""Windows up to this length are tried for real; longer ones only by the rule of their mask."""
+"""Windows up to this length are run; longer ones are only checked by the rule of their mask."""
 _TOLERANCE = 2e-3
 _LOW_PRECISION_TOLERANCE = 0.3
 
@@ -41,7 +49,7 @@ def try_out(runner: Runner, model: Any, modules: Sequence[nn.Module]) -> int:
         modules: the attention modules, one for each layer of ``runner``.
 
     Raises:
-        UnsupportedModel: what comes out differs.
+        UnsupportedModel: the results differ.
     """
     windows = [layer.sliding_window for layer in runner.layers if layer.sliding_window]
     length = 9 + max((window for window in windows if window <= _LONGEST_WINDOW), default=0)
@@ -62,7 +70,7 @@ def try_out(runner: Runner, model: Any, modules: Sequence[nn.Module]) -> int:
     pairs = [("its logits", actual, expected)]
     count, cut = len(modules), (len(prompts[0]) + 1) // 2
     for index in range(count):
-        # ours came in two steps: the first chunk and the second sequence, then the second chunk
+        # ours are of two steps: the first chunk and the second sequence, then the second chunk
         first, *rest = ours[index::count]
         rows = torch.cat([first[:cut], *rest, first[cut:]])
         wanted = torch.cat(own[index::count])
@@ -74,14 +82,14 @@ def try_out(runner: Runner, model: Any, modules: Sequence[nn.Module]) -> int:
             raise UnsupportedModel(
                 f"{model.config.model_type} cannot be served: over the paged cache {what} differs "
                 f"from its own by {error:.1%}, so it needs something of attention, or keeps "
-                "something between tokens, that this runner does not know of"
+                "something between tokens, that this runner does not support"
             )
     return expected.shape[-1]
 
 
 @contextlib.contextmanager
 def _outputs_of(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """Collect what the modules return meanwhile, in the order of the calls, [T, hidden] float32."""
+    """Collect the outputs of the modules, in the order of the calls, [T, hidden] float32."""
     outputs: list[Tensor] = []
 
     def keep(_module: nn.Module, _arguments: Any, output: Any) -> None:
@@ -111,36 +119,18 @@ def _paged(runner: Runner, prompts: Sequence[Tensor], device: torch.device) -> T
     layers = [replace(layer, block_size=_BLOCK_SIZE) for layer in runner.layers]
     first, second = prompts
     width = -(-len(first) // _BLOCK_SIZE)
-    tables = torch.arange(2 * width, device=device).flip(0).view(2, width).int()
+    tables_SW = np.arange(2 * width, dtype=np.int32)[::-1].reshape(2, width)
     bound = []
     for layer in layers:
         shape = backend.cache_shape(layer, 2 * width)
         cache = torch.zeros(shape, dtype=getattr(torch, layer.dtype), device=device)
         bound.append(backend.bind(layer, cache))
 
-    def step(parts: list[tuple[int, int, int]]) -> Tensor:
+    def step(chunks: list[tuple[int, int, int]]) -> Tensor:
         """Compute tokens ``start .. end`` of each sequence; return their logits."""
-        counts = torch.tensor([end - start for _, start, end in parts], device=device)
-        positions = torch.cat([torch.arange(a, b, device=device) for _, a, b in parts])
-        rows = torch.tensor([row for row, *_ in parts], device=device)
-        blocks = tables[rows.repeat_interleave(counts), positions // _BLOCK_SIZE].long()
-        starts = torch.zeros(len(parts) + 1, dtype=torch.int32, device=device)
-        starts[1:] = counts.cumsum(0)
-        plan = backend.plan(
-            AttentionBatch(
-                query_start=starts,
-                seq_lens=torch.tensor([end for *_, end in parts], dtype=torch.int32, device=device),
-                block_tables=tables[rows],
-                slot_mapping=blocks * _BLOCK_SIZE + positions % _BLOCK_SIZE,
-                max_query_len=int(counts.max()),
-                max_seq_len=max(end for *_, end in parts),
-            )
-        )
-
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return bound[layer].forward(query, key, value, plan)
-
-        tokens = torch.cat([prompts[row][start:end] for row, start, end in parts])
+        positions = torch.cat([torch.arange(start, end) for _, start, end in chunks]).to(device)
+        tokens = torch.cat([prompts[row][start:end] for row, start, end in chunks])
+        attend = StepAttention(bound, backend.plan(_batch(tables_SW, chunks, device)))
         return runner.logits(runner.forward(tokens, positions, attend))
 
     cut = (len(first) + 1) // 2
@@ -149,6 +139,31 @@ def _paged(runner: Runner, prompts: Sequence[Tensor], device: torch.device) -> T
     if cut < len(first):
         parts.insert(1, step([(0, cut, len(first))]))
     return torch.cat(parts)
+
+
+def _batch(
+    tables_SW: NDArray[np.int32], chunks: Sequence[tuple[int, int, int]], device: torch.device
+) -> AttentionBatch:
+    """Return the batch of tokens ``start .. end`` of each sequence."""
+    counts = [end - start for _, start, end in chunks]
+    starts = np.cumsum([0, *counts], dtype=np.int32)
+    lengths = np.array([end for *_, end in chunks], np.int32)
+    tables = tables_SW[[row for row, *_ in chunks]]
+    slots = []
+    for table, (_, start, end) in zip(tables, chunks, strict=True):
+        positions = np.arange(start, end)
+        slots.append(table[positions // _BLOCK_SIZE] * _BLOCK_SIZE + positions % _BLOCK_SIZE)
+    return AttentionBatch(
+        query_start=to_device(starts, device),
+        seq_lens=to_device(lengths, device),
+        block_tables=to_device(tables, device),
+        slot_mapping=to_device(np.concatenate(slots).astype(np.int64), device),
+        query_start_host=starts,
+        seq_lens_host=lengths,
+        block_tables_host=tables,
+        max_query_len=max(counts),
+        max_seq_len=int(lengths.max()),
+    )
 
 
 def _difference(actual: Tensor, expected: Tensor, *, low: bool) -> float:

@@ -1,4 +1,4 @@
-"""The compiled library: its functions and what they take."""
+"""ctypes bindings of the compiled library: its functions and the types of their arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paged_backends.kernels.cpu.compiler import CannotCompile, Compiler, find_compiler
+from paged_backends.kernels.build import Build, CannotCompile, Compiler
+from paged_backends.kernels.cpu.compiler import cpp_build, find_compiler
 from paged_backends.kernels.cpu.instruction_set import InstructionSet, NoSuchInstructions, choose
 from paged_backends.kernels.cpu.structs import BYTES
 from paged_backends.kernels.library_cache import discard, library
@@ -41,9 +42,14 @@ _ARGUMENTS: dict[str, tuple[list[Any], Any]] = {
 }
 
 
+def kernels_build(chosen: InstructionSet) -> Build:
+    """Return the build of the kernels for an instruction set."""
+    return cpp_build(f"kernels-{chosen.name}", UNITS, chosen.flags)
+
+
 @dataclass(frozen=True, slots=True)
-class Library:
-    """Functions for one instruction set; what each does is said in the C++ sources."""
+class Bindings:
+    """The functions of one compiled library; the C++ sources document what each does."""
 
     instruction_set: str
     path: Path
@@ -62,11 +68,11 @@ class Library:
     decoder: Any
 
     @classmethod
-    def load(cls, instruction_set: str = "auto") -> Library:
-        """Compile what is not compiled yet, and load it.
+    def load(cls, instruction_set: str = "auto") -> Bindings:
+        """Load the library, compiled first if it is not in the cache.
 
-        With ``auto``, an instruction set that the compiler does not know, or that the system does
-        not let this process use, gives way to the next.
+        With ``auto``, an instruction set that the compiler does not support, or that the system
+        does not let this process use, is skipped with a warning.
 
         Raises:
             CannotCompile: there is no compiler, or it fails.
@@ -77,19 +83,21 @@ class Library:
             raise CannotCompile("the kernels are compiled on Linux and macOS only")
         compiler = find_compiler()
         candidates = choose(instruction_set, compiler)
-        for place, candidate in enumerate(candidates):
+        for index, candidate in enumerate(candidates):
             try:
-                return cls._made(candidate, compiler)
+                return cls._build_and_open(candidate, compiler)
             except (CannotCompile, NoSuchInstructions) as error:
-                if place + 1 == len(candidates):
+                if index + 1 == len(candidates):
                     raise
                 _log.warning("instruction_set_passed_over", name=candidate.name, reason=str(error))
         raise AssertionError("portable code is always a candidate")
 
     @classmethod
-    def _made(cls, chosen: InstructionSet, compiler: Compiler | CannotCompile) -> Library:
-        name = f"kernels-{chosen.name}"
-        path = library(name, UNITS, chosen.flags, compiler)
+    def _build_and_open(
+        cls, chosen: InstructionSet, compiler: Compiler | CannotCompile
+    ) -> Bindings:
+        build = kernels_build(chosen)
+        path = library(build, compiler)
         try:
             return cls.open(chosen.name, path)
         except CannotCompile as error:
@@ -97,11 +105,11 @@ class Library:
                 raise
             _log.warning("kernels_compiled_again", path=str(path), reason=str(error))
             discard(path)
-            return cls.open(chosen.name, library(name, UNITS, chosen.flags, compiler))
+            return cls.open(chosen.name, library(build, compiler))
 
     @classmethod
-    def open(cls, instruction_set: str, path: Path) -> Library:
-        """Load a compiled library, and ask the system for what its instructions need.
+    def open(cls, instruction_set: str, path: Path) -> Bindings:
+        """Load a compiled library, and ask the system for permission to use its instructions.
 
         Raises:
             CannotCompile: the system cannot load it.
@@ -115,8 +123,8 @@ class Library:
             functions = {name: getattr(loaded, f"paged_core_{name}") for name in _ARGUMENTS}
             found = tuple((c_int64 * len(BYTES)).in_dll(loaded, "paged_core_struct_bytes"))
         except (AttributeError, ValueError) as error:
-            _ctypes.dlclose(loaded._handle)  # or a better one of that name would not be looked at
-            raise CannotCompile(f"the compiled kernels are not these: {error}") from error
+            _ctypes.dlclose(loaded._handle)  # else a rebuilt file of that name would not be loaded
+            raise CannotCompile(f"the compiled library lacks a function: {error}") from error
         for name, (arguments, result) in _ARGUMENTS.items():
             functions[name].argtypes = arguments
             functions[name].restype = result

@@ -1,12 +1,13 @@
-"""Operations of a decoder on a CPU, by our own kernels: what a model runner calls.
+"""The kernels, called with tensors: the operations of a decoder on a CPU.
 
-Everything is float32 or bfloat16, on the CPU, and computed in float32. A function takes tensors as
-they come: the last dimension must be contiguous, rows may lie apart (a slice of a wider tensor). It
-checks types and shapes only where a mistake would not show as one: callers are few, calls are many.
+Tensors are float32 or bfloat16, on the CPU; arithmetic is in float32. The last dimension must be
+contiguous; the row stride is free (a slice of a wider tensor). Types and shapes are checked only
+where a mistake would otherwise go unnoticed: callers are few, calls are many.
 
-A row's bits do not depend on the other rows, nor on the number of threads.
+The result of a row is bit-identical whatever the other rows and the number of threads are.
 
-Shapes: R rows (tokens), K and N columns of a weight, H heads, D dimensions of a head, P positions.
+Shapes: T tokens, E hidden size, I inputs and O outputs of a weight, H query heads, K key/value
+heads, D head_dim, F rotated pairs of a head, P positions; R rows of logits, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
-from paged_backends.kernels.cpu.library import Library
+from paged_backends.kernels.cpu.bindings import Bindings
 from paged_backends.kernels.cpu.memory import Arena
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -29,11 +30,11 @@ class PackedWeight:
 
     data: Tensor
     width: int
-    """N: numbers of a row of the result."""
+    """O, the outputs."""
     columns: int
-    """K: numbers of a row of the argument."""
+    """I, the inputs."""
     bias: Tensor | None
-    """[N] float32."""
+    """[O] float32."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -43,44 +44,44 @@ class PackedWeight:
 
 @runtime_checkable
 class UsesKernels(Protocol):
-    """A model that computes with the kernels, or could."""
+    """A runner that may compute with the kernels."""
 
     @property
     def kernels(self) -> Kernels | None:
-        """Those that it computes with."""
+        """The kernels in use; ``None``: none."""
 
 
 class Kernels:
     """The kernels for one instruction set, and the number of threads that work on a call."""
 
-    def __init__(self, library: Library, num_threads: int | None = None) -> None:
-        """``num_threads``: ``None`` takes torch's present number."""
-        self.library = library
+    def __init__(self, bindings: Bindings, num_threads: int | None = None) -> None:
+        """``num_threads``: ``None`` takes the current number of torch."""
+        self.bindings = bindings
         self.num_threads = num_threads or torch.get_num_threads()
         self._arena = Arena()
 
     @classmethod
     def load(cls, instruction_set: str = "auto", num_threads: int | None = None) -> Self:
-        """Load the kernels, compiled first where they are not: that takes seconds.
+        """Load the kernels; if they are not in the cache they are compiled, which takes seconds.
 
         Args:
-            instruction_set: ``auto``, or a name of ``instruction_set.SETS``.
+            instruction_set: ``auto``, or the name of one of ``instruction_set.SETS``.
 
         Raises:
             CannotCompile: there is no compiler, or it fails.
             NoSuchInstructions: this processor lacks the instruction set that was named.
         """
-        return cls(Library.load(instruction_set), num_threads)
+        return cls(Bindings.load(instruction_set), num_threads)
 
     @property
     def instruction_set(self) -> str:
         """The name of the one in use."""
-        return self.library.instruction_set
+        return self.bindings.instruction_set
 
-    # ------------------------------------------------------------------ products
+    # ------------------------------------------------------------------ linear layers
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
-        """Pack ``weight`` [N, K], as ``torch.nn.Linear`` holds it, and ``bias`` [N].
+        """Pack ``weight`` [O, I], as ``torch.nn.Linear`` holds it, and ``bias`` [O].
 
         The copy takes as much memory as the weight, rounded up to 32 rows.
 
@@ -92,8 +93,8 @@ class Kernels:
         width, columns = weight.shape
         kind = _TYPES[weight.dtype]
         source = weight.detach().contiguous()
-        data = self._arena.take(self.library.packed_size(kind, width, columns), weight.dtype)
-        self.library.pack(
+        data = self._arena.take(self.bindings.packed_size(kind, width, columns), weight.dtype)
+        self.bindings.pack(
             kind, source.data_ptr(), data.data_ptr(), width, columns, self.num_threads
         )
         return PackedWeight(
@@ -107,25 +108,23 @@ class Kernels:
         residual: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return ``x`` [R, K] times the weight, plus its bias, plus ``residual`` [R, N].
+        """Return ``x`` [T, I] times the weight, plus its bias, plus ``residual`` [T, O].
 
-        The weight is read once for every 96 rows: the fewer rows there are, the closer this comes
-        to the rate at which memory can be read. Bias and residual are added before the result is
-        rounded.
+        The weight is read once for every 96 rows: with few rows this runs at memory bandwidth. Bias
+        and residual are added before the result is rounded.
 
         Args:
-            residual: may be ``out`` itself, which then is added to; its rows lie as those of
-                ``out`` do.
-            out: [R, N]; ``None``: a new tensor.
+            residual: may be ``out`` itself, which is then added to; has the row stride of ``out``.
+            out: [T, O]; ``None``: a new tensor.
 
         Raises:
-            ValueError: ``x`` does not fit the weight, or residual and ``out`` lie differently.
+            ValueError: ``x`` does not fit the weight, or residual and ``out`` differ in row stride.
         """
         rows, columns = x.shape
         if columns != weight.columns or x.dtype is not weight.dtype or x.stride(1) != 1:
             raise ValueError(
                 f"x is {tuple(x.shape)} in {x.dtype}, with strides {x.stride()}; the weight takes "
-                f"rows of {weight.columns} numbers in {weight.dtype}, one after another"
+                f"contiguous rows of {weight.columns} numbers in {weight.dtype}"
             )
         if columns % 2 and weight.dtype is torch.bfloat16:
             x = torch.nn.functional.pad(x, (0, 1))  # the kernel takes them in pairs
@@ -133,11 +132,11 @@ class Kernels:
             out = x.new_empty(rows, weight.width)
         if residual is not None and residual.stride(0) != out.stride(0) and rows > 1:
             raise ValueError(
-                f"rows of residual lie {residual.stride(0)} numbers apart and those of out "
-                f"{out.stride(0)}; they must lie alike"
+                f"the row stride of residual is {residual.stride(0)} and that of out "
+                f"{out.stride(0)}; they must be equal"
             )
         bias = weight.bias
-        self.library.linear(
+        self.bindings.linear(
             _TYPES[x.dtype],
             x.data_ptr(),
             x.stride(0),
@@ -153,7 +152,7 @@ class Kernels:
         )
         return out
 
-    # ------------------------------------------------------------------ between products
+    # ------------------------------------------------------------------ norms, rotary, activations
 
     def rms_norm(
         self,
@@ -164,12 +163,12 @@ class Kernels:
         offset: float = 0.0,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return ``x`` [R, K] divided by its root mean square, times ``offset + weight`` [K].
+        """Return ``x`` [T, E] divided by its root mean square, times ``offset + weight`` [E].
 
         Args:
-            residual: [R, K]; becomes ``residual + x``, and that is what is normalised.
+            residual: [T, E]; becomes ``residual + x``, which is then normalised.
             offset: 1 for Gemma's weights.
-            out: [R, K], may be ``x``; ``None``: a new tensor.
+            out: [T, E], may be ``x``; ``None``: a new tensor.
         """
         return self._norm(0, x, weight, None, eps, residual, offset, out)
 
@@ -182,12 +181,12 @@ class Kernels:
         residual: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return ``x`` [R, K] less its mean, divided by its standard deviation, times ``weight``
-        [K], plus ``bias`` [K].
+        """Return ``x`` [T, E] less its mean, divided by its standard deviation, times ``weight``
+        [E], plus ``bias`` [E].
 
         Args:
-            residual: [R, K]; becomes ``residual + x``, and that is what is normalised.
-            out: [R, K], may be ``x``; ``None``: a new tensor.
+            residual: [T, E]; becomes ``residual + x``, which is then normalised.
+            out: [T, E], may be ``x``; ``None``: a new tensor.
         """
         return self._norm(1, x, weight, bias, eps, residual, 0.0, out)
 
@@ -205,7 +204,7 @@ class Kernels:
         rows, width = x.shape
         if out is None:
             out = torch.empty_like(x)
-        self.library.norm(
+        self.bindings.norm(
             _TYPES[x.dtype],
             kind,
             x.data_ptr(),
@@ -236,21 +235,20 @@ class Kernels:
         eps: float = 1e-6,
         offset: float = 0.0,
     ) -> None:
-        """Rotate the heads of ``query`` [R, H, D] and ``key`` [R, Hkv, D] in place.
+        """Rotate the heads of ``query`` [T, H, D] and ``key`` [T, K, D] in place.
 
-        Dimension i is paired with i + half. Rows may lie apart, heads of a row may not.
+        Dimension i is paired with i + F. The token stride is free; heads of a token are contiguous.
 
         Args:
-            cos: [P, half] float32, contiguous; 2 * half is D, or less: then the rest of a head
-                stays as it is.
+            cos: [P, F] float32, contiguous; dimensions of a head from 2 * F on are unchanged.
             sin: as ``cos``.
-            positions: [R] int64, each less than P.
-            query_norm: [D]: every head is normalised by its root mean square first, and multiplied
-                by ``offset + query_norm``.
+            positions: [T] int64, each less than P.
+            query_norm: [D]: every head is first divided by its root mean square and multiplied by
+                ``offset + query_norm``.
             key_norm: as ``query_norm``.
         """
         rows, heads, dim = query.shape
-        self.library.rope(
+        self.bindings.rope(
             _TYPES[query.dtype],
             query.data_ptr(),
             query.stride(0),
@@ -272,18 +270,18 @@ class Kernels:
         )
 
     def silu_mul(self, gate_up: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return ``silu(gate) * up`` [R, N] of ``gate_up`` [R, 2 N], gates first."""
+        """Return ``silu(gate) * up`` [T, O] of ``gate_up`` [T, 2 * O], gates first."""
         return self._gate(0, gate_up, out)
 
     def gelu_mul(self, gate_up: Tensor, out: Tensor | None = None) -> Tensor:
-        """The same with GELU in its approximation by tanh."""
+        """Return the same with the tanh approximation of GELU."""
         return self._gate(1, gate_up, out)
 
     def _gate(self, kind: int, gate_up: Tensor, out: Tensor | None) -> Tensor:
         rows, both = gate_up.shape
         if out is None:
             out = gate_up.new_empty(rows, both // 2)
-        self.library.gate(
+        self.bindings.gate(
             _TYPES[gate_up.dtype],
             kind,
             gate_up.data_ptr(),
@@ -299,13 +297,13 @@ class Kernels:
     # ------------------------------------------------------------------ sampling
 
     def argmax(self, logits: Tensor) -> Tensor:
-        """Return [R] int64: the first place of the largest of each row of ``logits`` [R, N].
+        """Return [R] int64: the first index of the largest value of each row of ``logits`` [R, V].
 
-        As with torch, what is no number is larger than any.
+        As in torch, NaN counts as the largest.
         """
         rows, width = logits.shape
         places = torch.empty(rows, dtype=torch.int64)
-        self.library.argmax(
+        self.bindings.argmax(
             _TYPES[logits.dtype],
             logits.data_ptr(),
             logits.stride(0),
@@ -317,20 +315,20 @@ class Kernels:
         return places
 
     def draw(self, logits: Tensor, choices: Tensor) -> Tensor:
-        """Return [R] int64: a token drawn by chance from each row of ``logits`` [R, N] float32.
+        """Return [R] int64: a token sampled from each row of ``logits`` [R, V] float32.
 
-        Filters come in vLLM's order: temperature, min_p, top_k, top_p; of equal logits the lower id
-        is the better one. What is left is searched, best first, for where a share of its weight is
-        reached. A row's token depends on that row alone.
+        Filters are applied in vLLM's order: temperature, min_p, top_k, top_p; of equal logits the
+        lower id ranks first. The token is found by inverting the cumulative distribution of what is
+        left, best first. It depends on its row alone.
 
         Args:
-            logits: of finite maximum; minus infinity rules a token out.
-            choices: [R, 5] float64, contiguous: temperature, min_p, top_k (0: all), top_p, and the
-                share in [0, 1), by chance.
+            logits: of finite maximum; minus infinity excludes a token.
+            choices: [R, 5] float64, contiguous: temperature, min_p, top_k (0: all), top_p, and a
+                uniform random number in [0, 1).
         """
         rows, width = logits.shape
         tokens = torch.empty(rows, dtype=torch.int64)
-        self.library.draw(
+        self.bindings.draw(
             logits.data_ptr(),
             logits.stride(0),
             rows,

@@ -14,7 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paged_backends.runners.attention_port import IMPLEMENTATION, PROBE, AttentionPort, MaskRule
+from paged_backends.runners.transformers.attention_port import (
+    IMPLEMENTATION,
+    PROBE,
+    AttentionPort,
+    MaskRule,
+)
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.layer import LayerSpec
 
