@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
+from paged_core.interfaces.schedule import Schedule
 from paged_core.kv_cache import KVCache
-from paged_core.schedule import Schedule
 from paged_core.sequence import SequenceGroup, Status
 
 

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from time import monotonic
 from typing import Any
 
-from paged_core.checked_victim import CheckedVictim
 from paged_core.engine import Engine
 from paged_core.errors import SettingsError
 from paged_core.interfaces.allocator import AllocatorParts, SupportsReservation
+from paged_core.interfaces.checked_victim import CheckedVictim
 from paged_core.interfaces.component_factory import make_component
 from paged_core.interfaces.evictor import Evictor, EvictorParts
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
@@ -19,11 +19,11 @@ from paged_core.interfaces.observer import Observer, ObserverParts
 from paged_core.interfaces.preemption import Preemption, PreemptionParts
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder
 from paged_core.interfaces.scheduler import Scheduler, SchedulerParts
+from paged_core.interfaces.service import service_of
 from paged_core.interfaces.victim import VictimParts
 from paged_core.kv_cache import KVCache
 from paged_core.preemptor import Preemptor
 from paged_core.registry import Registry
-from paged_core.service import service_of
 from paged_core.settings import EngineSettings
 
 

@@ -22,8 +22,8 @@ from paged_core.interfaces.allocator import (
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
 from paged_core.interfaces.future import Future
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsQuantum
+from paged_core.interfaces.service import service_of
 from paged_core.registry import Registry
-from paged_core.service import service_of
 from paged_core.testing.evictor_cost import evictor_cost
 from paged_core.testing.policy_subjects import empty_cache, waiting_groups
 from paged_core.testing.work import Watched, work

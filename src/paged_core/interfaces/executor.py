@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from paged_core import component_factory
+from paged_core.interfaces import component_factory
 from paged_core.step import StepInput, StepResult
 
 if TYPE_CHECKING:

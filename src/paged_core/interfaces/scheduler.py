@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from paged_core.interfaces.preemption import Preemption
 from paged_core.interfaces.queue_order import QueueOrder
+from paged_core.interfaces.schedule import Schedule
 from paged_core.interfaces.victim import Victim
-from paged_core.schedule import Schedule
 from paged_core.sequence import SequenceGroup
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import ClassVar
 from hypothesis import strategies as st
 
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsQuantum
+from paged_core.interfaces.service import service_of
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup, Status
-from paged_core.service import service_of
 from paged_core.testing.component_conformance import ServesEveryWorkload
 from paged_core.testing.policy_subjects import empty_cache, request_lists, waiting_groups
 from paged_core.testing.untouched import untouched
