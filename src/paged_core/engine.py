@@ -150,12 +150,11 @@ class Engine:
                 self._service.served(sequence.group, num_tokens, step.now)
         try:
             step.handle = self.executor.submit(work)
-        except Exception as error:  # noqa: BLE001 - whatever it is, only this step's requests end
+        except BaseException as error:  # Ctrl-C too: leave nothing half done
             self._fail([step], error, outcome)
+            if not isinstance(error, Exception):
+                raise
             return True
-        except BaseException as error:  # Ctrl-C: leave nothing half done
-            self._fail([step, *self._discard()], error, outcome)
-            raise
         self._under_way.append(step)
         if self._num_ahead:
             self._requests.expect(step)
@@ -165,12 +164,11 @@ class Engine:
         """Collect a step and apply its result; if it raised, end its requests and say why."""
         try:
             result = self.executor.collect(step.handle)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail([step, *self._discard()], error, outcome)
-            return error
         except BaseException as error:
             self._fail([step, *self._discard()], error, outcome)
-            raise
+            if not isinstance(error, Exception):
+                raise
+            return error
         started = perf_counter()
         step.finished = self._requests.apply(step, result, outcome, self.clock())
         for group in step.finished:
@@ -227,7 +225,7 @@ class Engine:
             self._report(step)
 
     def _note(self, plan: Schedule, now: float) -> None:
-        """Write down what became of whole requests."""
+        """Note which requests were admitted and preempted, and end those that were given up."""
         for group, cached in plan.admitted:
             if group.num_cached is None:
                 group.num_cached, group.admitted_at = cached, now
@@ -270,7 +268,7 @@ class Engine:
         return problem or self._offer(request, None)[1]
 
     def abort(self, request_id: str) -> SequenceGroup | None:
-        """Give a request up, at once; ``None`` if it is unknown or finished already."""
+        """Abort a request at once; ``None`` if it is unknown or has finished."""
         group = self._requests.groups.get(request_id)
         if group is not None:
             self._requests.finish(group, FinishReason.ABORT)
@@ -318,7 +316,7 @@ class Engine:
         return pin
 
     def release(self, pin: Pin) -> None:
-        """Let a pinned prefix go; its blocks stay cached until others need them."""
+        """Let a pinned prefix be evicted."""
         self._end(pin, "released")
 
     def _end(self, pin: Pin, reason: str) -> None:
@@ -328,7 +326,7 @@ class Engine:
             self.abort(pin.id)
 
     def close(self) -> None:
-        """Give up what is unfinished and close the executor and the observers."""
+        """Abort unfinished requests and close the executor and the observers."""
         for pin in self.pins:
             self.release(pin)
         for request_id in list(self._requests.groups):

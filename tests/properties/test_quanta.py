@@ -99,7 +99,7 @@ def test_steps_that_fail_end_only_their_own_requests(
 
 
 def num_preempted(scheduler: str, preemption: str, first_quantum: int) -> int:
-    """How many of some crowds had to leave one of three seats; there are blocks for all."""
+    """How many of some crowds are preempted, where three sequences run and blocks suffice."""
     total = 0
     for number in range(6):
         engine = build_memory_engine(
@@ -126,5 +126,5 @@ class TestPreemptions:
         assert num_preempted(scheduler, preemption, first_quantum=2) >= 6
         assert num_preempted(scheduler, preemption, first_quantum=1000) == 0
 
-    def test_nobody_does_who_was_admitted_to_run_to_the_end(self, scheduler: str) -> None:
+    def test_none_whose_blocks_are_reserved_to_its_end_is_preempted(self, scheduler: str) -> None:
         assert num_preempted(scheduler, "never", first_quantum=2) == 0

@@ -52,14 +52,16 @@ class LiveRequests:
             max_length: a sequence of this many tokens ends.
             eos_token_ids: the model's own; they end a sequence unless the request ignores them.
         """
-        group = SequenceGroup(request, next(self._numbers), SeqId(next(self._ids)))
-        sampling = request.sampling
-        group.max_length = max_length
-        group.eos_token_ids = eos_token_ids
-        ends = frozenset() if sampling.ignore_eos else eos_token_ids
-        group.stop_token_ids = ends.union(sampling.stop_token_ids)
-        group.stop_check = stop_check
-        return group
+        ends = frozenset() if request.sampling.ignore_eos else eos_token_ids
+        return SequenceGroup(
+            request,
+            next(self._numbers),
+            SeqId(next(self._ids)),
+            max_length=max_length,
+            eos_token_ids=eos_token_ids,
+            stop_token_ids=ends.union(request.sampling.stop_token_ids),
+            stop_check=stop_check,
+        )
 
     def add(self, group: SequenceGroup) -> None:
         """Keep a group that :meth:`make` returned."""

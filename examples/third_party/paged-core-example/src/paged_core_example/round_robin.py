@@ -30,9 +30,9 @@ class RoundRobinScheduler(Scheduler):
     """Round robin under a budget of tokens: between two turns of a request, all others have one.
 
     A turn decodes one token of every sequence, or prefills ``quantum`` tokens of a prompt. A step
-    serves running requests from the front until its budget is spent; those it has served go to the
-    end. When blocks run out a victim is preempted, and none is admitted in that step; nor is any
-    while requests are swapped out, or if its prompt does not fit beside the prompts under way.
+    admits what fits beside all pending tokens, unless requests are swapped out, and then serves
+    running requests from the front until its budget is spent; those it has served go to the end.
+    When blocks run out a victim is preempted.
 
     No running request starves. Whether a waiting one can is up to the ``queue_order``.
     """
@@ -83,15 +83,15 @@ class RoundRobinScheduler(Scheduler):
     def schedule(self, now: float, /) -> Schedule:
         self._now = now
         plan = Schedule()
-        left = self._options.max_num_batched_tokens
-        for group in tuple(self._running):
+        left, running = self._options.max_num_batched_tokens, tuple(self._running)
+        if not self._swapped:
+            left = self._admit(plan, left)
+        for group in running:
             is_ready = all(sequence.num_pending for sequence in group.live)
             if is_ready and group.status is Status.RUNNING:  # not preempted for one before it
                 left -= self._take_turn(plan, group, left)
         if not (plan.preempted or plan.swapped_out):
             self._swap_in(plan)
-            if not self._swapped:
-                self._admit(plan, left)
         served = {sequence.group for sequence in plan.sequences}
         self._running.sort(key=served.__contains__)
         return plan
@@ -161,7 +161,8 @@ class RoundRobinScheduler(Scheduler):
                 return
             del self._swapped[0]
 
-    def _admit(self, plan: Schedule, left: int) -> None:
+    def _admit(self, plan: Schedule, left: int) -> int:
+        """Admit requests that fit beside all pending tokens; return the tokens that are left."""
         self._waiting.refresh(self._now)
         while len(self._waiting) and left > 0:
             group = self._waiting.head()
@@ -175,13 +176,14 @@ class RoundRobinScheduler(Scheduler):
             )
             reserved = self._preemptor.blocks_to_admit(group, self._running)
             if not self._fits(group, max(own + under_way, reserved)):
-                return
+                break
             if not all(map(self._kv.can_start, group.live)):
-                return
+                break
             self._running.append(self._waiting.pop())
             left -= self._take_turn(plan, group, left)
             num_cached = sum(sequence.num_scheduled for sequence in group.live)
             plan.admitted.append((group, num_cached))
+        return left
 
     def _fits(self, group: SequenceGroup, num_blocks: int) -> bool:
         """Whether a group that takes so many blocks may run beside the running ones."""
