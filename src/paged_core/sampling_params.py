@@ -25,6 +25,23 @@ _NUMBERS = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 
+_RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "n": (lambda n: n >= 1, "be at least 1"),
+    "temperature": (lambda x: x >= 0, "not be negative"),
+    "top_k": (lambda n: n >= 0, "be at least 1, or 0 to consider all"),
+    "top_p": (lambda x: 0 < x <= 1, "be in (0, 1]"),
+    "min_p": (lambda x: 0 <= x <= 1, "be in [0, 1]"),
+    "presence_penalty": (lambda x: -2 <= x <= 2, "be in [-2, 2]"),
+    "frequency_penalty": (lambda x: -2 <= x <= 2, "be in [-2, 2]"),
+    "repetition_penalty": (lambda x: x > 0, "be positive"),
+    "max_tokens": (lambda n: n >= 1, "be at least 1"),
+    "seed": (lambda n: n >= 0, "not be negative"),
+    "min_tokens": (lambda n: n >= 0, "not be negative"),
+    "logprobs": (lambda n: n >= 0, "not be negative"),
+    "prompt_logprobs": (lambda n: n >= 0, "not be negative"),
+}
+"""Whether a value that is not None is in its range, and what the range is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -144,43 +161,14 @@ class SamplingParams:
             for name, value in ((name, getattr(self, name)) for name in _NUMBERS)
         ]
         checks += [
-            (self.n < 1, f"n must be at least 1, not {self.n}"),
-            (self.temperature < 0, f"temperature must not be negative, not {self.temperature}"),
-            (self.top_k < 0, f"top_k must be at least 1, or 0 to consider all, not {self.top_k}"),
-            (not 0 < self.top_p <= 1, f"top_p must be in (0, 1], not {self.top_p}"),
-            (not 0 <= self.min_p <= 1, f"min_p must be in [0, 1], not {self.min_p}"),
-            (
-                not -2 <= self.presence_penalty <= 2,
-                f"presence_penalty must be in [-2, 2], not {self.presence_penalty}",
-            ),
-            (
-                not -2 <= self.frequency_penalty <= 2,
-                f"frequency_penalty must be in [-2, 2], not {self.frequency_penalty}",
-            ),
-            (
-                self.repetition_penalty <= 0,
-                f"repetition_penalty must be positive, not {self.repetition_penalty}",
-            ),
-            (
-                self.max_tokens is not None and self.max_tokens < 1,
-                f"max_tokens must be at least 1, not {self.max_tokens}",
-            ),
-            (
-                self.seed is not None and self.seed < 0,
-                f"seed must not be negative, not {self.seed}",
-            ),
-            (self.min_tokens < 0, f"min_tokens must not be negative, not {self.min_tokens}"),
+            (not is_valid(value), f"{name} must {what}, not {value}")
+            for name, (is_valid, what) in _RANGES.items()
+            if (value := getattr(self, name)) is not None
+        ]
+        checks += [
             (
                 self.max_tokens is not None and self.min_tokens > self.max_tokens,
                 f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})",
-            ),
-            (
-                self.logprobs is not None and self.logprobs < 0,
-                f"logprobs must not be negative, not {self.logprobs}",
-            ),
-            (
-                self.prompt_logprobs is not None and self.prompt_logprobs < 0,
-                f"prompt_logprobs must not be negative, not {self.prompt_logprobs}",
             ),
             (any(not text for text in self.stop), "stop must not contain an empty string"),
             (

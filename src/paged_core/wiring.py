@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from time import monotonic
 from typing import Any
 
@@ -55,7 +55,8 @@ def build_engine(
         settings=settings, registry=registry, needs_host_blocks=preemption.may_swap
     )
     executor: Executor = make("executor", executor_parts)
-    with _closing_on_error(executor):
+    with ExitStack() as on_error:
+        on_error.callback(executor.close)
         capacity = executor.start()
         kv_cache = _make_kv_cache(settings, make, capacity, preemption, future)
         queue_order: QueueOrder = make("queue_order", OrderParts(kv_cache=kv_cache))
@@ -68,7 +69,7 @@ def build_engine(
         )
         scheduler: Scheduler = make("scheduler", parts)
         observer_parts = ObserverParts(settings=settings, num_blocks=capacity.num_blocks)
-        return Engine(
+        engine = Engine(
             scheduler=scheduler,
             kv_cache=kv_cache,
             executor=executor,
@@ -83,6 +84,8 @@ def build_engine(
             ],
             clock=clock,
         )
+        on_error.pop_all()
+        return engine
 
 
 def _make_kv_cache(
@@ -124,12 +127,3 @@ def _make_kv_cache(
         watermark=settings.watermark,
         notes_steps=evictor.wants_last_step,
     )
-
-
-@contextmanager
-def _closing_on_error(executor: Executor) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        executor.close()
-        raise

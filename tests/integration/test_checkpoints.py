@@ -86,7 +86,7 @@ def unanswered(kind: type[Exception]) -> Exception:
         (unanswered(GatedRepoError), "users who accepted its terms"),
         (unanswered(RepositoryNotFoundError), r"no model a/b on the hub"),
         (LocalEntryNotFoundError("no"), "hub cannot be reached"),
-        (unanswered(HfHubHTTPError), r"failed \(no such luck"),
+        (unanswered(HfHubHTTPError), r"failed \(HfHubHTTPError"),
         (OSError("disk full\nand more"), r"failed \(disk full\); try again"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from integration.remote_executor import PICKLING, REMOTE, favour_token_9
 from paged_core.engine import Engine
-from paged_core.errors import RequestError
+from paged_core.errors import RequestError, SettingsError
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.executor import ExecutorParts
 from paged_core.interfaces.runner import RunnerParts
@@ -18,7 +19,7 @@ from paged_core.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings import settings_class
-from paged_core.testing import registry_with
+from paged_core.testing import ExecutorConformance, registry_with
 from paged_core.wiring import build_engine
 
 PROMPT = (5, 7, 11, 13, 17, 19)
@@ -65,6 +66,13 @@ def test_says_the_same_in_a_process_of_its_own(name: str) -> None:
     registry = registry_with(REMOTE)
     here = answers(build(registry, executor=name))
     assert answers(build(registry, executor={"name": "remote", "inner": name})) == here
+
+
+def test_its_process_ends_if_the_engine_cannot_be_built() -> None:
+    swapping: dict[str, Any] = {"preemption": "swap", "block_allocator": "contiguous"}
+    with pytest.raises(SettingsError, match="reserves blocks"):
+        build(registry_with(REMOTE), executor="remote", **swapping)
+    assert not multiprocessing.active_children()
 
 
 class TestParts:
@@ -137,3 +145,12 @@ class TestRequests:
         engine.add(make_request("A", SamplingParams(logits_processors=unpicklable())))
         while engine.has_unfinished:
             engine.step()
+
+
+class TestPicklingEveryStep(ExecutorConformance):
+    """Whatever a step or a result holds can be sent to another process."""
+
+    component = "pickling"
+
+    def make_registry(self) -> Registry:
+        return registry_with(PICKLING)
