@@ -5,24 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from paged_core.registry import Registry
 from paged_core.testing import AttentionConformance
-from paged_core.testing.registry import registry_with
-from unit.packed_attention import PACKED
 
 
 class TestTorch(AttentionConformance):
     component = "torch"
     dtypes = ("float32", "bfloat16", "float16")
-
-
-class TestPacked(AttentionConformance):
-    """A backend that owns the layout of its cache."""
-
-    component = "packed"
-
-    def make_registry(self) -> Registry:
-        return registry_with(PACKED)
 
 
 class OnCpu(AttentionConformance):

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from integration.remote_executor import PICKLING
-from paged_core.registry import Registry
-from paged_core.testing import ExecutorConformance, registry_with
+from paged_core.testing import ExecutorConformance
 
 
 class TestMemory(ExecutorConformance):
@@ -18,12 +16,3 @@ class TestLocal(ExecutorConformance):
     component = "local"
     settings: ClassVar[Mapping[str, Any]] = {"model": "demo", "dtype": "float32"}
     max_examples = 12
-
-
-class TestPickling(ExecutorConformance):
-    """Whatever a step or a result holds can be sent to another process."""
-
-    component = "pickling"
-
-    def make_registry(self) -> Registry:
-        return registry_with(PICKLING)

@@ -11,6 +11,8 @@ from integration import tiny_models
 from paged_backends.executors.local import LocalExecutor
 from paged_core import LLM, SamplingParams
 from paged_core.errors import SettingsError
+from paged_core.registry import Registry
+from paged_core.testing import AttentionConformance
 from paged_core.testing.registry import registry_with
 from unit.packed_attention import PACKED, PackedAttention
 
@@ -22,6 +24,13 @@ SMALL: dict[str, Any] = {
     "max_model_len": 24,
     "preemption": "swap",
 }
+
+
+class TestPacked(AttentionConformance):
+    component = "packed"
+
+    def make_registry(self) -> Registry:
+        return registry_with(PACKED)
 
 
 @pytest.fixture(scope="module")

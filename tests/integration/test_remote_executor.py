@@ -19,7 +19,7 @@ from paged_core.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings import settings_class
-from paged_core.testing import registry_with
+from paged_core.testing import ExecutorConformance, registry_with
 from paged_core.wiring import build_engine
 
 PROMPT = (5, 7, 11, 13, 17, 19)
@@ -145,3 +145,12 @@ class TestRequests:
         engine.add(make_request("A", SamplingParams(logits_processors=unpicklable())))
         while engine.has_unfinished:
             engine.step()
+
+
+class TestPicklingEveryStep(ExecutorConformance):
+    """Whatever a step or a result holds can be sent to another process."""
+
+    component = "pickling"
+
+    def make_registry(self) -> Registry:
+        return registry_with(PICKLING)
