@@ -27,7 +27,7 @@ class CacheChanges:
     """Blocks that were published while the step was planned."""
 
     def edit(self, sequence: SequenceState, index: int, block: BlockId) -> None:
-        """An entry of a block table changed; new to a sequence that will not be sent whole."""
+        """An entry of a block table changed; a sequence that is sent whole needs no edit."""
         if sequence.id not in self.added:
             self.edit_ids.append(sequence.id)
             self.edit_indices.append(index)

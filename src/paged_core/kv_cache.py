@@ -171,10 +171,8 @@ class KVCache:
         this step's batch may be preempted.
         """
         if not _may_share(sequence.group):
-            return _NO_HIT
+            return PrefixHit()
         blocks = self._publishing.look_up(sequence, num_tokens // self.block_size)
-        if not blocks:
-            return _NO_HIT
         num_settled = self._publishing.num_settled(blocks)
         if settled:
             blocks = blocks[:num_settled]
@@ -482,6 +480,3 @@ class KVCache:
 def _may_share(group: SequenceGroup) -> bool:
     """Whether cached blocks may be used: what is not computed has no logits to report."""
     return group.request.sampling.prompt_logprobs is None
-
-
-_NO_HIT = PrefixHit()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import takewhile
 
 from paged_core.block_key import BlockKey, extend_keys
 from paged_core.ids import BlockId, SeqId
@@ -147,14 +147,14 @@ class PrefixPublishing:
         return undone
 
     def retract(self, blocks: Collection[BlockId]) -> None:
-        """Make blocks unfindable: they are not filled after all."""
+        """Make published blocks unfindable: they are not filled after all."""
         if blocks and self._prefixes is not None:
             self._prefixes.retract(blocks)
             self._unsettled.difference_update(blocks)
 
     def settle(self) -> list[BlockId]:
         """The step is planned, and no chunk is withdrawn any more; return what it published."""
-        published = list(chain.from_iterable(self._published.values()))
+        published = [block for blocks in self._published.values() for block in blocks]
         self._allocator.free([merge.own for merge in self._merges])
         self._published.clear()
         self._unsettled.clear()

@@ -1,4 +1,4 @@
-"""What requests to come will ask the prefix cache for, where that is known: in a replay."""
+"""What future requests will look up in the prefix cache, where that is known: in a replay."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from functools import cached_property
 
 
 class Future:
-    """The content that each request asks for, request by request, and how many have asked so far.
+    """The content that each request looks up, in their order, and how many have done so already.
 
-    An answer takes O(log n) for content that is asked for n times.
+    A query takes O(log n) for content that is looked up n times.
 
     Args:
-        asked: for each request, in the order in which they ask, content keys as
+        asked: for each request, in the order of their lookups, content keys as
             :attr:`~paged_core.interfaces.evictor.BlockInfo.content_key` has them.
     """
 
     def __init__(self, asked: Iterable[Iterable[int]] = ()) -> None:
         self.position = 0
-        """Requests before this one have asked already."""
+        """Requests before this one have made their lookup."""
         self._asked = asked
 
     def reach(self, position: int) -> None:
-        """Requests before this one have asked; it never goes back."""
+        """Requests before this one have made their lookup; the position never goes back."""
         self.position = max(self.position, position)
 
     def next_use(self, content_key: int | None) -> int | None:
-        """The next request that asks for this content; ``None``: none does, as far as is known."""
+        """The next request that looks up this content; ``None``: none is known."""
         if content_key is None or content_key not in self._uses:
             return None
         uses = self._uses[content_key]

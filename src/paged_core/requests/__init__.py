@@ -1,1 +1,1 @@
-"""Requests on their way: what is refused, prefixes that stay, several sequences for one prompt."""
+"""Checks of requests, pinned prefixes, and requests for several sequences."""

@@ -12,7 +12,7 @@ from paged_core.sequence import SequenceGroup, SequenceState
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One sequence with one more token."""
+    """One beam with one more token."""
 
     parent: SequenceState
     token: int
@@ -23,7 +23,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A sequence that has ended."""
+    """A beam that has ended."""
 
     tokens: list[int]
     """Prompt and generated tokens."""
@@ -66,7 +66,7 @@ class BeamSearch:
     def advance(self, live: Sequence[SequenceState]) -> list[Branch]:
         """Choose among the candidates of all beams; return the beams to go on with, best first.
 
-        None: the search is over, and :meth:`best` knows what it found.
+        If there are none, the search is over, and :meth:`best` returns what it found.
         """
         branches = [
             Branch(parent, token, (parent.cumulative_logprob or 0.0) + logprob, None)
@@ -97,7 +97,7 @@ class BeamSearch:
         self._keep_best()
 
     def best(self) -> list[Hypothesis]:
-        """Return what was asked for of the sequences that have ended, best first."""
+        """Return the ``n`` best of the beams that have ended, best first."""
         return self._ended[: self._sampling.n]
 
     def _ends(self, token: int, length: int) -> FinishReason | None:

@@ -99,16 +99,14 @@ def _check_picklable(request: Request) -> None:
 def _check_width(request: Request, kv_cache: KVCache, max_num_seqs: int | None) -> None:
     name, sampling = f"request {request.id!r}", request.sampling
     width = sampling.width
-    asked = f"n={width}"
-    if sampling.chooses_at_end:
-        asked = f"best_of={width}" if sampling.beam_width is None else f"beam_width={width}"
+    option = "beam_width" if sampling.beam_width else "best_of" if sampling.best_of else "n"
     if max_num_seqs is not None and width > max_num_seqs:
         raise RequestError(
-            f"{name} asks for {asked} sequences, more than may run at once "
+            f"{name} asks for {option}={width} sequences, more than may run at once "
             f"(scheduler.max_num_seqs={max_num_seqs})"
         )
     if width > 1 and kv_cache.reserves_runs:
         raise RequestError(
-            f"{name} asks for {asked}, but the block allocator keeps each sequence in a run of its "
-            f"own, which none can share; use {asked.partition('=')[0]}=1 or another allocator"
+            f"{name} asks for {option}={width}, but the block allocator keeps each sequence in a "
+            f"run of its own, which none can share; use {option}=1 or another allocator"
         )
