@@ -141,7 +141,8 @@ class Engine:
         self._recorder.blocks(work)
         for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
             sequence.num_scheduled += num_tokens
-            step.ends.append(sequence.num_scheduled)
+        if self._num_ahead:
+            step.ends = [sequence.num_scheduled for sequence in plan.sequences]
         if kv_cache.notes_steps:
             for sequence in plan.sequences:
                 sequence.last_step = step.number

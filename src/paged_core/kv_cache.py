@@ -62,6 +62,8 @@ class KVCache:
         """Whether the allocator is told the last step of a sequence that releases its blocks."""
         self._allocator = allocator
         self._publishing = PrefixPublishing(allocator, block_size)
+        self.caches_prefixes = self._publishing.caches_prefixes
+        """Whether the allocator finds blocks by their content."""
         self._reservations = allocator if isinstance(allocator, SupportsReservation) else None
         self._free_host = [BlockId(block) for block in reversed(range(num_host_blocks))]
         self._changes = CacheChanges()
@@ -82,11 +84,6 @@ class KVCache:
     def num_free_host(self) -> int:
         """Host blocks that hold nothing."""
         return len(self._free_host)
-
-    @property
-    def caches_prefixes(self) -> bool:
-        """Whether the allocator finds blocks by their content."""
-        return self._publishing.caches_prefixes
 
     @property
     def reserves_runs(self) -> bool:
@@ -239,7 +236,7 @@ class KVCache:
                 self._changes.edit(sequence, len(blocks), block)
                 blocks.append(block)
         sequence.capacity = len(blocks) * size
-        if end // size > table.num_published:
+        if self.caches_prefixes and end // size > table.num_published:
             self._publish(sequence, end // size)
 
     def fork(self, parent: SequenceState, child: SequenceState) -> None:
@@ -402,7 +399,8 @@ class KVCache:
     def _publish_block(self, sequence: SequenceState, index: int) -> None:
         """Publish one block; an equal one may take its place in the table."""
         own = sequence.table.blocks[index]
-        is_copied = own in self._changes.copies.values()
+        copies = self._changes.copies
+        is_copied = bool(copies) and own in copies.values()
         held = self._publishing.publish(sequence, index, is_copied=is_copied)
         if held != own:
             self._replace(sequence, index, held)

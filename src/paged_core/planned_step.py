@@ -23,8 +23,9 @@ class PlannedStep:
     """Time spent on it, by phase."""
     changes: CacheChanges = field(default_factory=CacheChanges)
     """What was done to block tables for it."""
-    ends: list[int] = field(default_factory=list)
-    """Beside ``plan.sequences``: how many tokens of each are computed after it."""
+    ends: list[int] | None = None
+    """Beside ``plan.sequences``: how many tokens of each are computed after it. ``None``: as many
+    as are scheduled, since no other step is planned before its result is applied."""
     handle: Any = None
     """What the executor returned for it."""
     finished: list[SequenceGroup] = field(default_factory=list)

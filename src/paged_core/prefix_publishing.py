@@ -40,6 +40,8 @@ class PrefixPublishing:
     def __init__(self, allocator: BlockAllocator, block_size: int) -> None:
         self._allocator = allocator
         self._prefixes = allocator if isinstance(allocator, SupportsPrefixCache) else None
+        self.caches_prefixes = self._prefixes is not None
+        """Whether the allocator finds blocks by their content."""
         self._block_size = block_size
         self._published: dict[SeqId, list[BlockId]] = defaultdict(list)
         """By sequence: blocks published while the present step is planned."""
@@ -48,11 +50,6 @@ class PrefixPublishing:
         self._promised: set[BlockKey] = set()
         """The contents of the unsettled blocks."""
         self._merges: list[Merge] = []
-
-    @property
-    def caches_prefixes(self) -> bool:
-        """Whether the allocator finds blocks by their content."""
-        return self._prefixes is not None
 
     def keys(self, sequence: SequenceState, count: int) -> Sequence[BlockKey]:
         """Content keys of the first ``count`` blocks, as far as all their tokens are known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 from paged_core.sequence import SequenceGroup, SequenceState
 
@@ -24,3 +25,11 @@ class StepOutcome:
     """Beside it: the token, which ``sequence.tokens`` ends with."""
     progressed: bool = False
     """Whether the scheduler planned anything or a result was applied; if not, all requests wait."""
+
+    def add(self, sequences: list[SequenceState | None], tokens: list[int]) -> None:
+        """Name sequences that gained a token, beside it; ``None``: that token was dropped."""
+        if not all(sequences):
+            kept = [(each, token) for each, token in zip(sequences, tokens, strict=True) if each]
+            sequences, tokens = [each for each, _ in kept], [token for _, token in kept]
+        self.advanced += cast("list[SequenceState]", sequences)
+        self.tokens += tokens

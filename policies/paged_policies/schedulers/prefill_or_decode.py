@@ -331,14 +331,14 @@ class PrefillOrDecodeScheduler(Scheduler):
         sequences, num_tokens = plan.sequences, plan.num_tokens
         num_free, undisturbed = kv.num_free, True
         for group in tuple(self._running):
-            if group.status is not running:
+            if not undisturbed and group.status is not running:
                 continue  # preempted for one before it
             live = group.live
             if len(live) == 1 and num_free:
                 sequence = live[0]
-                end = sequence.num_scheduled + 1
-                if end <= len(sequence.tokens) + sequence.num_unknown:  # else it waits for a step
-                    if end >= sequence.capacity:
+                start = sequence.num_scheduled
+                if len(sequence.tokens) - start + sequence.num_unknown:  # else it waits for a step
+                    if start + 1 >= sequence.capacity:
                         kv.reserve(sequence, 1)
                         num_free = kv.num_free
                     sequences.append(sequence)

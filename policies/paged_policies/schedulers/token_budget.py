@@ -228,7 +228,7 @@ class TokenBudgetScheduler(Scheduler):
                 continue
             sequence = live[0]
             start = sequence.num_scheduled
-            count = len(sequence.tokens) + sequence.num_unknown - start
+            count = len(sequence.tokens) - start + sequence.num_unknown
             if count != 1:
                 if count == 0:
                     continue  # it waits for a step under way

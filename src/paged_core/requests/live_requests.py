@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import count
 
 from paged_core.ids import SeqId
@@ -95,9 +95,7 @@ class LiveRequests:
         Args:
             outcome: is told which sequences advanced.
         """
-        for sequence, end in zip(step.plan.sequences, step.ends, strict=True):
-            if sequence.num_scheduled >= end:  # if not, it was preempted since
-                sequence.num_computed = end
+        self._advance(step)
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(step, result)
         ended = self._append(result, outcome, now)
@@ -112,43 +110,50 @@ class LiveRequests:
         groups = dict.fromkeys(sequence.group for sequence in step.plan.sequences)
         return [group for group in groups if not group.live and group.id in self.groups]
 
+    def _advance(self, step: PlannedStep) -> None:
+        """Note how far sequences are computed."""
+        if step.ends is None:
+            for sequence in step.plan.sequences:
+                sequence.num_computed = sequence.num_scheduled
+            return
+        for sequence, end in zip(step.plan.sequences, step.ends, strict=True):
+            if sequence.num_scheduled >= end:  # if not, it was preempted since
+                sequence.num_computed = end
+
     def _append(self, result: StepResult, outcome: StepOutcome, now: float) -> bool:
         """Append what was drawn; whether any sequence ended with it."""
-        sequences, ended = self._sequences, False
-        advanced, tokens_drawn = outcome.advanced, outcome.tokens
-        heirs: dict[SeqId, Iterator[SequenceState]] = {}
+        rows = list(map(self._sequences.get, result.sequence_ids))
+        logprobs, ended = result.logprobs, False
         for row, token in enumerate(result.token_ids):
-            seq_id = result.sequence_ids[row]
-            if seq_id in heirs:
-                sequence = next(heirs[seq_id])
-                if sequence.finish_reason is not None:
-                    continue  # its request failed over a token of another sequence
-            elif seq_id not in sequences:
-                continue  # its request ended since the step was planned
-            else:
-                sequence = sequences[seq_id]
-                if not sequence.group.forked:
-                    heirs[seq_id] = iter(self._fork(sequence))
-                if sequence.group.first_token_at is None:
-                    sequence.group.first_token_at = now
+            sequence = rows[row]
+            if sequence is None or sequence.finish_reason is not None:
+                rows[row] = None  # its request ended since, or failed over another row
+                continue
             group, tokens = sequence.group, sequence.tokens
+            if not group.forked:
+                self._fork(sequence, rows, row)
+            if group.first_token_at is None:
+                group.first_token_at = now
             tokens.append(token)
-            advanced.append(sequence)
-            tokens_drawn.append(token)
             if sequence.num_unknown:
                 sequence.num_unknown -= 1
-            if result.logprobs is not None:
-                _keep_logprobs(sequence, token, result.logprobs[row])
+            if logprobs is not None:
+                _keep_logprobs(sequence, token, logprobs[row])
             if (
                 len(tokens) >= group.max_length
                 or token in group.stop_token_ids
                 or group.stop_check is not None
             ) and self._has_ended(sequence, token):
                 ended = True
+        outcome.add(rows, result.token_ids)
         return ended
 
-    def _fork(self, parent: SequenceState) -> list[SequenceState]:
-        """Make the other sequences of a request whose prompt has been computed."""
+    def _fork(self, parent: SequenceState, rows: list[SequenceState | None], first: int) -> None:
+        """Make the other sequences of a request whose prompt has been computed.
+
+        Args:
+            rows: after the row ``first`` of the parent, its further rows become the children's.
+        """
         group = parent.group
         children = [
             SequenceState(SeqId(next(self._ids)), group, index, list(parent.tokens))
@@ -160,7 +165,9 @@ class LiveRequests:
         group.sequences.extend(children)
         group.live.extend(children)
         group.forked = True
-        return children
+        others = [row for row in range(first + 1, len(rows)) if rows[row] is parent]
+        for row, child in zip(others, children, strict=False):
+            rows[row] = child
 
     def _advance_beams(self, candidates: Mapping[SeqId, Mapping[int, float]], now: float) -> bool:
         """Let requests that search choose their next beams; whether any has ended with it."""
@@ -181,7 +188,8 @@ class LiveRequests:
 
     def _keep_prompt_logprobs(self, step: PlannedStep, result: StepResult) -> None:
         """Add those of one chunk; a chunk that is out of date, after a preemption, is left out."""
-        chunks = zip(step.plan.sequences, step.plan.num_tokens, step.ends, strict=True)
+        ends = step.ends or [sequence.num_scheduled for sequence in step.plan.sequences]
+        chunks = zip(step.plan.sequences, step.plan.num_tokens, ends, strict=True)
         starts = {sequence.id: end - count for sequence, count, end in chunks}
         for seq_id, entries in result.prompt_logprobs.items():
             if seq_id not in self._sequences:
