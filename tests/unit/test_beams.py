@@ -152,10 +152,10 @@ class TestSearch:
     def test_a_finished_search_is_forgotten(self) -> None:
         engine = build_memory_engine()
         run(engine, request(beam_width=2))
-        assert not engine._beams._searches
+        assert not engine._requests._beams._searches
         group = searching(engine, beam_width=2)
         engine.abort(group.id)
-        assert not engine._beams._searches
+        assert not engine._requests._beams._searches
 
     @pytest.mark.parametrize("preemption", ["recompute", "swap"])
     @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
