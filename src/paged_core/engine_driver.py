@@ -1,4 +1,4 @@
-"""Runs the steps of an engine for those that wait for its requests: ``LLM``, a server."""
+"""Runs the steps of an engine for its callers: ``LLM``, a server."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from paged_core.sequence import SequenceGroup, StopCheck
 from paged_core.step_outcome import StepOutcome
 
 STALL_SECONDS = 30.0
-"""A scheduler that plans nothing for this long, though requests wait, is taken to be stuck."""
+"""A scheduler that plans nothing for this long although requests wait counts as stuck."""
 IDLE_SECONDS = 0.001
 """Pause after a step in which nothing could be planned."""
 
 
 class EngineDriver:
-    """Gives the engine to one thread at a time, idles while nothing can be planned, and reports a
-    scheduler that is stuck.
+    """Serializes access to the engine, idles while nothing can be planned, reports stalls.
 
-    Every method raises ``EngineError`` if another thread is using the engine or it is closed, but
+    Methods raise ``EngineError`` if another thread is using the engine or it is closed, except
     :meth:`abort`, which waits for its turn, and :meth:`close`.
     """
 
@@ -49,40 +48,36 @@ class EngineDriver:
         return outcome
 
     def add(self, request: Request, stop_check: StopCheck | None = None) -> SequenceGroup:
-        """Hand a request to the engine; see :meth:`Engine.add`."""
+        """See :meth:`Engine.add`."""
         with self.turn():
             return self.engine.add(request, stop_check)
 
     def abort(self, request_id: str) -> None:
-        """Abort a request; one that has finished is left as it is."""
+        """See :meth:`Engine.abort`."""
         with self._lock:
             self.engine.abort(request_id)
 
     def pin(
         self, tokens: Sequence[int], *, ttl: float | None = None, cache_salt: str | None = None
     ) -> Pin:
-        """Start to compute a prefix that stays in the cache; see :meth:`Engine.pin`."""
+        """See :meth:`Engine.pin`."""
         with self.turn():
             return self.engine.pin(tokens, ttl=ttl, cache_salt=cache_salt)
 
     def release(self, pin: Pin) -> None:
-        """Let a pinned prefix be evicted."""
+        """See :meth:`Engine.release`."""
         with self.turn():
             self.engine.release(pin)
 
     def close(self) -> None:
-        """Abort what is unfinished and free the memory; calling it again does nothing."""
+        """Abort unfinished requests and free the memory; calling it again does nothing."""
         if not self._closed:
             self._closed = True
             self.engine.close()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Keep other threads from using the engine.
-
-        Raises:
-            EngineError: another thread is using it, or it is closed.
-        """
+        """Keep other threads from using the engine."""
         if not self._lock.acquire(blocking=False):
             raise EngineError("another thread is using this engine; use it from one at a time")
         try:

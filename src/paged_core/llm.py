@@ -1,4 +1,4 @@
-"""The front door in Python: prompts in, text out."""
+"""The Python API for offline inference: prompts in, text out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import count
-from types import TracebackType
 from typing import Any, Self
 
-from paged_core.engine import Engine
 from paged_core.engine_driver import EngineDriver
 from paged_core.errors import EngineError, RequestError
 from paged_core.interfaces.executor import SupportsText
@@ -18,9 +16,7 @@ from paged_core.registry import Registry
 from paged_core.request import Request
 from paged_core.requests.pins import Pin, PinState
 from paged_core.sampling_params import SamplingParams
-from paged_core.sequence import SequenceGroup
 from paged_core.settings import EngineSettings, load_settings, settings_class
-from paged_core.step_outcome import StepOutcome
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import RequestOutput
 from paged_core.text.prompts import Prompt, as_list, as_token_ids, per_prompt
@@ -32,7 +28,7 @@ class LLM:
 
     ``LLM(model="Qwen/Qwen3-0.6B", scheduler={"name": "prefill_or_decode"})`` takes every setting
     as a keyword and reads neither files nor the environment; :meth:`from_config` does. Close it,
-    or use it in a ``with`` statement, to give its memory back.
+    or use it in a ``with`` statement, to free its memory.
 
     Args:
         model: a hub id, a folder, or ``demo``.
@@ -58,32 +54,27 @@ class LLM:
         Args:
             config: a YAML or TOML file; ``None``: what ``PAGED_CORE_CONFIG`` names, if anything.
 
-        Raises:
-            as the class does.
+        Raises: what the class raises.
         """
         resolved = load_settings(config=config, overrides=overrides)
         return cls.from_settings(resolved.settings, resolved.registry)
 
     @classmethod
     def from_settings(cls, settings: EngineSettings, registry: Registry) -> Self:
-        """Start from settings that were resolved elsewhere."""
+        """Start from resolved settings."""
         self = cls.__new__(cls)
         self._start(settings, registry)
         return self
 
     def _start(self, settings: EngineSettings, registry: Registry) -> None:
         self.settings = settings
-        self.driver = EngineDriver(build_engine(settings, registry))
+        self.engine = build_engine(settings, registry)
+        self.driver = EngineDriver(self.engine)
         executor = self.engine.executor
         self.tokenizer: Tokenizer | None = (
             executor.tokenizer() if isinstance(executor, SupportsText) else None
         )
         self._numbers = count()
-
-    @property
-    def engine(self) -> Engine:
-        """The engine that serves the requests."""
-        return self.driver.engine
 
     # ------------------------------------------------------------------ generating
 
@@ -105,8 +96,7 @@ class LLM:
             RequestError: a prompt can never be served; nothing was started.
         """
         generations = self.submit(prompts, sampling_params, priority=priority)
-        for _ in self.run(generations):
-            pass
+        list(self.run(generations))
         return [generation.output() for generation in generations]
 
     def chat(
@@ -115,7 +105,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, put into the model's own format.
+        """Answer one conversation or several, formatted by the model's chat template.
 
         Args:
             messages: ``{"role": ..., "content": ...}`` each.
@@ -136,7 +126,7 @@ class LLM:
         """Complete one prompt; yield its output so far after every step that adds to it.
 
         Raises:
-            RequestError: it can never be served, or has no text before all of it is there.
+            RequestError: it can never be served, or chooses among sequences at the end.
         """
         if sampling_params is not None and sampling_params.chooses_at_end:
             raise RequestError(
@@ -154,15 +144,13 @@ class LLM:
     ) -> Pin:
         """Compute a prefix now and keep its whole blocks in the cache until :meth:`release`.
 
-        Prompts that begin with the same tokens find it there, as they find any cached prefix.
-
         Args:
             ttl: seconds after which it is released.
             cache_salt: only requests of the same salt find it.
 
         Raises:
             RequestError: it is shorter than a block, the block allocator caches nothing, or too
-                little room would be left for requests.
+                few blocks would be left for requests.
             EngineError: computing it failed.
         """
         text, token_ids = self._encode(prompt)
@@ -170,14 +158,13 @@ class LLM:
         generation = Generation(text, None)
         assert pin.group is not None
         generation.group = pin.group
-        for _ in self.run([generation]):
-            pass
+        list(self.run([generation]))
         if pin.state is not PinState.HELD:
             raise EngineError(f"the prefix is not pinned: {pin.end_reason}")
         return pin
 
     def release(self, pin: Pin) -> None:
-        """Let a pinned prefix go; its blocks stay cached until others need them."""
+        """Release a pinned prefix; its blocks stay cached until they are evicted."""
         self.driver.release(pin)
 
     # ------------------------------------------------------------------ step by step
@@ -189,7 +176,7 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
     ) -> list[Generation]:
-        """Hand prompts to the engine, all or none; :meth:`run` completes them.
+        """Add prompts to the engine, all or none; :meth:`run` completes them.
 
         Raises:
             RequestError: a prompt can never be served; nothing was started.
@@ -214,7 +201,7 @@ class LLM:
         request_id: str | None = None,
         **fields: Any,
     ) -> Generation:
-        """Hand one prompt to the engine.
+        """Add one prompt to the engine.
 
         Args:
             request_id: ``None``: a number.
@@ -240,79 +227,54 @@ class LLM:
         return generation
 
     def run(self, generations: Iterable[Generation]) -> Generator[Generation, None, None]:
-        """Step until all of ``generations`` have ended; yield each when it has.
+        """As :meth:`steps`, but yield each generation when it has ended."""
+        with closing(self.steps(generations)) as steps:
+            for changed in steps:
+                yield from [generation for generation in changed if generation.finished]
 
-        If the caller stops early (by an exception, too), what is unfinished is aborted.
+    def steps(self, generations: Iterable[Generation]) -> Generator[list[Generation], None, None]:
+        """Step until all of ``generations`` have ended; after each step yield those that changed.
+
+        :meth:`Generation.take` returns what each of them gained. If the caller stops early (by an
+        exception, too), what is unfinished is aborted.
 
         Raises:
             EngineError: the scheduler plans nothing although requests wait, another thread is
                 using this LLM, or it is closed.
         """
-        waiting = {generation.group.id: generation for generation in generations}
-        with closing(self._outcomes(waiting)) as outcomes:
-            for outcome in outcomes:
-                if outcome is None:
-                    ended = [generation for generation in waiting.values() if generation.finished]
-                else:
-                    ended = _pick(waiting, outcome.finished)
-                for generation in ended:
-                    del waiting[generation.group.id]
-                    yield generation
-
-    def steps(self, generations: Iterable[Generation]) -> Generator[list[Generation], None, None]:
-        """Step until all of ``generations`` have ended; after each step yield those that changed.
-
-        :meth:`Generation.take` returns what each of them gained. As for the rest, as :meth:`run`.
-        """
-        waiting = {generation.group.id: generation for generation in generations}
-        with closing(self._outcomes(waiting)) as outcomes:
-            for outcome in outcomes:
-                if outcome is None:
-                    changed = list(waiting.values())
-                else:
-                    groups = [sequence.group for sequence in outcome.advanced]
-                    changed = _pick(waiting, [*groups, *outcome.finished])
-                for generation in changed:
-                    if generation.finished:
-                        del waiting[generation.group.id]
-                yield changed
-
-    def _outcomes(
-        self, waiting: dict[str, Generation]
-    ) -> Generator[StepOutcome | None, None, None]:
-        """Step while ``waiting`` holds any; ``None``: something else may have changed them."""
+        unfinished = {generation.group.id: generation for generation in generations}
+        num_steps = -1
         try:
-            num_steps = -1
-            while waiting:
-                outcome = None
+            while unfinished:
+                changed = list(unfinished.values())  # steps of other calls may have changed them
                 if num_steps == self.engine.num_steps:
                     outcome = self.driver.step()
+                    if outcome.progressed:
+                        advanced = [sequence.group for sequence in outcome.advanced]
+                        ids = dict.fromkeys(group.id for group in advanced + outcome.finished)
+                        changed = [unfinished[each] for each in ids if each in unfinished]
                 num_steps = self.engine.num_steps
-                yield outcome if outcome is not None and outcome.progressed else None
+                for generation in changed:
+                    if generation.finished:
+                        del unfinished[generation.group.id]
+                yield changed
         finally:
-            self.abort(waiting.values())
+            self.abort(unfinished.values())
 
     def abort(self, generations: Iterable[Generation]) -> None:
-        """Abort requests; those that have ended are left as they are."""
+        """Abort requests; those that have ended stay as they are."""
         for generation in list(generations):
             self.driver.abort(generation.group.id)
 
     def close(self) -> None:
-        """Abort what is unfinished and free the memory; nothing can be generated any more."""
+        """Abort unfinished requests and free the memory; the LLM cannot be used any more."""
         self.driver.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    # ------------------------------------------------------------------ inside
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
         """Return a prompt's text, if it has one, and its token ids."""
@@ -339,9 +301,3 @@ class LLM:
                 f"{self.settings.executor.name!r} has none; give token ids, or set `tokenizer`"
             )
         return self.tokenizer
-
-
-def _pick(waiting: Mapping[str, Generation], groups: Iterable[SequenceGroup]) -> list[Generation]:
-    """Return the generations of ``groups``, each once, as far as they are waited for."""
-    ids = dict.fromkeys(group.id for group in groups)
-    return [waiting[request_id] for request_id in ids if request_id in waiting]

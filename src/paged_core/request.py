@@ -1,4 +1,4 @@
-"""What a user asks for: one prompt, and all that a component may want to know about it."""
+"""A request, and why its sequences end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """It reached ``max_tokens``, the model's length, or all the room there is."""
     ABORT = "abort"
-    """Its user gave it up."""
+    """It was aborted by the user."""
     ERROR = "error"
     """Something that served it raised; the message is beside it."""
     IGNORED = "ignored"
@@ -27,7 +27,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt and everything that a component may want to know about it."""
+    """One prompt, and all that a component may want to know about it."""
 
     id: str
     prompt: tuple[int, ...]
@@ -42,13 +42,12 @@ class Request:
     adapter: str | None = None
     """Id of the adapter that the request is served with; part of its cache keys."""
     tenant: str = ""
-    """Whom the request belongs to, for fair orders."""
+    """The user or customer it belongs to, for fair queue orders."""
     deadline: float | None = None
     """Seconds on the engine's clock by which it wants to be finished."""
 
     @property
     def key_extra(self) -> tuple[str | None, str | None] | None:
         """What sets the cache keys of its blocks apart from those of equal tokens, if anything."""
-        if self.cache_salt is None and self.adapter is None:
-            return None
-        return (self.cache_salt, self.adapter)
+        extra = (self.cache_salt, self.adapter)
+        return None if extra == (None, None) else extra

@@ -15,40 +15,41 @@ LogitsProcessor = Callable[[Sequence[int], Any], Any]
 change in place) and returns the row to use. If it raises, the request fails and no other does."""
 
 
-_COUNTS = ("n", "top_k", "min_tokens")
-_OPTIONAL_COUNTS = (
-    *("best_of", "beam_width", "max_tokens", "seed"),
-    *("logprobs", "prompt_logprobs"),
-)
-_NUMBERS = (
-    *("temperature", "top_p", "min_p", "length_penalty"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
+_Range = tuple[Callable[[Any], bool], str]
+"""Whether a value is in the range, and what a message says that it must do."""
+_AT_LEAST_1: _Range = (lambda x: x >= 1, "be at least 1")
+_NOT_NEGATIVE: _Range = (lambda x: x >= 0, "not be negative")
 
-_RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "n": (lambda n: n >= 1, "be at least 1"),
-    "temperature": (lambda x: x >= 0, "not be negative"),
-    "top_k": (lambda n: n >= 0, "be at least 1, or 0 to consider all"),
+_COUNTS: Mapping[str, _Range] = {
+    "n": _AT_LEAST_1,
+    "best_of": _AT_LEAST_1,
+    "beam_width": _AT_LEAST_1,
+    "top_k": (lambda n: n >= -1, "be at least 1, or 0 to consider all"),  # -1 is the same as 0
+    "seed": (lambda n: n >= -1, "not be negative"),  # -1 is the same as None
+    "min_tokens": _NOT_NEGATIVE,
+    "max_tokens": _AT_LEAST_1,
+    "logprobs": _NOT_NEGATIVE,
+    "prompt_logprobs": _NOT_NEGATIVE,
+}
+_OPTIONAL = {"best_of", "beam_width", "seed", "max_tokens", "logprobs", "prompt_logprobs"}
+_NUMBERS: Mapping[str, _Range] = {
+    "length_penalty": (lambda x: -10 <= x <= 10, "be in [-10, 10]"),
+    "temperature": _NOT_NEGATIVE,
     "top_p": (lambda x: 0 < x <= 1, "be in (0, 1]"),
     "min_p": (lambda x: 0 <= x <= 1, "be in [0, 1]"),
     "presence_penalty": (lambda x: -2 <= x <= 2, "be in [-2, 2]"),
     "frequency_penalty": (lambda x: -2 <= x <= 2, "be in [-2, 2]"),
     "repetition_penalty": (lambda x: x > 0, "be positive"),
-    "max_tokens": (lambda n: n >= 1, "be at least 1"),
-    "seed": (lambda n: n >= 0, "not be negative"),
-    "min_tokens": (lambda n: n >= 0, "not be negative"),
-    "logprobs": (lambda n: n >= 0, "not be negative"),
-    "prompt_logprobs": (lambda n: n >= 0, "not be negative"),
 }
-"""Whether a value that is not None is in its range, and what the range is."""
+_NO_DRAWS = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "seed": None, "best_of": None}
+"""What a beam search leaves as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the tokens of one request are chosen and when it ends.
 
-    The names are those of vLLM and of the OpenAI API. The default is greedy (``temperature=0``):
-    a run says nothing about chance unless it asks for it.
+    The names are those of vLLM and of the OpenAI API. The default is greedy (``temperature=0``).
 
     Raises:
         RequestError: a value is out of range or two of them contradict each other.
@@ -107,7 +108,7 @@ class SamplingParams:
     """Called in turn on this request's row of logits before anything else; see the type."""
 
     def __post_init__(self) -> None:
-        for problem in self._wrong_types():
+        for problem in self._wrong_values():
             raise RequestError(problem)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
@@ -118,7 +119,7 @@ class SamplingParams:
             object.__setattr__(self, "top_k", 0)
         if self.seed == -1:
             object.__setattr__(self, "seed", None)
-        for problem in self._problems():
+        for problem in self._contradictions():
             raise RequestError(problem)
 
     @property
@@ -136,16 +137,27 @@ class SamplingParams:
         """Best tokens to report beside each drawn one; ``None``: no log-probability is needed."""
         return 0 if self.logprobs is None and self.best_of is not None else self.logprobs
 
-    def _wrong_types(self) -> Iterator[str]:
-        for name in _COUNTS + _OPTIONAL_COUNTS:
+    def _wrong_values(self) -> Iterator[str]:
+        """Yield what is wrong with a value whatever the others are."""
+        for name, (is_in_range, what) in _COUNTS.items():
             value = getattr(self, name)
-            if not _is_a(Integral, value) and not (value is None and name in _OPTIONAL_COUNTS):
+            if value is None and name in _OPTIONAL:
+                continue
+            if not _is_a(Integral, value):
                 yield f"{name} must be a whole number, not {value!r}"
-        for name in _NUMBERS:
-            if not _is_a(Real, value := getattr(self, name)):
-                yield f"{name} must be a number, not {value!r}"
-        if not isinstance(self.stop, Iterable) or not all(isinstance(s, str) for s in self.stop):
-            yield f"stop must be a string or a list of strings, not {self.stop!r}"
+            elif not is_in_range(value):
+                yield f"{name} must {what}, not {value}"
+        for name, (is_in_range, what) in _NUMBERS.items():
+            value = getattr(self, name)
+            if not (_is_a(Real, value) and isfinite(value)):
+                yield f"{name} must be a finite number, not {value!r}"
+            elif not is_in_range(value):
+                yield f"{name} must {what}, not {value}"
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, Iterable) or not all(isinstance(text, str) for text in stop):
+            yield f"stop must be a string or a list of strings, not {stop!r}"
+        elif not all(stop):
+            yield "stop must not contain an empty string"
         ids = self.stop_token_ids
         if not isinstance(ids, Iterable) or not all(_is_a(Integral, token) for token in ids):
             yield f"stop_token_ids must be a list of token ids, not {ids!r}"
@@ -154,83 +166,39 @@ class SamplingParams:
             _is_a(Integral, token) and _is_a(Real, value) for token, value in bias.items()
         ):
             yield f"logit_bias must map token ids to numbers, not {bias!r}"
+        elif not all(isfinite(value) for value in bias.values()):
+            yield "logit_bias must hold finite numbers; to forbid a token, use -100"
 
-    def _problems(self) -> list[str]:
-        checks = [
-            (not isfinite(value), f"{name} must be a finite number, not {value}")
-            for name, value in ((name, getattr(self, name)) for name in _NUMBERS)
-        ]
-        checks += [
-            (not is_valid(value), f"{name} must {what}, not {value}")
-            for name, (is_valid, what) in _RANGES.items()
-            if (value := getattr(self, name)) is not None
-        ]
-        checks += [
-            (
-                self.max_tokens is not None and self.min_tokens > self.max_tokens,
-                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})",
-            ),
-            (any(not text for text in self.stop), "stop must not contain an empty string"),
-            (
-                any(not isfinite(bias) for bias in self.logit_bias.values()),
-                "logit_bias must hold finite numbers; to forbid a token, use -100",
-            ),
-        ]
-        checks += (
-            self._checks_of_beams() if self.beam_width is not None else self._checks_of_draws()
-        )
-        return [problem for wrong, problem in checks if wrong]
+    def _contradictions(self) -> Iterator[str]:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            yield f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})"
+        if self.beam_width is not None:
+            yield from self._contradictions_of_beams(self.beam_width)
+        elif self.length_penalty != 1 or self.early_stopping is not False:
+            yield "length_penalty and early_stopping belong to beam search; set beam_width too"
+        elif self.best_of is not None:
+            if self.best_of < self.n:
+                yield f"best_of ({self.best_of}) is smaller than n ({self.n})"
+            if self.best_of > 1 and self.temperature == 0:
+                yield (
+                    f"best_of={self.best_of} sequences are all the same with temperature=0; "
+                    "raise it"
+                )
 
-    def _checks_of_draws(self) -> list[tuple[bool, str]]:
-        best_of = self.best_of
-        return [
-            (
-                self.length_penalty != 1 or self.early_stopping is not False,
-                "length_penalty and early_stopping belong to beam search; set beam_width too",
-            ),
-            (
-                best_of is not None and best_of < self.n,
-                f"best_of ({best_of}) is smaller than n ({self.n})",
-            ),
-            (
-                best_of is not None and best_of > 1 and self.temperature == 0,
-                f"best_of={best_of} sequences are all the same with temperature=0; raise it",
-            ),
-        ]
-
-    def _checks_of_beams(self) -> list[tuple[bool, str]]:
-        width = self.beam_width or 0
-        sampled = {
-            "temperature": self.temperature != 0,
-            "top_k": self.top_k != 0,
-            "top_p": self.top_p != 1,
-            "min_p": self.min_p != 0,
-            "seed": self.seed is not None,
-            "best_of": self.best_of is not None,
-        }
-        drawn = [name for name, given in sampled.items() if given]
-        return [
-            (width < 1, f"beam_width must be at least 1, not {width}"),
-            (self.n > width, f"n ({self.n}) is larger than beam_width ({width})"),
-            (
-                bool(drawn),
-                f"{' and '.join(drawn)} cannot go with beam_width: beam search draws nothing by "
-                "chance",
-            ),
-            (
-                not -10 <= self.length_penalty <= 10,
-                f"length_penalty must be in [-10, 10], not {self.length_penalty}",
-            ),
-            (
-                not isinstance(self.early_stopping, bool) and self.early_stopping != "never",
-                f"early_stopping must be True, False or 'never', not {self.early_stopping!r}",
-            ),
-            (
-                bool(self.stop),
+    def _contradictions_of_beams(self, width: int) -> Iterator[str]:
+        if self.n > width:
+            yield f"n ({self.n}) is larger than beam_width ({width})"
+        drawn = [name for name, value in _NO_DRAWS.items() if getattr(self, name) != value]
+        if drawn:
+            names = " and ".join(drawn)
+            yield f"{names} cannot go with beam_width: beam search draws nothing by chance"
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            yield f"early_stopping must be True, False or 'never', not {self.early_stopping!r}"
+        if self.stop:
+            yield (
                 "stop cannot go with beam_width: beams end at tokens, not at strings; use "
-                "stop_token_ids",
-            ),
-        ]
+                "stop_token_ids"
+            )
 
 
 def processor_name(processor: LogitsProcessor) -> str:

@@ -228,6 +228,16 @@ def test_a_stream_ends_though_its_request_was_given_up(llm: LLM) -> None:
     assert list(running)[-1] == [generation]
 
 
+def test_each_request_ends_once_though_another_call_did_its_steps(llm: LLM) -> None:
+    sampling = [SamplingParams(max_tokens=length, ignore_eos=True) for length in (2, 2, 4)]
+    generations = llm.submit(["2 + 2 =", "2 + 3 =", "2 + 4 ="], sampling)
+    ended = []
+    for generation in llm.run(generations):
+        ended.append(generation)
+        llm.generate("3 + 4 =", SamplingParams(max_tokens=12, ignore_eos=True))
+    assert ended == generations
+
+
 def test_a_closed_llm_says_so() -> None:
     made = LLM(executor="memory", num_blocks=8, max_model_len=32)
     made.close()

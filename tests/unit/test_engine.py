@@ -14,7 +14,7 @@ from paged_core.testing.text_alone import check_nothing_leaked, text_alone
 from unit.engines import EOS, engine_with, finish, request, run
 
 
-class TestFrontDoor:
+class TestAdding:
     @pytest.mark.parametrize(
         ("bad", "message"),
         [
@@ -44,6 +44,13 @@ class TestFrontDoor:
             engine.add(request())
         finish(engine)
         engine.add(request())
+
+    def test_refuses_what_can_never_have_its_run_of_blocks(self) -> None:
+        engine = engine_with(
+            block_allocator="contiguous", scheduler="iteration_level", num_blocks=8, block_size=4
+        )
+        with pytest.raises(RequestError, match=r"'A' can never run: .* adjacent blocks"):
+            engine.add(request("A", max_tokens=None))
 
     def test_the_longest_prompt_that_leaves_room_is_served(self) -> None:
         (group,) = run(engine_with(), request(prompt=range(63), max_tokens=5))

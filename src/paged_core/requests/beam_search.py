@@ -1,4 +1,4 @@
-"""Beam search over the sequences of one request: which continuations go on, which have ended."""
+"""Beam search over one request: which continuations run on, which have ended."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Branch:
     parent: SequenceState
     token: int
     cumulative_logprob: float
-    logprobs: dict[int, float] | None
-    """What is to be reported of this token, where the request asks for it."""
+    logprobs: list[dict[int, float]] | None
+    """Of all generated tokens, this one included, where the request asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ class BeamSearch:
     """Keeps the ``beam_width`` best running sequences, and as many of the best that have ended.
 
     The rules are those of ``transformers`` (``GenerationMixin._beam_search``, version 5). Of all
-    continuations of all beams the best ``num_candidates`` are looked at. Those that end count only
-    if they rank among the first ``beam_width``; the best ``beam_width`` of the others run on. The
-    search is over when as many have ended as there are beams, and
+    continuations of all beams the best ``num_candidates`` are considered. Those that end count only
+    if they rank among the first ``beam_width``; the best ``beam_width`` of the others run on. Ties
+    rank by beam, then by token id. The search is over when none can run on, or when ``beam_width``
+    sequences have ended, and
 
     - ``early_stopping=True``: at once;
     - ``early_stopping=False``: when the best beam, scored at its present length, is no better than
       the worst that has ended;
     - ``early_stopping="never"``: the same, but scored at the length that is best for it, which is
-      the longest possible one if ``length_penalty`` is positive;
+      the longest possible one if ``length_penalty`` is positive.
 
-    or when nothing is left that may go on. One beam is greedy search, and ends when it ends. Equals
-    rank by their beam, then by their token id.
+    One beam is greedy search, and ends when it ends.
     """
 
     def __init__(self, group: SequenceGroup) -> None:
@@ -66,23 +66,23 @@ class BeamSearch:
     def advance(self, live: Sequence[SequenceState]) -> list[Branch]:
         """Choose among the candidates of all beams; return the beams to go on with, best first.
 
-        If there are none, the search is over, and :meth:`best` returns what it found.
+        Empty: the search is over, and :meth:`best` returns its result.
         """
-        branches = [
-            Branch(parent, token, (parent.cumulative_logprob or 0.0) + logprob, None)
+        ranked = [
+            ((parent.cumulative_logprob or 0.0) + logprob, parent, token)
             for parent in live
             for token, logprob in self.candidates[parent.id].items()
         ]
-        branches.sort(key=lambda branch: -branch.cumulative_logprob)
+        ranked.sort(key=lambda candidate: -candidate[0])
         length = len(live[0].tokens) + 1
         running: list[Branch] = []
-        for rank, branch in enumerate(branches[: self._num_candidates]):
-            reason = self._ends(branch.token, length)
+        for rank, (total, parent, token) in enumerate(ranked[: self._num_candidates]):
+            reason = self._ends(token, length)
             if reason is None and len(running) < self._width:
-                running.append(self._reported(branch))
+                running.append(Branch(parent, token, total, self._logprobs(parent, token)))
             elif reason is not None and rank < self._width:
-                self._end_branch(self._reported(branch), reason)
-        self._keep_best()
+                logprobs = self._logprobs(parent, token)
+                self._end([*parent.tokens, token], total, reason, logprobs)
         self.candidates.clear()
         if running and self._is_over(running[0].cumulative_logprob, length - self._prompt_length):
             return []
@@ -94,10 +94,9 @@ class BeamSearch:
             if len(beam.tokens) > self._prompt_length:
                 total = beam.cumulative_logprob or 0.0
                 self._end(list(beam.tokens), total, FinishReason.LENGTH, beam.logprobs)
-        self._keep_best()
 
     def best(self) -> list[Hypothesis]:
-        """Return the ``n`` best of the beams that have ended, best first."""
+        """Return the ``n`` best sequences that have ended, best first."""
         return self._ended[: self._sampling.n]
 
     def _ends(self, token: int, length: int) -> FinishReason | None:
@@ -106,20 +105,12 @@ class BeamSearch:
             return FinishReason.STOP
         return FinishReason.LENGTH if length >= self._max_length else None
 
-    def _reported(self, branch: Branch) -> Branch:
-        count = self._sampling.logprobs
-        if count is None:
-            return branch
-        best = self.candidates[branch.parent.id]
-        entry = {branch.token: best[branch.token], **dict(list(best.items())[:count])}
-        return Branch(branch.parent, branch.token, branch.cumulative_logprob, entry)
-
-    def _end_branch(self, branch: Branch, reason: FinishReason) -> None:
-        logprobs = None
-        if branch.logprobs is not None:
-            logprobs = [*(branch.parent.logprobs or ()), branch.logprobs]
-        tokens = [*branch.parent.tokens, branch.token]
-        self._end(tokens, branch.cumulative_logprob, reason, logprobs)
+    def _logprobs(self, parent: SequenceState, token: int) -> list[dict[int, float]] | None:
+        if self._sampling.logprobs is None:
+            return None
+        best = self.candidates[parent.id]
+        entry = {token: best[token], **dict(list(best.items())[: self._sampling.logprobs])}
+        return [*(parent.logprobs or ()), entry]
 
     def _end(
         self,
@@ -130,8 +121,6 @@ class BeamSearch:
     ) -> None:
         score = self._score(total, len(tokens) - self._prompt_length)
         self._ended.append(Hypothesis(tokens, total, score, reason, logprobs))
-
-    def _keep_best(self) -> None:
         self._ended.sort(key=lambda hypothesis: -hypothesis.score)
         del self._ended[self._width :]
 

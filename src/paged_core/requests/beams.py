@@ -13,8 +13,8 @@ from paged_core.sequence import SequenceGroup, SequenceState, Status
 class Beams:
     """Keeps the searches of an engine, and turns their choices into sequences.
 
-    Beams share all blocks of what they have in common. A parent's best child takes its place,
-    others are forked from it, and the first to write into a shared last block gets a copy of it.
+    Beams share the blocks of common tokens. A parent's best child takes its place, others are
+    forked from it, and the first to write into a shared last block gets a copy of it.
 
     Args:
         sequences: the live ones of the engine, by id; kept up to date.
@@ -31,12 +31,12 @@ class Beams:
         """By request id."""
 
     def start(self, group: SequenceGroup) -> None:
-        """A request was accepted: search for it, if it asks for beams."""
+        """Start the search of a request that was accepted, if it asks for beams."""
         if group.request.sampling.beam_width is not None:
             self._searches[group.id] = BeamSearch(group)
 
     def end(self, group: SequenceGroup) -> None:
-        """A request has finished: forget its search."""
+        """Forget the search of a request that has finished."""
         self._searches.pop(group.id, None)
 
     def advance(
@@ -44,9 +44,9 @@ class Beams:
     ) -> bool:
         """Take in the best next tokens of the beams of ``group``; return whether it searches on.
 
-        Beams advance together. After a preemption some may be computed before the others are: their
-        candidates are kept, and their last token is left to be computed once more, so that a
-        scheduler finds something to compute in every sequence at any time.
+        Beams advance together. After a preemption some may be computed before others: their
+        candidates are kept, and their last token is computed once more, so that a scheduler finds
+        something to compute in every sequence at any time.
         """
         search, live = self._searches[group.id], group.live
         known = search.candidates
@@ -70,7 +70,7 @@ class Beams:
         self._searches[group.id].cut(group.live)
 
     def found(self, group: SequenceGroup) -> list[SequenceState]:
-        """What a search has found, best first, as finished sequences without blocks."""
+        """Return the result of a search, best first, as finished sequences without blocks."""
         sequences = []
         for index, hypothesis in enumerate(self._searches[group.id].best()):
             sequence = SequenceState(SeqId(next(self._ids)), group, index, hypothesis.tokens)
@@ -82,17 +82,14 @@ class Beams:
         return sequences
 
     def _branch(self, group: SequenceGroup, branches: Sequence[Branch]) -> None:
-        heirs: dict[SeqId, SequenceState] = {}
-        beams = []
+        beams: list[SequenceState] = []
+        continued: set[SeqId] = set()
         for branch in branches:
             parent = branch.parent
-            if parent.id in heirs:
-                beams.append(self._fork(parent))
-            else:
-                heirs[parent.id] = parent
-                beams.append(parent)
+            beams.append(self._fork(parent) if parent.id in continued else parent)
+            continued.add(parent.id)
         for parent in group.live:
-            if parent.id in heirs:
+            if parent.id in continued:
                 self._kv.introduce_again(parent)
             else:
                 self._kv.release(parent)
@@ -101,14 +98,12 @@ class Beams:
             beam.index = index
             beam.tokens.append(branch.token)
             beam.cumulative_logprob = branch.cumulative_logprob
-            if branch.logprobs is not None:
-                beam.logprobs = [*(beam.logprobs or ()), branch.logprobs]
+            beam.logprobs = branch.logprobs
         group.live[:] = beams
         group.sequences = list(beams)
 
     def _fork(self, parent: SequenceState) -> SequenceState:
         child = SequenceState(SeqId(next(self._ids)), parent.group, 0, list(parent.tokens))
-        child.logprobs = parent.logprobs
         self._kv.fork(parent, child)
         self._sequences[child.id] = child
         return child

@@ -1,4 +1,4 @@
-"""Which of the sequences of a request with ``best_of`` are returned."""
+"""Which sequences a request with ``best_of`` returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paged_core.sequence import SequenceGroup
 def keep_best(group: SequenceGroup) -> None:
     """Keep the ``n`` sequences of the largest mean log-probability, best first.
 
-    Failed ones come first, so that no failure goes unnoticed; equals stay in order.
+    Sequences that failed come first, so that the error is returned; equals stay in order.
     """
     for sequence in group.sequences:
         if sequence.cumulative_logprob is not None:

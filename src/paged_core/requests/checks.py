@@ -1,4 +1,4 @@
-"""Requests that an engine refuses because they can never be served, with the reason."""
+"""Refuses requests that an engine can never serve, with the reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paged_core.errors import RequestError
 from paged_core.interfaces.executor import Capacity
 from paged_core.kv_cache import KVCache
 from paged_core.request import Request
-from paged_core.sampling_params import processor_name
+from paged_core.sampling_params import SamplingParams, processor_name
 
 
 def check_request(
@@ -28,7 +28,7 @@ def check_request(
     Raises:
         RequestError: it can never be served; the message says why.
     """
-    name, length = f"request {request.id!r}", len(request.prompt)
+    name, length, sampling = f"request {request.id!r}", len(request.prompt), request.sampling
     if not length:
         raise RequestError(f"{name} has an empty prompt; it needs at least one token")
     if length >= capacity.max_model_len:
@@ -40,7 +40,14 @@ def check_request(
         _check_token_ids(request, capacity.vocab_size)
     if capacity.remote:
         _check_picklable(request)
-    _check_width(request, kv_cache, max_num_seqs)
+    if max_num_seqs is not None and sampling.width > max_num_seqs:
+        raise RequestError(
+            f"{name} asks for {_width_name(sampling)}={sampling.width} sequences, more than may "
+            f"run at once (scheduler.max_num_seqs={max_num_seqs})"
+        )
+    problem = run_problem(request, kv_cache, max_length)
+    if problem:
+        raise RequestError(f"{name} can never run: {problem}")
     needed = kv_cache.blocks_to_start(length, max_length)
     if needed > kv_cache.num_blocks:
         raise RequestError(
@@ -57,14 +64,19 @@ def run_problem(request: Request, kv_cache: KVCache, max_length: int) -> str | N
     """
     if not kv_cache.reserves_runs:
         return None
-    if request.sampling.width > 1:
-        return "the block allocator keeps each sequence in a run of its own, which none can share"
+    sampling = request.sampling
+    if sampling.width > 1:
+        name = _width_name(sampling)
+        return (
+            f"it asks for {name}={sampling.width}, and the block allocator keeps each sequence in "
+            f"a run of its own, which none can share; use {name}=1 or another allocator"
+        )
     needed = kv_cache.blocks_to_start(len(request.prompt), max_length)
     if needed <= kv_cache.num_blocks:
         return None
     return (
         f"the block allocator reserves {needed} adjacent blocks for it, and the cache has "
-        f"{kv_cache.num_blocks}; lower max_model_len, or raise num_blocks"
+        f"{kv_cache.num_blocks}; lower max_model_len, or raise num_blocks or kv_cache_memory"
     )
 
 
@@ -96,17 +108,7 @@ def _check_picklable(request: Request) -> None:
             ) from error
 
 
-def _check_width(request: Request, kv_cache: KVCache, max_num_seqs: int | None) -> None:
-    name, sampling = f"request {request.id!r}", request.sampling
-    width = sampling.width
-    option = "beam_width" if sampling.beam_width else "best_of" if sampling.best_of else "n"
-    if max_num_seqs is not None and width > max_num_seqs:
-        raise RequestError(
-            f"{name} asks for {option}={width} sequences, more than may run at once "
-            f"(scheduler.max_num_seqs={max_num_seqs})"
-        )
-    if width > 1 and kv_cache.reserves_runs:
-        raise RequestError(
-            f"{name} asks for {option}={width}, but the block allocator keeps each sequence in a "
-            f"run of its own, which none can share; use {option}=1 or another allocator"
-        )
+def _width_name(sampling: SamplingParams) -> str:
+    """Return the parameter that ``sampling.width`` is the value of."""
+    names = ("beam_width", "best_of", "n")
+    return next(name for name in names if getattr(sampling, name) is not None)

@@ -15,10 +15,8 @@ from paged_core.sequence import SequenceGroup, SequenceState
 
 
 class PinState(Enum):
-    """Whether a pin is still being computed, holds its blocks, or has ended."""
-
     COMPUTING = auto()
-    """A request of its id is under way to compute it."""
+    """A request of the pin's id computes it."""
     HELD = auto()
     ENDED = auto()
 
@@ -28,13 +26,13 @@ class Pin:
     """One prefix: its whole blocks, which requests find as they find any cached prefix."""
 
     id: str
-    """Of the request that computes it, too."""
+    """Also of the request that computes it."""
     num_blocks: int
     expires_at: float | None
     """Seconds on the engine's clock; ``None``: it is held until it is released."""
     state: PinState = PinState.COMPUTING
     blocks: list[BlockId] = field(default_factory=list)
-    """The blocks that it holds."""
+    """Those that it holds."""
     group: SequenceGroup | None = None
     """The request that computes it."""
     end_reason: str | None = None
@@ -44,28 +42,27 @@ class Pins:
     """All pins of an engine that have not ended.
 
     Their blocks are subtracted from :attr:`KVCache.num_blocks` as soon as a pin is requested; those
-    that two pins share are subtracted twice. What is left is never less than what one request of
-    the model's whole length takes, so that a request that runs alone can always finish.
-
-    Args:
-        max_model_len: tokens.
+    that two pins share are subtracted twice. At least what one request of ``max_model_len`` tokens
+    takes is left, so that a request that runs alone can always finish.
     """
 
     def __init__(self, kv_cache: KVCache, max_model_len: int) -> None:
         self._kv = kv_cache
         self._pins: dict[str, Pin] = {}
         self._numbers = count()
-        # a sequence ends one token past max_model_len at most, and some schedulers decode only if
-        # a block is free beside those it has
-        self._left_for_requests = (
-            kv_cache.blocks_for(max_model_len + 1) + 1 + kv_cache.watermark_blocks
-        )
+        # a sequence ends at most one token past max_model_len, and some schedulers decode only if
+        # one more block is free
+        longest = kv_cache.blocks_for(max_model_len + 1)
+        self._left_for_requests = longest + 1 + kv_cache.watermark_blocks
 
     def open(self, num_tokens: int, ttl: float | None, now: float) -> Pin:
-        """Set aside the blocks of a new pin: the whole ones of a prefix of ``num_tokens`` tokens.
+        """Set aside the whole blocks of a prefix of ``num_tokens`` tokens for a new pin.
+
+        Args:
+            ttl: seconds after ``now`` at which the pin expires.
 
         Raises:
-            RequestError: nothing of it could be cached, or too little would be left for requests.
+            RequestError: it cannot be cached, or too few blocks would be left for requests.
         """
         kv = self._kv
         if not kv.caches_prefixes:
@@ -95,13 +92,13 @@ class Pins:
         return pin
 
     def settle(self, sequence: SequenceState) -> None:
-        """A sequence is about to release its blocks: if it computed a pin, hold them, or end it."""
+        """If a sequence that is about to release its blocks computed a pin, hold them or end it."""
         pin = self._pins.get(sequence.group.id)
         if pin is None or pin.state is not PinState.COMPUTING:
             return
         reason = sequence.finish_reason
-        done = sequence.num_computed >= pin.num_blocks * self._kv.block_size
-        if done and reason in (FinishReason.STOP, FinishReason.LENGTH):
+        computed = sequence.num_computed >= pin.num_blocks * self._kv.block_size
+        if computed and reason in (FinishReason.STOP, FinishReason.LENGTH):
             pin.blocks = self._kv.hold(sequence, pin.num_blocks)
             pin.state = PinState.HELD
         else:
@@ -116,7 +113,7 @@ class Pins:
             del self._pins[pin.id]
 
     def expired(self, now: float) -> list[Pin]:
-        """Pins whose time to live is over."""
+        """Return the pins whose time to live is over."""
         pins = self._pins.values()
         return [pin for pin in pins if pin.expires_at is not None and pin.expires_at <= now]
 

@@ -1,4 +1,4 @@
-"""One request under way: its sequences in the engine, and their text as it grows."""
+"""One request that the engine serves: its sequences, and their text as it grows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_core.text.output_text import OutputText
-from paged_core.text.outputs import (
-    CompletionOutput,
-    OutputDelta,
-    RequestMetrics,
-    RequestOutput,
-)
+from paged_core.text.outputs import CompletionOutput, OutputDelta, RequestMetrics, RequestOutput
 
 
 class Generation:
@@ -47,15 +42,11 @@ class Generation:
         return text.append(_output_from(sequence, text.num_tokens))
 
     def text(self, sequence: SequenceState) -> OutputText | None:
-        """Return the sequence's text as far as it was brought up to date; ``None``: there is none.
-
-        :meth:`update` brings it up to date.
-        """
+        """Return the sequence's text as of the last :meth:`update`; ``None``: no tokenizer."""
         if self._tokenizer is None:
             return None
         if sequence.id not in self._texts:
-            request = self.group.request
-            sampling = request.sampling
+            request, sampling = self.group.request, self.group.request.sampling
             self._texts[sequence.id] = OutputText(
                 self._tokenizer.detokenizer(
                     request.prompt, skip_special_tokens=sampling.skip_special_tokens
@@ -71,20 +62,14 @@ class Generation:
         text = self.text(sequence)
         if text is not None and not text.finished:
             new = _output_from(sequence, text.num_tokens)
-            if new:
-                text.append(new[:-1] if self._hides_last(sequence) else new)
+            stopped = sequence.finish_reason is FinishReason.STOP
+            at_token = stopped and not isinstance(sequence.stop_reason, str)
+            if at_token and not text.include_stop_str_in_output:
+                del new[-1:]  # a stop token belongs to the output, but not to its text
+            text.append(new)
             if sequence.finish_reason is not None:
                 text.finish()
         return text
-
-    def _hides_last(self, sequence: SequenceState) -> bool:
-        """Whether the last token is a stop token, which belongs to the output but not its text."""
-        sampling = self.group.request.sampling
-        return (
-            sequence.finish_reason is FinishReason.STOP
-            and not isinstance(sequence.stop_reason, str)
-            and not sampling.include_stop_str_in_output
-        )
 
     def take(self) -> list[OutputDelta]:
         """Return what each sequence gained since the last call; each token is decoded once.
@@ -118,7 +103,7 @@ class Generation:
         )
 
     def output(self) -> RequestOutput:
-        """Return what there is so far."""
+        """Return the outputs so far."""
         group = self.group
         return RequestOutput(
             request_id=group.id,
@@ -129,9 +114,7 @@ class Generation:
             prompt_logprobs=group.prompt_logprobs,
             finished=self.finished,
             metrics=RequestMetrics(
-                arrival=group.arrival,
-                first_token=group.first_token_at,
-                finished=group.finished_at,
+                arrival=group.arrival, first_token=group.first_token_at, finished=group.finished_at
             ),
         )
 

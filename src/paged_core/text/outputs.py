@@ -1,14 +1,15 @@
-"""What a request came to: frozen values, in the vocabulary of vLLM."""
+"""The outputs of a request: frozen values, in the vocabulary of vLLM."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paged_core.request import FinishReason
 
 _LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say; the OpenAI server of vLLM uses it too."""
+"""Minus infinity and NaN in JSON, which has neither; the OpenAI server of vLLM uses it too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,22 +22,18 @@ class RequestMetrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionOutput:
-    """One of the sequences that a request asked for."""
+class OutputDelta:
+    """What one sequence of a request gained since it was last looked at."""
 
     index: int
-    """Its place among them."""
+    """Its place among the sequences of the request."""
     token_ids: list[int]
     """Generated tokens, the one that ended it included."""
     text: str | None = None
-    """``None``: the checkpoint has no tokenizer."""
-    cumulative_logprob: float | None = None
-    """Sum over the generated tokens, where log-probabilities were asked for, or needed for what
-    was."""
-    score: float | None = None
-    """What the sequences were ranked by, under ``beam_width`` or ``best_of``; the best is first."""
+    """Text that no later token takes back; it may lag behind the tokens. ``None``: there is no
+    tokenizer."""
     logprobs: list[dict[int, float]] | None = None
-    """Per generated token, by token id: the generated one first, then the best in order."""
+    """Per token of ``token_ids``, by token id: the generated one first, then the best in order."""
     finish_reason: FinishReason | None = None
     """``None``: it is still running."""
     stop_reason: int | str | None = None
@@ -46,26 +43,18 @@ class CompletionOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputDelta:
-    """What one sequence gained since it was last looked at."""
+class CompletionOutput(OutputDelta):
+    """All of one sequence of a request; until it ends, a stop string may still cut its text."""
 
-    index: int
-    """Its place among the sequences of the request."""
-    token_ids: list[int]
-    text: str | None = None
-    """Text that no later token takes back; it may lag behind the tokens. ``None``: there is no
-    tokenizer."""
-    logprobs: list[dict[int, float]] | None = None
-    """Beside ``token_ids``, as in :class:`CompletionOutput`."""
-    finish_reason: FinishReason | None = None
-    """``None``: it is still running."""
-    stop_reason: int | str | None = None
-    error: str | None = None
+    cumulative_logprob: float | None = None
+    """Sum over the generated tokens, where log-probabilities were asked for or needed."""
+    score: float | None = None
+    """What the sequences were ranked by, under ``beam_width`` or ``best_of``; the best is first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """A request and what it has come to so far."""
+    """A request and its outputs so far."""
 
     request_id: str
     prompt: str | None
@@ -74,7 +63,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     """One per sequence, in the order of their index."""
     finished: bool
-    """Whether all of them are."""
+    """Whether all sequences are."""
     metrics: RequestMetrics
     num_cached_tokens: int | None = None
     """Prompt tokens found in the cache at first admission; ``None``: it was never admitted."""
@@ -94,9 +83,7 @@ def to_json(output: RequestOutput) -> dict[str, Any]:
         "outputs": [_completion_to_json(completion) for completion in output.outputs],
     }
     if output.prompt_logprobs is not None:
-        row["prompt_logprobs"] = [
-            entry and _logprobs_to_json(entry) for entry in output.prompt_logprobs
-        ]
+        row["prompt_logprobs"] = _logprobs_to_json(output.prompt_logprobs)
     return row
 
 
@@ -109,19 +96,19 @@ def _completion_to_json(completion: CompletionOutput) -> dict[str, Any]:
         "finish_reason": completion.finish_reason and completion.finish_reason.value,
         "error": completion.error,
         "cumulative_logprob": _finite(completion.cumulative_logprob),
-        "logprobs": completion.logprobs
-        and [_logprobs_to_json(entry) for entry in completion.logprobs],
+        "logprobs": _logprobs_to_json(completion.logprobs),
     }
     if completion.score is not None:
         row["score"] = _finite(completion.score)
     return row
 
 
-def _logprobs_to_json(entry: dict[int, float]) -> dict[str, float | None]:
-    return {str(token_id): _finite(logprob) for token_id, logprob in entry.items()}
+def _logprobs_to_json(entries: Sequence[dict[int, float] | None] | None) -> Any:
+    return entries and [
+        entry and {str(token_id): _finite(logprob) for token_id, logprob in entry.items()}
+        for entry in entries
+    ]
 
 
 def _finite(logprob: float | None) -> float | None:
-    if logprob is None:
-        return None
-    return logprob if logprob > _LOWEST_LOGPROB else _LOWEST_LOGPROB  # NaN is no more than that
+    return None if logprob is None else max(_LOWEST_LOGPROB, logprob)  # in this order for NaN

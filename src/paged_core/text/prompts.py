@@ -1,4 +1,4 @@
-"""What may be given as a prompt, or as several."""
+"""The forms in which prompts may be given."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def per_prompt(name: str, values: Any, num_prompts: int) -> list[Any]:
-    """Return a value for each prompt: the same for all, or those that are listed.
+    """Return one value per prompt: the same for all, or those that are listed.
 
     Raises:
         RequestError: there are more or fewer of them than prompts.
@@ -49,7 +49,7 @@ def per_prompt(name: str, values: Any, num_prompts: int) -> list[Any]:
 
 
 def as_token_ids(prompt: object) -> tuple[int, ...]:
-    """Return a prompt that is no text.
+    """Return the token ids of a prompt that is not text.
 
     Raises:
         RequestError: it is not a list of integers.
@@ -60,7 +60,7 @@ def as_token_ids(prompt: object) -> tuple[int, ...]:
     for item in listed:
         if not _is_token_id(item):
             raise RequestError(f"a prompt is text or a list of token ids, which {item!r} is not")
-    return tuple(int(item) for item in listed)
+    return tuple(map(int, listed))
 
 
 def _is_token_id(item: object) -> bool:
