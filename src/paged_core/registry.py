@@ -237,11 +237,11 @@ def _checked(plugin: Plugin, slots: Mapping[str, Slot]) -> Plugin:
     for part in plugin.components if plugin.status == "active" else ():
         slot = slots.get(part.slot)
         if slot is None:
-            wanted = f"{part.slot!r}{did_you_mean(part.slot, slots)}"
-            return plugin.broken(f"{part.name!r} is for a slot that nothing declares, {wanted}")
+            slot_name = f"{part.slot!r}{did_you_mean(part.slot, slots)}"
+            return plugin.broken(f"{part.name!r} is for a slot that nothing declares, {slot_name}")
         if part.interface_version != slot.version:
-            versions = f"{part.interface_version}, this is {slot.version}"
-            return plugin.broken(f"built for interface {versions}")
+            found = part.interface_version
+            return plugin.broken(f"built for interface {found}, this is {slot.version}")
     return plugin
 
 

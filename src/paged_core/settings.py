@@ -56,8 +56,8 @@ class EngineSettings(BaseModel):
 
     ``EngineSettings(scheduler="prefill_or_decode", num_blocks=64)`` takes every setting as a
     keyword. A component is given by its name, by a table of options (without a ``name``: of the
-    default component), or by its options object. Neither files nor the environment are read, also
-    where an instance is unpickled, which takes the same packages.
+    default component), or by its options object. Neither files nor the environment are read, not
+    even by a process that unpickles an instance; that needs the same packages.
 
     Raises:
         SettingsError: a setting is unknown or out of range; the message says what to write.
@@ -67,7 +67,7 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     registry: ClassVar[Registry | None] = None
-    """Has the components; ``None`` here, see :func:`settings_class`."""
+    """It has the components to choose from; ``None`` here, see :func:`settings_class`."""
 
     profile: str | None = Field(None, description="named settings to start from")
     model: str = Field("demo", description="a hub id, a folder, or demo, which is shipped")

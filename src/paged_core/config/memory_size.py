@@ -14,7 +14,7 @@ _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 def memory_size(value: object) -> object:
     """Read ``"2GiB"``, ``"500 MB"``, ``"80%"`` or a number; return other types as they are.
 
-    The result is a fraction, a float, up to 1, and bytes, an int, above it.
+    Up to 1 it is a fraction, a float; above, bytes, an int.
 
     Raises:
         ValueError: it is malformed, or not more than 0.
