@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -35,23 +34,19 @@ class AutoSettings(ComponentSettings):
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One component for one slot.
-
-    Raises:
-        PluginError: the record contradicts itself; the plugin that makes it is listed as broken.
-    """
+    """One component for one slot; PluginError if it contradicts itself, which breaks the plugin."""
 
     slot: str
     """Settings key of the slot."""
     settings: type[ComponentSettings]
     factory: str
-    """``"package.module:Class"``, imported only when the component is chosen. It is called with the
-    component's options first; the slot's interface says what other arguments follow."""
+    """``"package.module:Class"``, imported when the component is chosen. It is called with the
+    options, and with what else the slot's interface says."""
     rank: int = 0
     """``auto`` prefers higher ranks."""
     check: str | None = None
-    """``"package.module:function"``: called without arguments, it returns why the component cannot
-    run on this machine or in this environment, or ``None``. It builds nothing."""
+    """``"package.module:function"``: without arguments, returns why the component cannot run on
+    this machine or in this environment, or ``None``. It builds nothing."""
     details: str | None = None
     """``"package.module:function"``: returns how it would run here, in a few words."""
     summary: str = ""
@@ -76,28 +71,24 @@ class Component:
         """The name by which settings choose it."""
         return str(self.settings.model_fields["name"].default)
 
-    def load(self) -> Callable[..., Any]:
-        """Import the factory and return it.
-
-        Raises:
-            PluginError: it cannot be imported; the cause says why.
-        """
-        factory: Callable[..., Any] = load(self.factory, f"{self.slot} {self.name!r}")
-        return factory
+    def load(self) -> Any:
+        """Import the factory and return it; PluginError, with the cause, if that fails."""
+        return load(self.factory, f"{self.slot} {self.name!r}")
 
     def obstacle(self) -> str | None:
         """Return why the component cannot run here, or ``None``; it is imported, not built.
 
-        ``auto`` asks this. It never raises: a check that raises is an obstacle itself.
+        It never raises: a check that raises is an obstacle itself.
         """
         try:
             check = self.check and load(self.check, f"check of {self.slot} {self.name!r}")
             reason: str | None = check() if check else None
             if reason is None:
                 self.load()
+        except PluginError as error:
+            return str(error)
         except Exception as error:  # noqa: BLE001 - one bad plugin must not take the others down
-            mine = isinstance(error, PluginError)
-            return str(error) if mine else f"its check failed: {type(error).__name__}: {error}"
+            return f"its check failed: {type(error).__name__}: {error}"
         return reason
 
 
@@ -109,7 +100,7 @@ class Slot:
     interface: str
     """``"package.module:Class"``."""
     default: str | tuple[str, ...] | None = None
-    """The component, or components, used where settings name none; ``None``: no component."""
+    """The component or components if settings name none; ``None``: no component."""
     many: bool = False
     """Whether the setting is a list of components."""
     version: int = 1
@@ -150,26 +141,18 @@ class Command:
 
     name: str
     app: str
-    """``"package.module:name"`` of a function that typer can turn into a command, or of a
-    ``typer.Typer`` with several. Imported only when the command is used."""
+    """``"package.module:name"`` of a function with typer's parameters, or of a ``typer.Typer``;
+    imported when the command is used."""
     help: str
     """One line for the list of commands."""
 
     def load(self) -> Any:
-        """Import the function or app and return it.
-
-        Raises:
-            PluginError: it cannot be imported; the cause says why.
-        """
+        """Import the function or app and return it; PluginError, with the cause, if that fails."""
         return load(self.app, f"command {self.name!r}")
 
 
 def load(path: str, what: str) -> Any:
-    """Return the object at ``"package.module:name"``; ``what`` names it in the error.
-
-    Raises:
-        PluginError: it cannot be imported.
-    """
+    """Import ``"package.module:name"``; ``what`` names it in the PluginError if that fails."""
     module, _, attribute = path.partition(":")
     try:
         return getattr(import_module(module), attribute)

@@ -20,12 +20,7 @@ _SLOTS: tuple[tuple[str, str, str | tuple[str, ...], str], ...] = (
     ("scheduler", "scheduler:Scheduler", "token_budget", "what each step computes, and for whom"),
     ("victim", "victim:Victim", "newest", "which request is preempted when blocks run out"),
     ("preemption", "preemption:Preemption", "recompute", "how a preempted request is restored"),
-    (
-        "attention",
-        "attention:AttentionBackend",
-        "auto",
-        "how attention over the paged cache is computed",
-    ),
+    ("attention", "attention:AttentionBackend", "auto", "how paged attention is computed"),
     ("runner", "runner:Runner", "auto", "what runs the model"),
     ("executor", "executor:Executor", "local", "where the model runs"),
     ("observers", "observer:Observer", (), "what is told of each step and request"),
@@ -41,14 +36,8 @@ _COMMANDS = (
 @hookimpl
 def paged_core_slots() -> Iterator[Slot]:
     for key, interface, default, summary in _SLOTS:
-        yield Slot(
-            key,
-            f"paged_core.interfaces.{interface}",
-            default,
-            many=isinstance(default, tuple),
-            auto=default == "auto",
-            summary=summary,
-        )
+        path, many = f"paged_core.interfaces.{interface}", isinstance(default, tuple)
+        yield Slot(key, path, default, many=many, auto=default == "auto", summary=summary)
 
 
 @hookimpl

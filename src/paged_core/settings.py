@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from operator import or_
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, Union
 
@@ -31,7 +30,7 @@ from paged_core.config import sources
 from paged_core.config.entry import Entry, Layer, Origin
 from paged_core.config.errors import explain
 from paged_core.config.memory_size import MemorySize
-from paged_core.config.merge import merge
+from paged_core.config.merge import Merged, merge
 from paged_core.config.suggest import did_you_mean
 from paged_core.config.values import Known, nested_values
 from paged_core.config.variables import PREFIX, blocked_plugins
@@ -41,6 +40,7 @@ from paged_core.registry import Registry
 Part = Annotated[SerializeAsAny[ComponentSettings], NoDecode]
 """Options of a component; in another settings class too, a variable may give just its name."""
 
+_Path = str | os.PathLike[str] | None
 _DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
 
 
@@ -55,12 +55,9 @@ class EngineSettings(BaseModel):
     """What an engine is built from, as frozen plain data.
 
     ``EngineSettings(scheduler="prefill_or_decode", num_blocks=64)`` takes every setting as a
-    keyword, and reads neither files nor the environment. A component is given by its name, by a
-    table of options (without a ``name``: of the default component), or by its options object. The
-    class may be the type of a field in another class of settings.
-
-    An instance can be pickled. The process that unpickles it needs the same packages, and reads
-    neither files nor the environment.
+    keyword. A component is given by its name, by a table of options (without a ``name``: of the
+    default component), or by its options object. Neither files nor the environment are read, not
+    even by a process that unpickles an instance; that needs the same packages.
 
     Raises:
         SettingsError: a setting is unknown or out of range; the message says what to write.
@@ -70,7 +67,7 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     registry: ClassVar[Registry | None] = None
-    """What the components of the class are from; ``None`` here, see :func:`settings_class`."""
+    """It has the components to choose from; ``None`` here, see :func:`settings_class`."""
 
     profile: str | None = Field(None, description="named settings to start from")
     model: str = Field("demo", description="a hub id, a folder, or demo, which is shipped")
@@ -123,20 +120,16 @@ class EngineSettings(BaseModel):
 
     def __new__(cls, **_values: Any) -> Self:
         """Make an instance of the subclass that has the installed components."""
-        known: Any = settings_class(Registry.discover()) if cls is EngineSettings else cls
-        instance: Self = super().__new__(known)
-        return instance
+        made: Any = settings_class(Registry.discover()) if cls is EngineSettings else cls
+        self: Self = super().__new__(made)
+        return self
 
     def __init__(self, **values: Any) -> None:
         self._fill([_from_keywords(values)])
 
     @classmethod
     def from_layers(cls, layers: Sequence[Layer]) -> tuple[Self, dict[str, Origin]]:
-        """Merge ``layers``, lowest first; also return where each value is written, by dotted key.
-
-        Raises:
-            SettingsError, PluginError: as the class does.
-        """
+        """Merge ``layers``, lowest first, and return where each value is written, by dotted key."""
         self = cls.__new__(cls)
         return self, self._fill(layers)
 
@@ -152,40 +145,36 @@ class EngineSettings(BaseModel):
 
     def _fill(self, layers: Sequence[Layer]) -> dict[str, Origin]:
         registry = type(self).registry or Registry.discover()
-        types = {key: field.annotation for key, field in type(self).model_fields.items()}
         options = {key: choices(registry, slot) for key, slot in registry.slots.items()}
-        known = Known(types, registry.slots, options)
+        known = Known(type(self).model_fields, registry.slots, options)
         merged = merge(_with_profile(layers, registry), registry.slots)
         try:
             super().__init__(**nested_values(merged, known))
         except ValidationError as error:
             raise SettingsError(explain(error, known, merged, registry.notes)) from None
-        return {
-            ".".join(path): merged[path].origin if path in merged else Origin("default", owner)
-            for path, owner in self._defaults()
-        }
+        return self._origins(merged)
 
-    def _defaults(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield the path of every value, and whose default it is where no layer sets it."""
+    def _origins(self, merged: Merged) -> dict[str, Origin]:
+        """Return where each value is written, or whose default it is, by dotted key."""
+        origins = {}
         for key, value in dict(self).items():
-            if isinstance(value, ComponentSettings):
-                for option in type(value).model_fields:
-                    yield (key, option), "paged_core" if option == "name" else f"{key}.{value.name}"
-            else:
-                yield (key,), "paged_core"
+            options = type(value).model_fields if isinstance(value, ComponentSettings) else (None,)
+            for option in options:
+                path = (key, option) if option else (key,)
+                owner = "paged_core" if option in {None, "name"} else f"{key}.{value.name}"
+                found = merged.get(path)
+                origins[".".join(path)] = found.origin if found else Origin("default", owner)
+        return origins
 
 
 def settings_class(registry: Registry) -> type[EngineSettings]:
-    """Return ``EngineSettings`` with a field per slot, typed by the components of ``registry``.
-
-    It is made once per registry.
+    """Return ``EngineSettings`` with a field per slot, made once per registry.
 
     Raises:
         PluginError: two plugins claim one name, or a slot has the key of another setting.
     """
-    if "settings_class" not in registry.memo:
-        registry.memo["settings_class"] = _make_class(registry)
-    made: type[EngineSettings] = registry.memo["settings_class"]
+    made: type[EngineSettings] = registry.memo.get("settings_class") or _make_class(registry)
+    registry.memo["settings_class"] = made
     return made
 
 
@@ -201,12 +190,10 @@ def _make_class(registry: Registry) -> type[EngineSettings]:
         known = EngineSettings.model_fields.get(key)
         if known and not known.is_required():
             raise PluginError(f"a plugin declares the slot {key!r}, which is a setting already")
-        kind = _slot_type(slot, choices(registry, slot))
         default = Field(slot.default, validate_default=True, description=slot.summary)
-        fields[key] = (kind, default)
+        fields[key] = (_slot_type(slot, choices(registry, slot)), default)
     made = create_model("EngineSettings", __base__=EngineSettings, __module__=__name__, **fields)
-    made.registry = registry
-    made.__doc__ = "Settings of an engine."
+    made.registry, made.__doc__ = registry, "Settings of an engine."
     return made
 
 
@@ -217,7 +204,7 @@ def choices(registry: Registry, slot: Slot) -> dict[str, type[ComponentSettings]
 
 
 def _slot_type(slot: Slot, classes: Mapping[str, type[ComponentSettings]]) -> Any:
-    union: Any = reduce(or_, classes.values()) if classes else ComponentSettings
+    union: Any = Union[tuple(classes.values())] if classes else ComponentSettings  # noqa: UP007
     if len(classes) > 1:
         union = Annotated[union, Field(discriminator="name")]
     names: Any = Literal[tuple(classes)] if classes else str
@@ -279,26 +266,22 @@ class Resolved:
 def load_settings(
     registry: Registry | None = None,
     *,
-    config: str | os.PathLike[str] | None = None,
-    env_file: str | os.PathLike[str] | None = None,
-    secrets_dir: str | os.PathLike[str] | None = None,
+    config: _Path = None,
+    env_file: _Path = None,
+    secrets_dir: _Path = None,
     options: Layer = (),
     overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Resolved:
     """Load settings from all layers and check them.
 
-    Highest first: ``overrides``, ``options``, the environment, the env file, the secrets directory,
-    the settings file, the profile, defaults.
+    Highest first: ``overrides`` (keywords), ``options`` (of the command line), the environment, the
+    env file, the secrets directory, the settings file (YAML or TOML), the profile, defaults.
 
     Args:
         registry: ``None``: what is installed, less what ``PAGED_CORE_BLOCK_PLUGIN`` names.
-        config: a YAML or TOML file; ``None``: what ``PAGED_CORE_CONFIG`` names, if set.
-        env_file: a ``.env`` file; ``None``: what ``PAGED_CORE_ENV_FILE`` names, if set.
-        secrets_dir: it has a file per variable; ``None``: ``PAGED_CORE_SECRETS_DIR``, if set.
-        options: what the command line says.
-        overrides: settings as keywords.
-        environ: the environment.
+        config, env_file, secrets_dir: ``None``: what ``PAGED_CORE_CONFIG``, ``PAGED_CORE_ENV_FILE``
+            and ``PAGED_CORE_SECRETS_DIR`` name, if set.
 
     Raises:
         SettingsError: a setting is wrong, or a file cannot be read; the message says which, where
@@ -312,9 +295,9 @@ def load_settings(
     from_secrets = partial(sources.from_secrets_dir, keys=keys)
     from_env = partial(sources.from_env_file, keys=keys)
     layers = [
-        *_read("settings file", "CONFIG", config, environ, sources.from_file),
-        *_read("secrets directory", "SECRETS_DIR", secrets_dir, environ, from_secrets),
-        *_read("env file", "ENV_FILE", env_file, environ, from_env),
+        _read("settings file", "CONFIG", config, environ, sources.from_file),
+        _read("secrets directory", "SECRETS_DIR", secrets_dir, environ, from_secrets),
+        _read("env file", "ENV_FILE", env_file, environ, from_env),
         sources.from_environment(environ, keys),
         options,
         _from_keywords(overrides or {}),
@@ -324,28 +307,22 @@ def load_settings(
 
 
 def _read(
-    what: str,
-    variable: str,
-    given: str | os.PathLike[str] | None,
-    environ: Mapping[str, str],
-    read: Callable[[Path], Layer],
-) -> Iterator[Layer]:
-    """Read what was given, or else what the variable names, if anything."""
-    path = given if given is not None else environ.get(PREFIX + variable) or None
+    what: str, name: str, given: _Path, environ: Mapping[str, str], read: Callable[[Path], Layer]
+) -> Layer:
+    """Read what was given, or else what the variable called ``name`` names, if anything."""
+    path = given if given is not None else environ.get(PREFIX + name) or None
     if path is None:
-        return
+        return ()
     try:
-        yield read(Path(path).expanduser())
+        return read(Path(path).expanduser())
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        named_by = f" ({PREFIX}{variable})" if given is None else ""
+        named_by = f" ({PREFIX}{name})" if given is None else ""
         raise SettingsError(f"cannot read {what} {path}: {reason}{named_by}") from None
 
 
 def _restore(values: Mapping[str, Any]) -> EngineSettings:
     """Make settings again from values that were checked before they were pickled."""
-    more: dict[str, Any] = {
-        key: (Any, ...) for key in values if key not in EngineSettings.model_fields
-    }
+    more: Any = {key: (Any, ...) for key in values if key not in EngineSettings.model_fields}
     made = create_model("EngineSettings", __base__=EngineSettings, __module__=__name__, **more)
     return made.model_construct(**values)

@@ -38,9 +38,9 @@ def build_engine(
     """Build and start an engine.
 
     Args:
-        clock: seconds; what the engine measures arrivals and deadlines on.
+        clock: in seconds; measures arrivals and deadlines.
         observers: notified of every event, besides those that the settings name.
-        future: what requests will ask the prefix cache for, where the caller knows it: in a replay.
+        future: what requests will ask the prefix cache for, which is known in a replay.
 
     Raises:
         SettingsError: the settings contradict each other or what the machine offers.
@@ -61,7 +61,7 @@ def build_engine(
         capacity = executor.start()
         kv_cache = _make_kv_cache(settings, make, capacity, preemption, future)
         queue_order: QueueOrder = make("queue_order", OrderParts(kv_cache=kv_cache))
-        parts = SchedulerParts(
+        scheduler_parts = SchedulerParts(
             kv_cache=kv_cache,
             queue_order=queue_order,
             victim=CheckedVictim(make("victim", VictimParts(kv_cache=kv_cache))),
@@ -69,27 +69,19 @@ def build_engine(
             preemptor=Preemptor(kv_cache, preemption),
             max_model_len=capacity.max_model_len,
         )
-        scheduler: Scheduler = make("scheduler", parts)
-        observer_parts = ObserverParts(settings=settings, num_blocks=capacity.num_blocks)
+        scheduler: Scheduler = make("scheduler", scheduler_parts)
+        parts = ObserverParts(settings=settings, num_blocks=capacity.num_blocks)
+        named = [make_component(registry, "observers", one, parts) for one in settings.observers]
+        mode = settings.async_scheduling
         engine = Engine(
             scheduler=scheduler,
             kv_cache=kv_cache,
             executor=executor,
             capacity=capacity,
             service=service_of(queue_order),
-            observers=[
-                *observers,
-                *(
-                    make_component(registry, "observers", chosen, observer_parts)
-                    for chosen in settings.observers
-                ),
-            ],
+            observers=[*observers, *named],
             clock=clock,
-            async_scheduling=(
-                executor.runs_in_background
-                if settings.async_scheduling == "auto"
-                else settings.async_scheduling
-            ),
+            async_scheduling=executor.runs_in_background if mode == "auto" else mode,
         )
         on_error.pop_all()
         return engine
@@ -102,24 +94,18 @@ def _make_kv_cache(
     preemption: Preemption,
     future: Future | None,
 ) -> KVCache:
-    evictor: Evictor = make(
-        "evictor",
-        EvictorParts(
-            num_blocks=capacity.num_blocks,
-            block_size=settings.block_size,
-            seed=settings.seed,
-            future=future,
-        ),
+    num_blocks, block_size = capacity.num_blocks, settings.block_size
+    evictor_parts = EvictorParts(
+        num_blocks=num_blocks, block_size=block_size, seed=settings.seed, future=future
     )
-    allocator = make(
-        "block_allocator",
-        AllocatorParts(
-            num_blocks=capacity.num_blocks,
-            block_size=settings.block_size,
-            max_model_len=capacity.max_model_len,
-            evictor=evictor,
-        ),
+    evictor: Evictor = make("evictor", evictor_parts)
+    allocator_parts = AllocatorParts(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=capacity.max_model_len,
+        evictor=evictor,
     )
+    allocator = make("block_allocator", allocator_parts)
     if isinstance(allocator, SupportsReservation) and preemption.may_swap:
         raise SettingsError(
             f"preemption {settings.preemption.name!r} may swap, but block_allocator "
@@ -128,8 +114,8 @@ def _make_kv_cache(
         )
     return KVCache(
         allocator,
-        num_blocks=capacity.num_blocks,
-        block_size=settings.block_size,
+        num_blocks=num_blocks,
+        block_size=block_size,
         num_host_blocks=capacity.num_host_blocks,
         watermark=settings.watermark,
         notes_steps=evictor.wants_last_step,

@@ -19,7 +19,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from paged_core import plugin
 from paged_core.component import AutoSettings, Component, ComponentSettings, Profile, Slot
 from paged_core.config.entry import Entry, Origin, Text
-from paged_core.config.sources import from_names
 from paged_core.errors import PluginError, SettingsError
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, Resolved, load_settings, settings_class
@@ -105,8 +104,10 @@ def load(tmp_path: Path, yaml: str = "", cli: str = "", **environ: str) -> Resol
     file = tmp_path / "engine.yaml"
     file.write_text(yaml)
     words = [word.partition("=") for word in cli.split()]
-    texts = {f"--{key}": Text(text, Origin("cli", f"--{key}")) for key, _, text in words}
-    options = from_names(texts, Settings.model_fields, "--", ".")
+    options = [
+        Entry(tuple(key.split(".")), Text(text), Origin("cli", f"--{key}"))
+        for key, _, text in words
+    ]
     named = {f"PAGED_CORE_{key}": value for key, value in environ.items()}
     return load_settings(registry(), config=file, options=options, environ=named)
 

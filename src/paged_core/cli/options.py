@@ -24,9 +24,8 @@ from pydantic.fields import FieldInfo
 from paged_core.cli.logs import configure_logs
 from paged_core.cli.type_name import type_name
 from paged_core.component import Slot
-from paged_core.config.entry import Layer, Origin, Text
+from paged_core.config.entry import Entry, Layer, Origin, Text
 from paged_core.config.field_types import is_container, members
-from paged_core.config.sources import from_names
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, Resolved, choices, load_settings
 
@@ -83,9 +82,11 @@ def expanded(
         **values: Any,
     ) -> Any:
         configure_logs(log_level, environ)
-        typed = {option: values.pop(name) for name, option in settings.items()}
-        texts = {o: Text(t, Origin("cli", o)) for o, t in typed.items() if t is not None}
-        options = from_names(texts, {path[0] for path, _ in generated.values()}, "--", ".")
+        options = [
+            Entry(path, Text(text), Origin("cli", f"--{'.'.join(path)}"))
+            for name, (path, _) in generated.items()
+            if (text := values.pop(name)) is not None
+        ]
         found = Given(registry, environ, config, options, env_file, secrets_dir)
         return function(**{place: found}, **values)
 
@@ -96,7 +97,6 @@ def expanded(
         for path, option in _setting_options(registry)
         if path[0] not in own
     }
-    settings = {name: f"--{'.'.join(path)}" for name, (path, _) in generated.items()}
     hints = (
         own | _FRAME | {k: Annotated[str | None, option] for k, (_, option) in generated.items()}
     )

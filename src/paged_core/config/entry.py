@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from paged_core.errors import SettingsError
 
@@ -30,14 +30,7 @@ class Origin:
 
 
 class Text(str):
-    """What the environment or the command line says: it has the type of the setting it is for."""
-
-    origin: Origin
-
-    def __new__(cls, text: str, origin: Origin) -> Self:
-        self = super().__new__(cls, text)
-        self.origin = origin
-        return self
+    """What a variable or the command line says: it is read by the type of the setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +52,7 @@ class Entry:
         return isinstance(self.value, Text) and self.value.lower() in {"null", "none"}
 
     def decoded(self) -> Any:
-        """Return the list or table that the value is as JSON.
-
-        Raises:
-            SettingsError: it is not JSON.
-        """
+        """Return the list or table that the value is as JSON; SettingsError if it is not JSON."""
         try:
             return json.loads(self.value)
         except json.JSONDecodeError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paged_core.config.entry import Entry, Text
 from paged_core.config.merge import Merged
 from paged_core.config.suggest import did_you_mean
-from paged_core.config.values import Known
+from paged_core.config.values import Choices, Known
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -37,7 +37,7 @@ def _line(item: ErrorDetails, known: Known, merged: Merged) -> str:
     if item["type"] != "extra_forbidden":
         message = _message(item, entry)
     elif rest:
-        message = _no_option(component, rest[-1], known, key)
+        message = _no_option(component, rest[-1], choices)
     else:
         message = f"no such setting{_nearest_setting(key, known)}"
     return f"{'.'.join((key, *rest))}: {message}{entry.origin.suffix if entry else ''}"
@@ -46,9 +46,8 @@ def _line(item: ErrorDetails, known: Known, merged: Merged) -> str:
 def _entry(path: tuple[str, ...], merged: Merged) -> Entry | None:
     """Return what gave the value at ``path``, or else what is nearest to it."""
     key = path[0]
-    near = (path, path[:2], (key, "name"), (key,))
-    found = [merged[one] for one in near if one in merged]
-    return next(iter(found or (merged[one] for one in merged if one[0] == key)), None)
+    near = (path, path[:2], (key, "name"), (key,), *(one for one in merged if one[0] == key))
+    return next((merged[one] for one in near if one in merged), None)
 
 
 def _message(item: ErrorDetails, entry: Entry | None) -> str:
@@ -63,8 +62,7 @@ def _message(item: ErrorDetails, entry: Entry | None) -> str:
     return message.replace("valid tuple", "valid list")
 
 
-def _no_option(component: str, option: str, known: Known, key: str) -> str:
-    choices = known.choices.get(key, {})
+def _no_option(component: str, option: str, choices: Choices) -> str:
     having = [name for name, options in choices.items() if option in options.model_fields]
     if having:
         return f"{component} has no such option; to set it, name {' or '.join(having)}"
@@ -77,4 +75,4 @@ def _nearest_setting(word: str, known: Known) -> str:
     for slot, choices in known.choices.items():
         if any(word in options.model_fields for options in choices.values()):
             return f"; did you mean '{slot}.{word}'?"
-    return did_you_mean(word, known.types)
+    return did_you_mean(word, known.fields)

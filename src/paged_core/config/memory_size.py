@@ -12,10 +12,9 @@ _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def memory_size(value: object) -> object:
-    """Read ``"2GiB"``, ``"500 MB"``, ``"80%"`` or a number: a fraction up to 1, bytes above it.
+    """Read ``"2GiB"``, ``"500 MB"``, ``"80%"`` or a number; return other types as they are.
 
-    Returns:
-        Bytes as an int, or a fraction as a float; a value of another type is returned as it is.
+    Up to 1 it is a fraction, a float; above, bytes, an int.
 
     Raises:
         ValueError: it is malformed, or not more than 0.

@@ -25,11 +25,8 @@ def merge(layers: Iterable[Layer], slots: Mapping[str, Slot]) -> Merged:
     merged: dict[tuple[str, ...], Entry] = {}
     for layer in layers:
         own = _by_option(layer, slots)
-        for key in {path[0] for path in own}:
-            if _replaces(key, own, merged, slots):
-                for path in [path for path in merged if path[0] == key]:
-                    del merged[path]
-        merged.update(own)
+        replaced = {key for key, *_ in own if _replaces(key, own, merged, slots)}
+        merged = {path: one for path, one in merged.items() if path[0] not in replaced} | own
     return merged
 
 

@@ -7,9 +7,10 @@ the line or the variable that is wrong, and ``OSError`` or ``ValueError`` where 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BytesIO, StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import yaml
@@ -30,38 +31,10 @@ from paged_core.config.suggest import did_you_mean
 from paged_core.config.variables import PREFIX, RESERVED
 from paged_core.errors import SettingsError
 
-_ANY = FieldInfo(annotation=Any)
-
-
-def from_names(
-    texts: Mapping[str, Text], keys: Collection[str], prefix: str, delimiter: str
-) -> Layer:
-    """Return what texts say by their names, such as ``--scheduler.max_num_seqs``.
-
-    A setting and its options are looked up apart from each other: calling the source would return
-    the name of a component without the options that are given beside it.
-    """
-    source = EnvSettingsSource(
-        BaseSettings,
-        case_sensitive=True,
-        env_prefix=prefix,
-        env_nested_delimiter=delimiter,
-        env_nested_max_split=1,
-    )
-    source.env_vars = texts
-    found: dict[tuple[str, ...], Any] = {}
-    for key in keys:
-        found[key,] = source.get_field_value(_ANY, key)[0]
-        options = source.explode_env_vars(key, _ANY, texts)
-        found |= {(key, option): text for option, text in options.items()}
-    return [Entry(path, text, text.origin) for path, text in found.items() if text is not None]
-
 
 def from_environment(environ: Mapping[str, str], keys: Collection[str]) -> Layer:
     """Return what variables such as ``PAGED_CORE_SCHEDULER__MAX_NUM_SEQS`` say; empty is unset."""
-    return _variables(
-        {name: Text(text, Origin("env", name)) for name, text in environ.items()}, keys
-    )
+    return _variables(environ, {name: Origin("env", name) for name in environ}, keys)
 
 
 def from_env_file(path: Path, keys: Collection[str]) -> Layer:
@@ -70,13 +43,10 @@ def from_env_file(path: Path, keys: Collection[str]) -> Layer:
     origins = {}
     for name, value, (text, line), broken in parse_stream(StringIO(content)):
         line += text[: len(text) - len(text.lstrip())].count("\n")  # it begins with blank lines
-        origins[name] = Origin("env", str(path), line)
+        origins[name or ""] = origin = Origin("env", str(path), line)
         if broken or (name and name.startswith(PREFIX) and value is None):
-            raise SettingsError(f"{origins[name]}: write NAME=value, with closed quotes")
-    values = dotenv_values(stream=StringIO(content))
-    return _variables(
-        {name: Text(text or "", origins[name]) for name, text in values.items()}, keys
-    )
+            raise SettingsError(f"{origin}: write NAME=value, with closed quotes")
+    return _variables(dotenv_values(stream=StringIO(content)), origins, keys)
 
 
 def from_secrets_dir(folder: Path, keys: Collection[str]) -> Layer:
@@ -84,22 +54,41 @@ def from_secrets_dir(folder: Path, keys: Collection[str]) -> Layer:
     next(folder.iterdir(), None)  # raises where the source would find no files
     secrets = SecretsSettingsSource(BaseSettings, folder)
     files = NestedSecretsSettingsSource(secrets, secrets_case_sensitive=True).env_vars
-    origins = {name: Origin("env", str(folder / name)) for name in files}
-    return _variables({k.upper(): Text(text or "", origins[k]) for k, text in files.items()}, keys)
+    origins = {name.upper(): Origin("env", str(folder / name)) for name in files}
+    return _variables({name.upper(): text for name, text in files.items()}, origins, keys)
 
 
-def _variables(texts: Mapping[str, Text], keys: Collection[str]) -> Layer:
-    ours = {name: text for name, text in texts.items() if name.startswith(PREFIX) and text}
-    for name, text in ours.items():
-        key, _, option = name.removeprefix(PREFIX).lower().partition("__")
-        file = "" if text.origin.where == name else text.origin.suffix
+def _variables(
+    texts: Mapping[str, str | None], origins: Mapping[str, Origin], keys: Collection[str]
+) -> Layer:
+    names = {name.lower(): name for name, text in texts.items() if text and name.startswith(PREFIX)}
+    for name in names.values():
+        key = name.removeprefix(PREFIX).lower()
+        file = "" if origins[name].where == name else origins[name].suffix
         if key in RESERVED and file:
             raise SettingsError(f"{name} is read from the environment only; set it there{file}")
-        if key not in keys and (key not in RESERVED or option):
-            names = [PREFIX + known.upper() for known in (*keys, *RESERVED)]
-            raise SettingsError(f"{name} sets nothing{did_you_mean(name, names)}{file}")
-    lowered = {name.lower(): text for name, text in ours.items()}
-    return from_names(lowered, keys, PREFIX.lower(), "__")
+        if key not in RESERVED and key.partition("__")[0] not in keys:
+            known = [PREFIX + key.upper() for key in (*keys, *RESERVED)]
+            raise SettingsError(f"{name} sets nothing{did_you_mean(name, known)}{file}")
+    source = EnvSettingsSource(
+        BaseSettings,
+        case_sensitive=True,
+        env_prefix=PREFIX.lower(),
+        env_nested_delimiter="__",
+        env_nested_max_split=1,
+    )
+    source.env_vars = {lowered: texts[name] for lowered, name in names.items()}
+    found: dict[tuple[str, ...], str | None] = {}
+    kind = FieldInfo(annotation=Any)
+    for key in keys:  # calling the source loses a component's name if options are given beside it
+        found[key,] = source.get_field_value(kind, key)[0]
+        options = source.explode_env_vars(key, kind, source.env_vars)
+        found |= {(key, option): text for option, text in options.items()}
+    return [
+        Entry(path, Text(text), origins[names[PREFIX.lower() + "__".join(path)]])
+        for path, text in found.items()
+        if text is not None
+    ]
 
 
 def from_file(path: Path) -> Layer:
@@ -107,16 +96,15 @@ def from_file(path: Path) -> Layer:
     content, origin = path.read_text("utf-8"), Origin("yaml", str(path))
     if path.suffix.lower() != ".toml":
         return from_yaml(content, origin)
-    file: Any = _Document(content)
-    return list(_entries(TomlConfigSettingsSource(BaseSettings, file)(), origin, {}))
+    return list(_entries(TomlConfigSettingsSource(BaseSettings, _file(content))(), origin, {}))
 
 
 def from_yaml(content: str, origin: Origin) -> Layer:
     """Return what YAML says, each value with the line of its key."""
-    file: Any = _Document(content)
     try:
         lines = _lines(content, origin)
-        return list(_entries(YamlConfigSettingsSource(BaseSettings, file)(), origin, lines))
+        values = YamlConfigSettingsSource(BaseSettings, _file(content))()
+        return list(_entries(values, origin, lines))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         where = replace(origin, line=mark.line + 1) if mark else origin
@@ -124,17 +112,9 @@ def from_yaml(content: str, origin: Origin) -> Layer:
         raise SettingsError(f"{where}: not valid YAML: {problem}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Document:
-    """Text in place of a file: a pipe can be read only once, and a profile may not be a file."""
-
-    content: str
-
-    def is_file(self) -> bool:
-        return True
-
-    def open(self, mode: str = "r", **_: Any) -> StringIO | BytesIO:
-        return BytesIO(self.content.encode()) if "b" in mode else StringIO(self.content)
+def _file(content: str) -> Any:
+    """Return text as a file: a pipe can be read only once, and a profile may not be a file."""
+    return SimpleNamespace(is_file=lambda: True, open=lambda *_, **__: BytesIO(content.encode()))
 
 
 def _entries(
@@ -150,26 +130,20 @@ def _entries(
 
 def _lines(content: str, origin: Origin) -> dict[tuple[str, ...], int]:
     """Return the line of every key, and of every option of a table, of a YAML mapping."""
-    loader = yaml.SafeLoader(content)
     lines: dict[tuple[str, ...], int] = {}
-    try:
-        root = loader.get_single_node()
-        if root and not isinstance(root, yaml.MappingNode):
-            raise SettingsError(f"{origin}, line 1: settings must be a mapping of keys to values")
-        tables: list[tuple[tuple[str, ...], Any]] = [((), root)] if root else []
-        for above, table in tables:
-            loader.flatten_mapping(table)
-            for key, value in table.value:
-                path, line = (*above, str(key.value)), key.start_mark.line + 1
-                if key.tag != "tag:yaml.org,2002:str":
-                    raise SettingsError(f"{origin}, line {line}: the key is not text; quote it")
-                if path in lines:
-                    raise SettingsError(
-                        f"{origin}, line {line}: the key {path[-1]!r} is given twice"
-                    )
-                lines[path] = line
-                if not above and isinstance(value, yaml.MappingNode):
-                    tables.append((path, value))
-    finally:
-        loader.dispose()
+    root = yaml.compose(content, yaml.SafeLoader)
+    if root and not isinstance(root, yaml.MappingNode):
+        raise SettingsError(f"{origin}, line 1: settings must be a mapping of keys to values")
+    tables: list[tuple[tuple[str, ...], Any]] = [((), root)] if root else []
+    for above, table in tables:
+        yaml.SafeLoader("").flatten_mapping(table)
+        for key, value in table.value:
+            path, line = (*above, str(key.value)), key.start_mark.line + 1
+            if key.tag != "tag:yaml.org,2002:str":
+                raise SettingsError(f"{origin}, line {line}: the key is not text; quote it")
+            if path in lines:
+                raise SettingsError(f"{origin}, line {line}: the key {path[-1]!r} is given twice")
+            lines[path] = line
+            if not above and isinstance(value, yaml.MappingNode):
+                tables.append((path, value))
     return lines

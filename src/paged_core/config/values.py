@@ -7,32 +7,35 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from paged_core.component import ComponentSettings, Slot
 from paged_core.config.entry import Entry, Text
 from paged_core.config.field_types import is_container, members
 from paged_core.config.merge import Merged
 from paged_core.errors import SettingsError
 
+Choices = Mapping[str, type[ComponentSettings]]
+"""Options of each component that may be chosen for a slot, by name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The settings that exist with the plugins that are installed."""
+    """The settings that exist with the plugins that are installed, by key."""
 
-    types: Mapping[str, Any]
-    """Types of values, by settings key."""
+    fields: Mapping[str, FieldInfo]
     slots: Mapping[str, Slot]
-    choices: Mapping[str, Mapping[str, type[ComponentSettings]]]
-    """Options of each component that may be chosen, by settings key and by name."""
+    choices: Mapping[str, Choices]
 
     def type_of(self, path: tuple[str, ...], merged: Merged) -> Any:
         """Return the type of a setting, or of an option of the chosen component."""
         key, *option = path
-        if not option or key not in self.slots:
-            return self.types.get(key)
-        chosen = merged.get((key, "name"))
-        name = chosen.value if chosen else self.slots[key].default
-        options = self.choices[key].get(name) if isinstance(name, str) else None
-        field = options.model_fields.get(option[0]) if options else None
+        field = self.fields.get(key)
+        if option and key in self.slots:
+            chosen = merged.get((key, "name"))
+            name = chosen.value if chosen else self.slots[key].default
+            options = self.choices[key].get(name) if isinstance(name, str) else None
+            field = options.model_fields.get(option[0]) if options else None
         return field.annotation if field else None
 
 
@@ -40,8 +43,8 @@ def nested_values(merged: Merged, known: Known) -> dict[str, Any]:
     """Return what pydantic checks: values by key, and a table of options per component.
 
     Raises:
-        SettingsError: there are options of a setting that has none, text is not JSON, or a truth
-            value is given for a number.
+        SettingsError: a setting that has no options is given some, text is not JSON, or a number
+            is a bool.
     """
     values: dict[str, Any] = {}
     for path in sorted(merged, key=len):
