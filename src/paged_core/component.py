@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from paged_core.errors import PluginError
+from paged_core.errors import PluginError, import_problem
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -157,4 +157,5 @@ def load(path: str, what: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise PluginError(f"{what} cannot be imported from {path!r}: {error}") from error
+        problem = import_problem(error)
+        raise PluginError(f"{what} cannot be imported from {path!r}: {problem}") from error

@@ -60,6 +60,7 @@ class Engine:
         """Prefixes that are kept in the cache."""
         self._service = service
         self._recorder = StepRecorder(observers)
+        self.seconds, self.observers = self._recorder.seconds, self._recorder.observers
         self._requests = LiveRequests(kv_cache, self.pins)
         self._under_way: deque[PlannedStep] = deque()
         """Steps that were submitted and not collected, the oldest first."""
@@ -75,16 +76,6 @@ class Engine:
     def groups(self) -> Iterable[SequenceGroup]:
         """The requests that have not finished, in the order of arrival."""
         return self._requests.groups.values()
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Time spent so far, by phase."""
-        return self._recorder.seconds
-
-    @property
-    def observers(self) -> Sequence[Observer]:
-        """Those that have not been dropped."""
-        return self._recorder.observers
 
     # ------------------------------------------------------------------ one step
 

@@ -14,7 +14,7 @@ import pluggy
 from paged_core import hookspecs
 from paged_core.component import Command, Component, Profile, Slot
 from paged_core.config.suggest import did_you_mean
-from paged_core.errors import PluginError
+from paged_core.errors import PluginError, import_problem
 
 GROUP = "paged_core"
 
@@ -199,7 +199,7 @@ def _load(entry: EntryPoint, namesake: Plugin | None, *, blocked: bool) -> Plugi
         brought: Any = _call_hooks(entry.load())
     except (Exception, SystemExit) as error:  # noqa: BLE001 - one bad plugin must not take the others down
         mine = isinstance(error, PluginError)
-        return plugin.broken(str(error) if mine else f"{type(error).__name__}: {error}")
+        return plugin.broken(str(error) if mine else import_problem(error))
     return replace(plugin, **brought)
 
 

@@ -38,15 +38,11 @@ class StepRecorder:
     def plan(self, plan: Schedule) -> None:
         """A step was planned: tell what happens to whole requests."""
         if self._watch_requests:
-            events = {
-                "preempted": plan.preempted,
-                "swapped_out": plan.swapped_out,
-                "swapped_in": plan.swapped_in,
-                "admitted": [group for group, _ in plan.admitted],
-            }
-            for event, groups in events.items():
-                for group in groups:
+            for event in ("preempted", "swapped_out", "swapped_in"):
+                for group in getattr(plan, event):
                     self.request(group, event)
+            for group, _ in plan.admitted:
+                self.request(group, "admitted")
 
     def blocks(self, step: StepInput) -> None:
         """A step is submitted: tell of every block table entry that it changes."""
