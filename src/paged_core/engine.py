@@ -252,9 +252,7 @@ class Engine:
     def offer(self, request: Request) -> str | None:
         """Accept a request unless the scheduler refuses it, and return its reason if it does.
 
-        The engine's own checks are left out: a request that can never fit is then the scheduler's
-        problem, as it is where recorded decisions are replayed. Only runs of blocks, of which
-        schedulers know nothing, are looked at.
+        For replays: the engine checks only runs of blocks, of which schedulers know nothing.
         """
         problem = run_problem(request, self.kv_cache, self._max_length(request))
         return problem or self._offer(request, None)[1]
