@@ -154,14 +154,8 @@ class SequenceGroup:
 
     @property
     def num_candidates(self) -> int:
-        """Continuations that a beam search looks at: so many that ``beam_width`` do not end; else
-        0."""
-        sampling = self.request.sampling
-        return (
-            0
-            if sampling.beam_width is None
-            else (max(2, 1 + len(self.stop_token_ids)) * sampling.beam_width)
-        )
+        """Continuations that a beam search compares: so many that ``beam_width`` do not end."""
+        return max(2, 1 + len(self.stop_token_ids)) * (self.request.sampling.beam_width or 0)
 
     seats = num_seqs  # its name in 0.1, for schedulers written then
 
