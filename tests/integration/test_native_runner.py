@@ -68,7 +68,7 @@ def test_it_is_described_as_the_library_describes_it(model: Path) -> None:
 
 
 def described(runner: Runner) -> dict[str, Any]:
-    # the library's opt multiplies its queries by the scale beforehand
+    # the library's opt multiplies its queries by the scale before attention
     layers = [replace(layer, scale=1.0) for layer in runner.layers]
     return {
         "layers": layers,

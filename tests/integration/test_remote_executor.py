@@ -148,7 +148,7 @@ class TestRequests:
 
 
 class TestPicklingEveryStep(ExecutorConformance):
-    """Whatever a step or a result holds can be sent to another process."""
+    """Every field of a step or a result can be sent to another process."""
 
     component = "pickling"
 

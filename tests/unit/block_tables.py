@@ -51,7 +51,7 @@ def make_cache(
 
 
 def make_group(prompt: list[int] | int, n: int = 1, **fields: Any) -> SequenceGroup:
-    """A request that waits; a number stands for a prompt of so many tokens that counts up."""
+    """A waiting group; a number gives a prompt of that many tokens, ``0, 1, 2, ...``."""
     tokens = list(range(prompt)) if isinstance(prompt, int) else prompt
     number = next(_ids)
     sampling = fields.pop("sampling", SamplingParams(n=n))

@@ -24,8 +24,10 @@ def engine_with(
     observers: Sequence[Observer] = (),
     **settings: Any,
 ) -> Engine:
-    """An engine that says ``text`` to everyone, if it is given, the first token after a prompt
-    first; ``capacity`` is what its executor says of itself."""
+    """An engine that generates ``text``, if given, for every request.
+
+    ``capacity`` replaces fields of the capacity that its executor reports.
+    """
     engine = build_memory_engine(observers=observers, **settings)
     engine.capacity = replace(engine.capacity, **(capacity or {}))
     if text is not None:

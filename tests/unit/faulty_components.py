@@ -34,7 +34,7 @@ class FaultyHashCachedSettings(HashCachedSettings):
 
 
 class LeakyAllocator(UncachedAllocator):
-    """Loses the last block of whatever it is given back three at a time."""
+    """Frees only the first two blocks when more are freed at once."""
 
     def free(self, blocks: Iterable[BlockId], /) -> None:
         given = list(blocks)
@@ -309,7 +309,7 @@ class MeddlingObserver(_Observer):
 
 
 class ClosingObserver(_Observer):
-    """Cannot be closed before it has heard anything."""
+    """Cannot be closed before its first step."""
 
     def on_step(self, step: StepRecord, /) -> None:
         self.steps += 1

@@ -57,7 +57,7 @@ class KeepingEvictor(LruEvictor):
 
 
 class SilentEvictor(LruEvictor):
-    """Says nothing when it is told to remove what it does not hold."""
+    """Does not raise when it is to remove a block that it does not hold."""
 
     def remove(self, block: BlockId, /) -> None:
         self._blocks.pop(block, None)
@@ -148,7 +148,7 @@ class KeyOrderEvictor(RankedEvictor):
 
 
 class HoardingEvictor(LruEvictor):
-    """Remembers all content that it was ever told of."""
+    """Remembers all content that was ever added."""
 
     def __init__(self, options: Any, parts: Any, /) -> None:
         super().__init__(options, parts)
@@ -160,7 +160,7 @@ class HoardingEvictor(LruEvictor):
 
 
 class RunScanEvictor(LruEvictor):
-    """Breaks ties among what stands together only: a block of an earlier step ends its scan."""
+    """Breaks ties among adjacent blocks only: a block of another step ends its scan."""
 
     wants_last_step = True
 

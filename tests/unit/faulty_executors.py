@@ -97,7 +97,7 @@ class SociableExecutor(MemoryExecutor):
 
 
 class RememberingExecutor(MemoryExecutor):
-    """Does not learn anew what it was told to forget."""
+    """Keeps removed sequences, and ignores it when they are added again."""
 
     def _learn(self, step: StepInput) -> None:
         strangers = [new for new in step.added if new.id not in self._sequences]

@@ -62,7 +62,7 @@ class WordlessQuantum(_Order):
 
 
 class NarrowQuantum(_Order):
-    """Knows only what it was told of."""
+    """Raises for a group that was not served yet."""
 
     def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
         return self.served_tokens[group.id] > 4
@@ -83,7 +83,7 @@ class _Hasty(Quanta):
 
 
 class ObligingScheduler(TokenBudgetScheduler):
-    """Preempts for whatever waits, better or not."""
+    """Preempts for the first waiting group, even if it does not come before."""
 
     def __init__(self, options: Any, parts: Any, /) -> None:
         super().__init__(options, parts)

@@ -30,14 +30,14 @@ class StarvingScheduler(TokenBudgetScheduler):
 
 
 class GreedyScheduler(TokenBudgetScheduler):
-    """Takes half as much again as the budget."""
+    """Schedules one and a half times the token budget."""
 
     def __init__(self, options: Any, parts: Any, /) -> None:
         more = options.max_num_batched_tokens * 3 // 2
         super().__init__(options.model_copy(update={"max_num_batched_tokens": more}), parts)
 
 
-class CrowdingScheduler(TokenBudgetScheduler):
+class TooManySequencesScheduler(TokenBudgetScheduler):
     """Runs more sequences than ``max_num_seqs``."""
 
     def __init__(self, options: Any, parts: Any, /) -> None:

@@ -25,7 +25,7 @@ from unit.engines import EOS, engine_with, finish, request
 
 
 class Watched(BackgroundExecutor):
-    """Keeps what it was told, in order."""
+    """Records the calls of it, in order."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)

@@ -201,7 +201,7 @@ class TestBestOf:
         assert [sequence.index for sequence in group.sequences] == [0, 1]
         for sequence in group.sequences:
             assert sequence.score == pytest.approx(sequence.cumulative_logprob / 6)
-            assert sequence.logprobs is None, "nobody asked for them"
+            assert sequence.logprobs is None, "they were not requested"
 
     def test_one_that_failed_is_not_passed_over(self) -> None:
         engine = build_memory_engine()

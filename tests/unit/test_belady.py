@@ -1,4 +1,4 @@
-"""The clairvoyant evictor: what it is told, and that it refuses to guess."""
+"""The clairvoyant evictor: the future that it is given, and its refusal to run without one."""
 
 from __future__ import annotations
 

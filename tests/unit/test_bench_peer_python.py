@@ -97,23 +97,23 @@ class TestProcess:
             PeerProcess(PEERS["vllm"], bench_task(model), PeerPython(python))
 
     def test_settles(self, python: str) -> None:
-        told: list[str] = []
+        messages: list[str] = []
         with PeerProcess(PEERS["vllm"], bench_task(cache_gib=5), PeerPython(python)) as engine:
-            warm_up([engine], told.append)
+            warm_up([engine], messages.append)
             assert engine.settle(5)
-        assert told == []
+        assert messages == []
         assert engine.settle(0)  # it has ended, and uses nothing
 
     def test_names_the_peer_that_stays_busy(
         self, python: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        told: list[str] = []
+        messages: list[str] = []
         used = itertools.count()  # a second of the processor with every look
         monkeypatch.setattr(PeerProcess, "_processor_seconds", lambda self: float(next(used)))
         with PeerProcess(PEERS["vllm"], bench_task(cache_gib=5), PeerPython(python)) as engine:
             assert not engine.settle(0.1)
-            warm_up([engine], told.append)
-        (line,) = told
+            warm_up([engine], messages.append)
+        (line,) = messages
         assert line.startswith("vllm uses the processor while it waits for requests")
 
 
@@ -143,20 +143,20 @@ class TestChoice:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(PeerPython, "has", lambda _, package: package != "vllm")
-        model, told = str(tmp_path / "model"), []
-        chosen = installed_peers(model, "bfloat16", told.append)
+        model, messages = str(tmp_path / "model"), []
+        chosen = installed_peers(model, "bfloat16", messages.append)
         assert [one.peer.name for one in chosen] == ["transformers_static", "transformers_single"]
         assert {one.python.path for one in chosen} == {sys.executable}
-        assert [line.partition(":")[0] for line in told] == [
+        assert [line.partition(":")[0] for line in messages] == [
             "left out openvino",
             "left out llama_cpp",
         ]
-        assert f"{model}.bf16.gguf does not exist; make it with" in told[1]
-        assert not any("\n" in line for line in told)
+        assert f"{model}.bf16.gguf does not exist; make it with" in messages[1]
+        assert not any("\n" in line for line in messages)
         with pytest.raises(SettingsError, match=r"peer 'llama_cpp' has no checkpoint: .*\.gguf"):
             named_peers(["llama_cpp"], model, "bfloat16")
         (tmp_path / "model.bf16.gguf").touch()
         assert named_peers(["llama_cpp"], model, "bfloat16")
         assert "llama_cpp" in {
-            one.peer.name for one in installed_peers(model, "bfloat16", told.append)
+            one.peer.name for one in installed_peers(model, "bfloat16", messages.append)
         }

@@ -1,4 +1,4 @@
-"""The front door, the ways in which a request ends, and what is left when something fails."""
+"""Checks of new requests, the ways in which a request ends, and the state after an error."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class TestAbort:
         )
 
     def test_of_what_is_unknown_does_nothing(self) -> None:
-        assert engine_with().abort("nobody") is None
+        assert engine_with().abort("unknown") is None
 
     def test_while_it_waits(self) -> None:
         engine = self.small(scheduler={"max_num_seqs": 1})

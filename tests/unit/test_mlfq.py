@@ -107,7 +107,7 @@ class TestQuantum:
         assert order.quantum_over(group, 0.0)
         assert level(order, group) == 1
 
-    def test_is_over_after_the_first_quantum_wherever_it_stands(self) -> None:
+    def test_is_over_after_the_first_quantum_on_every_level(self) -> None:
         order, group = make(), make_group(9)
         start(order, group)
         decode(order, group, 3)

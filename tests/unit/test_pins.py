@@ -48,7 +48,7 @@ class TestHolding:
         engine.release(pin)
         assert engine.kv_cache.num_free == 64, "releasing it again changes nothing"
 
-    def test_requests_find_it_whatever_passed_through_the_cache_since(self) -> None:
+    def test_requests_hit_it_after_other_prompts_have_filled_the_cache(self) -> None:
         engine = build_memory_engine(num_blocks=26)
         pinned(engine)
         for number in range(20):

@@ -1,4 +1,4 @@
-"""What becomes of groups that are preempted, resumed or given up, and what is reserved for them."""
+"""Groups that are preempted, resumed or ignored, and the blocks reserved for them."""
 
 from __future__ import annotations
 

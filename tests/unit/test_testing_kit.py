@@ -174,7 +174,7 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
         [
             schedulers.StarvingScheduler,
             schedulers.GreedyScheduler,
-            schedulers.CrowdingScheduler,
+            schedulers.TooManySequencesScheduler,
             schedulers.ForgettingScheduler,
             schedulers.RepeatingScheduler,
             schedulers.UnreservedScheduler,
@@ -258,7 +258,7 @@ CAUGHT_BY = {
     "AlternatingPreemption": "same mode",
     "StarvingScheduler": "unfinished after",
     "GreedyScheduler": "is the budget of a step",
-    "CrowdingScheduler": "sequences run",
+    "TooManySequencesScheduler": "sequences run",
     "ForgettingScheduler": "remove\\(\\)",
     "RepeatingScheduler": "twice",
     "UnreservedScheduler": "too few blocks",

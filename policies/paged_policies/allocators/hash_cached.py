@@ -29,9 +29,9 @@ class HashCachedSettings(ComponentSettings):
 class HashCachedAllocator(BlockAllocator):
     """Automatic prefix caching by content hash, as in vLLM (V1; V0 with ``merge_duplicates``).
 
-    A published block without references can still be found and goes to the evictor. Empty blocks
-    are allocated first, then what the evictor evicts. Equal content may lie in several
-    blocks; the one published first is found.
+    A published block without references can still be found, and is added to the evictor. Blocks
+    without cached content are allocated first, then those that the evictor evicts. Several blocks
+    may hold equal content; the one published first is found.
     """
 
     def __init__(self, options: HashCachedSettings, parts: AllocatorParts, /) -> None:

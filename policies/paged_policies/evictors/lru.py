@@ -26,10 +26,9 @@ class LruSettings(ComponentSettings):
 
 
 class LruEvictor(Evictor):
-    """Least recently used, as in vLLM; of what one request left, the longest prefix goes first.
+    """Least recently used, as in vLLM; of what one request freed, the longest prefix first.
 
-    Blocks arrive in that order already: a sequence releases its last block first, and departures
-    follow one another in time.
+    Blocks are added in that order already, since a sequence frees its last block first.
     """
 
     def __init__(self, options: LruSettings, parts: EvictorParts, /) -> None:

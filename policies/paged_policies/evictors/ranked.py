@@ -78,10 +78,10 @@ class LfuEvictor(RankedEvictor):
 
 
 class MruEvictor(RankedEvictor):
-    """Most recently used: for work that cycles through more than fits, and wrong elsewhere.
+    """Most recently used: for workloads that cycle through more than fits.
 
-    On a cyclic scan longer than the cache LRU misses every time, and this keeps a part of it
-    (Chou and DeWitt, 1985). Of what one request left, the longest prefix goes first.
+    On a cyclic scan longer than the cache LRU always misses, and this keeps a part of it (Chou and
+    DeWitt, 1985). Of the blocks that one request freed, the longest prefix is evicted first.
     """
 
     def rank(self, info: BlockInfo, /) -> Any:

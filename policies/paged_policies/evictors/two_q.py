@@ -1,4 +1,4 @@
-"""Evict new content before content that has come back."""
+"""Evict new content before content that was used again after an eviction."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ class TwoQEvictor(Evictor):
     """2Q, the full version (Johnson and Shasha, VLDB 1994).
 
     New content is held in a queue, first in, first out (A1in of the paper). If it is used again
-    while it is there it keeps its place: uses that follow each other closely prove nothing.
-    When it is evicted, its key is remembered (A1out); content that comes back while it is joins
-    the main list, least recently used first (Am). The block to evict comes from the queue if that
-    has more than its share (``kin``), else from the main list, and then its key is not remembered.
+    while it is there it keeps its place, since uses in quick succession do not show popularity.
+    When it is evicted, its key is kept as a ghost (A1out); content that is used again while its
+    ghost is kept joins the main list, least recently used first (Am). The block to evict comes
+    from the queue if that has more than its share (``kin``), else from the main list, without a
+    ghost.
 
-    Shares are taken of what is held at the time, and the number of keys of the most blocks that
-    were held at once: an evictor holds idle blocks only. Content joins the queue when its
-    first user leaves. Without content keys nothing is ever seen to come back.
+    An evictor holds idle blocks only, so ``kin`` is a share of the blocks held at the time, and
+    ``kout`` of the most blocks held at once. Content joins the queue when its first user releases
+    it. Without content keys there are no ghost hits.
 
     Operations cost O(log n), amortised.
     """

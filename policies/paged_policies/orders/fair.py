@@ -26,8 +26,8 @@ class FairSettings(ComponentSettings):
 class FairOrder(QueueOrder):
     """Fair among tenants: the virtual token counter of Sheng et al. (2024).
 
-    Each tenant has a counter of the tokens it was served, weighted by their cost; the lowest goes
-    first. A tenant that returns starts at the counter that was served last, so idle time earns no
+    Each tenant has a counter of the tokens it was served, weighted by their cost; the lowest comes
+    first. A tenant that returns starts at the counter that was served last, so idle time gives no
     credit. A tenant that always has requests waiting is served as often as any other: none starves.
     """
 

@@ -33,15 +33,15 @@ class MlfqOrder(QueueOrder):
     al., 2023).
 
     A request joins the highest level whose quantum covers its prompt, which counts as service
-    there. It sinks to the next level when it has been given the quantum of its own, and within a
-    level goes first what came to it first; there is none below the lowest. Tokens of all its
-    sequences count, those computed again after a preemption do not. One that has waited for
-    ``promote_after`` rises to the highest level, to be given a whole quantum there.
+    there. It is demoted to the next level, if there is one, when it has used up the quantum of its
+    own; within a level it is first come, first served. Tokens of all its sequences count, those
+    recomputed after a preemption do not. A request that has waited for ``promote_after`` is
+    promoted to the highest level, with a whole quantum.
 
-    The quantum of a running request is over once it has sunk, or has been given ``first_quantum``
-    tokens, since it last started. FastServe, which moves keys and values ahead of time, may
-    preempt it after every token; so does a ``first_quantum`` of 1. Every call costs O(1). With
-    promotion keys change while requests wait; without it the queue is a heap.
+    The quantum of a running request is over once it has been demoted, or has run for
+    ``first_quantum`` tokens, since it last started. FastServe, which swaps keys and values
+    proactively, may preempt it after every token; so does a ``first_quantum`` of 1. Every call
+    costs O(1). With promotion keys change while requests wait; without it the queue is a heap.
     """
 
     def __init__(self, options: MlfqSettings, parts: OrderParts, /) -> None:

@@ -93,14 +93,14 @@ def fewest_to_preempt(
 
 
 def _longest(group: SequenceGroup) -> int:
-    """Tokens of the longest sequence; the number changes whenever the group is given a token."""
+    """Tokens of the longest sequence; the number grows with every generated token."""
     return max(sequence.num_tokens for sequence in group.live)
 
 
 def _length_at_start(group: SequenceGroup) -> int:
-    """What :func:`_longest` was when the group last started; too much if that was a while ago.
+    """An upper bound of :func:`_longest` at the time the group last started.
 
-    A pending token says nothing: it may be the last one of a prompt that is computed in chunks.
+    A pending token does not tell: it may be the last one of a prompt computed in chunks.
     """
     if group.waiting_since == group.arrival:
         return len(group.request.prompt)

@@ -25,10 +25,10 @@ class StaticBatchSettings(ComponentSettings):
 
 
 class StaticBatchScheduler(PrefillOrDecodeScheduler):
-    """As FasterTransformer was used: no request joins a batch that runs, whatever has ended of it.
+    """As FasterTransformer was used: no request joins a running batch, even if some have finished.
 
-    The baseline that iteration-level scheduling improves on most where output lengths differ.
-    No running request is preempted for a waiting one, however urgent: that one could not join.
+    The baseline that iteration-level scheduling improves on most if output lengths differ.
+    No running request is preempted for a waiting one, which could not join the batch.
     """
 
     preempts_for_head: ClassVar[bool] = False

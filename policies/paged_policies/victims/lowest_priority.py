@@ -26,7 +26,7 @@ class LowestPrioritySettings(ComponentSettings):
 class LowestPriorityVictim(Victim):
     """Largest ``priority`` number first; among equals, the one that the scheduler ranks worst.
 
-    The choice of vLLM's V1 engine under priorities, whatever the order of the queue is. The least
+    The choice of vLLM's V1 engine under priorities, with any queue order. The least
     urgent request may be preempted again and again while others keep arriving: if its prompt takes
     several steps it can starve, unless ``max_preemptions`` ends that.
     """

@@ -33,7 +33,7 @@ class AlwaysOverOrder(QueueOrder):
         return (self._waiting_first and group.status is Status.RUNNING, group.number)
 
     def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
-        """Whatever the group was given."""
+        """Always true."""
         return True
 
 

@@ -46,7 +46,7 @@ class BackgroundExecutor(Executor):
             number, step = self._submitted.popleft()
             try:
                 self._results[number] = self.inner.collect(self.inner.submit(step))
-            except BaseException as error:  # noqa: BLE001 - raised again by the one who collects
+            except BaseException as error:  # noqa: BLE001 - raised again in ``collect``
                 self._results[number] = error
         result = self._results.pop(handle)
         if isinstance(result, BaseException):

@@ -64,7 +64,7 @@ class EvictorConformance(ServesEveryWorkload):
         return self.make_foreseeing(Future(), num_blocks)
 
     def make_foreseeing(self, future: Future, num_blocks: int = 16) -> Evictor:
-        """A fresh evictor, told the future if it can be."""
+        """A fresh evictor; one for replays gets this future."""
         parts = EvictorParts(num_blocks=num_blocks, block_size=4, seed=0, future=future)
         made = self.build(parts)
         assert isinstance(made, Evictor)

@@ -1,4 +1,4 @@
-"""An executor that fails when it is told to."""
+"""An executor that fails on demand."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def build_memory_engine(
         registry: the source of components; by default, all that are installed.
         observers: instances, and names or tables of others, as in settings.
         clock: seconds; by default, the number of the step.
-        future: the look-ups that evictors for replays are told; by default, none.
+        future: the look-ups that evictors for replays get; by default, none.
         settings: of the engine; by default 64 blocks of 4 tokens and ``max_model_len`` 64.
     """
     registry = registry or Registry.discover()

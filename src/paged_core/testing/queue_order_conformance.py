@@ -134,7 +134,7 @@ class QueueOrderConformance(ServesEveryWorkload):
                 again = [order.quantum_over(group, now) for group in reversed(groups)]
             assert again == answers[::-1], "a second call returns something else"
             assert [twin.quantum_over(group, now) for group in groups] == answers, (
-                "a second order, told the same, returns something else: runs cannot be repeated"
+                "a second order returns something else for the same calls: runs cannot be repeated"
             )
 
         counts = st.lists(st.sampled_from([1, 1, 1, 9]), max_size=40)

@@ -1,4 +1,4 @@
-"""What a scheduler must do, whatever it decides."""
+"""What every scheduler must do."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from paged_core.testing.workload import Workload
 
 
 class _Model(Protocol):
-    """The methods of the ``memory`` executor that stand for a model."""
+    """The methods of the ``memory`` executor that replace a model."""
 
     def draw(self, sequence: NewSequence, tokens: Sequence[int], index: int, /) -> int: ...
 

@@ -34,7 +34,7 @@ class WatchedScheduler(Scheduler):
         self.decisions: list[tuple[object, ...]] = []
         """What was decided in each step: ids and numbers that can be compared."""
         self.preempted: set[str] = set()
-        """Ids of requests that were preempted or swapped out, in whatever step."""
+        """Ids of requests that were preempted or swapped out in any step."""
 
     @classmethod
     def install(
@@ -143,7 +143,7 @@ class WatchedScheduler(Scheduler):
         held = {*queues.running, *queues.waiting, *queues.swapped}
         admitted = [group for group, _ in plan.admitted]
         ignored = [group for group, _ in plan.ignored]
-        told = {
+        reported = {
             (Status.WAITING, Status.RUNNING): ("admitted", admitted),
             (Status.RUNNING, Status.WAITING): ("preempted", plan.preempted),
             (Status.RUNNING, Status.SWAPPED): ("swapped_out", plan.swapped_out),
@@ -152,8 +152,8 @@ class WatchedScheduler(Scheduler):
         for group, status in status_before.items():
             if group not in held:
                 assert group in ignored, f"{group} is held no more, but not among the ignored"
-            elif (status, group.status) in told:
-                name, groups = told[status, group.status]
+            elif (status, group.status) in reported:
+                name, groups = reported[status, group.status]
                 assert group in groups, (
                     f"{group} went from {status.name} to {group.status.name}, but is not among "
                     f"the {name}"
