@@ -1,4 +1,4 @@
-# Every target sets up what it needs: `make run` and `make test` are all that a fresh machine takes.
+# Every target sets up what it needs: `make run` and `make test` work in a fresh checkout.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -40,15 +40,15 @@ docs: $(VENV)/.installed-dev ## build the documentation into site/
 package: $(VENV)/.installed-dev ## build the wheel and the source archive into dist/
 	$(BIN)/hatchling build
 
-lock: ## write constraints.txt anew, with the newest versions that are accepted
+lock: ## rewrite constraints.txt with the newest accepted versions
 	tools/lock
 
-clean: ## remove what was built, the virtual environment too
+clean: ## remove all build outputs, the virtual environment included
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src policies backends plugins tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A virtual environment whose Python does not run any more (it was upgraded, or the folder moved) is
-# made again; one that somebody else made and that serves is taken as it is.
+# A virtual environment whose Python no longer runs (it was upgraded, or the folder moved) is made
+# again; an existing one that works is used as it is.
 ifneq ($(shell PYTHON=$(BIN)/python tools/find-python >/dev/null 2>&1 || echo broken),)
 .PHONY: $(VENV)/.made
 endif

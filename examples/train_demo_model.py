@@ -261,7 +261,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def show(folder: Path) -> None:
-    """Load the folder as anybody would, and print greedy answers."""
+    """Load the folder as a user would, and print greedy answers."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     for prompt in PROMPTS:

@@ -1,12 +1,12 @@
-"""Measure the CPU kernels against PyTorch: products, attention, and a whole step of two models.
+"""Measure the CPU kernels against PyTorch: products, attention, and a decode step of two models.
 
     python tools/measure_kernels.py [products|attention|step]... [--threads N] [--set NAME] [--wall]
 
-What is compared takes turns; medians of nine rounds. Without --wall, time is the process's own
-processor time, which other processes disturb less: use it with one thread.
+The alternatives run in turns; medians of nine rounds. Without --wall, time is processor time of the
+process, which other processes disturb less: use it with one thread.
 """
 
-# ruff: noqa: B023 - what is measured runs before its loop goes on
+# ruff: noqa: B023 - the closures run before the loop variable changes
 from __future__ import annotations
 
 import argparse
@@ -15,17 +15,19 @@ import time
 from collections.abc import Callable, Mapping
 from statistics import median
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings, TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
-from paged_backends.cpu.fused_decoder import FusedDecoder, FusedLayer, FusedNorm
-from paged_backends.cpu.kernels import Kernels
+from paged_backends.kernels.cpu.tensor_kernels import Kernels
+from paged_backends.runners.native.fused_decoder import FusedDecoder, FusedLayer, FusedNorm
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionParts
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
+from paged_core.testing.attention_batch import attention_batch
 
 BF16 = torch.bfloat16
 ROUNDS = 9
@@ -49,7 +51,7 @@ def say(text: str) -> None:
 def compare(
     clock: Callable[[], float], runs: Mapping[str, Callable[[], object]], calls: int
 ) -> dict[str, float]:
-    """Return the median of each, in seconds for one of its calls."""
+    """Run the alternatives in turns; return the median of each, in seconds per call."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(ROUNDS + 1):
         for name, run in runs.items():
@@ -70,7 +72,7 @@ def products(kernels: Kernels, clock: Callable[[], float]) -> None:
     say("| weight | rows | kernels, us | oneDNN packed, us | F.linear, us | kernels, GFLOP/s |")
     say("| --- | ---: | ---: | ---: | ---: | ---: |")
     for columns, width in ((576, 1536), (1536, 576), (1024, 6144), (3072, 1024)):
-        count = max(2, (128 << 20) // (columns * width * 2))  # more than caches hold
+        count = max(2, (128 << 20) // (columns * width * 2))  # larger than the processor's caches
         weights = [torch.randn(width, columns).to(BF16) for _ in range(count)]
         packed = [kernels.pack(weight) for weight in weights]
         for rows in (1, 4, 16, 64, 96):
@@ -96,20 +98,8 @@ def products(kernels: Kernels, clock: Callable[[], float]) -> None:
 def batch_of(chunks: list[tuple[int, int]], block_size: int) -> tuple[AttentionBatch, int]:
     """A batch over consecutive blocks, and how many there are."""
     width = max(-(-sum(both) // block_size) for both in chunks)
-    tables = torch.arange(width * len(chunks), dtype=torch.int32).view(len(chunks), width)
-    starts, slots = [0], list[int]()
-    for index, (cached, new) in enumerate(chunks):
-        starts.append(starts[-1] + new)
-        slots += [index * width * block_size + p for p in range(cached, cached + new)]
-    batch = AttentionBatch(
-        query_start=torch.tensor(starts, dtype=torch.int32),
-        seq_lens=torch.tensor([sum(both) for both in chunks], dtype=torch.int32),
-        block_tables=tables,
-        slot_mapping=torch.tensor(slots),
-        max_query_len=max(new for _, new in chunks),
-        max_seq_len=max(sum(both) for both in chunks),
-    )
-    return batch, tables.numel()
+    tables = np.arange(width * len(chunks)).reshape(len(chunks), width)
+    return attention_batch(tables, chunks, block_size), tables.size
 
 
 def layer_of(shape: str) -> LayerSpec:
@@ -126,7 +116,7 @@ def layer_of(shape: str) -> LayerSpec:
 
 
 def attention(chosen: str, clock: Callable[[], float]) -> None:
-    count = 12  # layers, so that no cache holds all of them
+    count = 12  # layers: together larger than the processor's caches
     parts = AttentionParts(settings=EngineSettings())
     backends: dict[str, AttentionBackend] = {
         "cpu": CpuAttention(CpuSettings.model_validate({"instruction_set": chosen}), parts),
@@ -155,27 +145,56 @@ def attention(chosen: str, clock: Callable[[], float]) -> None:
                         own.forward(query, key, value, plan)
 
                 runs[kind] = run
-            cached, new = chunks[0]
-            dense = torch.randn(len(chunks), heads, new, dim).to(BF16)
-            stored = [
-                torch.randn(2, len(chunks), kv_heads, cached + new, dim).to(BF16)
-                for _ in range(count)
-            ]
-            runs["sdpa"] = lambda dense=dense, stored=stored, causal=new > 1: [
-                functional.scaled_dot_product_attention(
-                    dense, keys, values, is_causal=causal, enable_gqa=True
-                )
-                for keys, values in stored
-            ]
+            runs["sdpa"] = dense_attention(layer, chunks, count)
             found = compare(clock, runs, count)
             times = " | ".join(f"{second * 1e6:.0f}" for second in found.values())
             say(f"| {shape}, {name} | {times} |")
 
 
+def dense_attention(
+    layer: LayerSpec, chunks: list[tuple[int, int]], num_layers: int
+) -> Callable[[], object]:
+    """PyTorch's attention over contiguous keys and values; all chunks are like the first."""
+    (cached, new), count, dim = chunks[0], len(chunks), layer.head_dim
+    query = torch.randn(count, layer.num_heads, new, dim).to(BF16)
+    stored = [
+        torch.randn(2, count, layer.num_kv_heads, cached + new, dim).to(BF16)
+        for _ in range(num_layers)
+    ]
+    return lambda: [
+        functional.scaled_dot_product_attention(
+            query, keys, values, is_causal=new > 1, enable_gqa=True
+        )
+        for keys, values in stored
+    ]
+
+
+def packed_weight(kernels: Kernels, rows: int, columns: int) -> object:
+    return kernels.pack((torch.randn(rows, columns) * columns**-0.5).to(BF16))
+
+
+def random_decoder(kernels: Kernels, shape: str) -> FusedDecoder:
+    """A decoder of this shape with random weights."""
+    count, hidden, heads, kv_heads, dim, inner, _ = SHAPES[shape]
+    ones = torch.ones(hidden, dtype=BF16)
+    layers = [
+        FusedLayer(
+            attention_norm=FusedNorm(ones),
+            query_key_value=packed_weight(kernels, (heads + 2 * kv_heads) * dim, hidden),
+            output=packed_weight(kernels, hidden, heads * dim),
+            mlp_norm=FusedNorm(ones),
+            up=packed_weight(kernels, 2 * inner, hidden),
+            down=packed_weight(kernels, hidden, inner),
+        )
+        for _ in range(count)
+    ]
+    return FusedDecoder(kernels, layers, activation="silu", eps=1e-5)
+
+
 def step(kernels: Kernels, clock: Callable[[], float]) -> None:
-    say("| shape | sequences of 256 tokens | layers, ms | head, ms | largest logit, ms |")
+    say("| shape | sequences of 256 tokens | layers, ms | head, ms | argmax, ms |")
     say("| --- | ---: | ---: | ---: | ---: |")
-    for shape, (count, hidden, heads, kv_heads, dim, inner, vocabulary) in SHAPES.items():
+    for shape, (count, hidden, _, _, dim, _, vocabulary) in SHAPES.items():
         layer = layer_of(shape)
         backend = CpuAttention(
             CpuSettings.model_validate({"instruction_set": kernels.instruction_set}),
@@ -183,23 +202,8 @@ def step(kernels: Kernels, clock: Callable[[], float]) -> None:
         )
         backend.check(layer)
         ones = torch.ones(hidden, dtype=BF16)
-
-        def pack(rows: int, columns: int) -> object:
-            return kernels.pack((torch.randn(rows, columns) * columns**-0.5).to(BF16))
-
-        layers = [
-            FusedLayer(
-                attention_norm=FusedNorm(ones),
-                query_key_value=pack((heads + 2 * kv_heads) * dim, hidden),
-                output=pack(hidden, heads * dim),
-                mlp_norm=FusedNorm(ones),
-                up=pack(2 * inner, hidden),
-                down=pack(hidden, inner),
-            )
-            for _ in range(count)
-        ]
-        head = pack(vocabulary, hidden)
-        decoder = FusedDecoder(kernels, layers, activation="silu", eps=1e-5)
+        head = packed_weight(kernels, vocabulary, hidden)
+        decoder = random_decoder(kernels, shape)
         angles = torch.arange(256.0)[:, None] * 0.9 ** torch.arange(dim / 2)
         for number in (1, 16, 32):
             batch, blocks = batch_of([(255, 1)] * number, layer.block_size)
@@ -222,7 +226,7 @@ def step(kernels: Kernels, clock: Callable[[], float]) -> None:
                     "head": lambda: kernels.linear(
                         kernels.rms_norm(states, ones, 1e-5), head, out=logits
                     ),
-                    "largest": lambda: kernels.argmax(logits),
+                    "argmax": lambda: kernels.argmax(logits),
                 },
                 1,
             )
@@ -235,7 +239,7 @@ def main() -> None:
     parser.add_argument("what", nargs="*", default=["products", "attention", "step"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--set", default="auto", help="instruction set")
-    parser.add_argument("--wall", action="store_true", help="measure time on the wall")
+    parser.add_argument("--wall", action="store_true", help="measure wall-clock time")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     torch.set_grad_enabled(False)

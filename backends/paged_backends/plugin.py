@@ -24,21 +24,21 @@ def paged_core_components() -> Iterator[Component]:
         CpuSettings,
         "paged_backends.attention.cpu_attention:CpuAttention",
         rank=10,
-        check="paged_backends.cpu.obstacle:obstacle",
-        details="paged_backends.cpu.obstacle:details",
+        check="paged_backends.kernels.cpu.obstacle:obstacle",
+        details="paged_backends.kernels.cpu.obstacle:details",
         summary="our own kernels for CPUs (AVX-512, AVX2, portable), compiled on first use",
     )
     yield Component(
         "runner",
         NativeSettings,
-        "paged_backends.native.runner:NativeRunner",
+        "paged_backends.runners.native.runner:NativeRunner",
         rank=10,
         summary="a decoder of our own: Llama, Mistral, Qwen2, Qwen3, Gemma, OPT and GPT-2",
     )
     yield Component(
         "runner",
         TransformersSettings,
-        "paged_backends.runners.transformers_runner:TransformersRunner",
+        "paged_backends.runners.transformers.runner:TransformersRunner",
         summary="any decoder-only model of the transformers library",
     )
     yield Component(

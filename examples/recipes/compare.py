@@ -1,6 +1,6 @@
-"""What engine users have asked for, each as a scenario, replayed with it and without.
+"""Replays the scenario of each recipe with the recipe and without.
 
-python examples/recipes/compare.py              all of them
+python examples/recipes/compare.py              all recipes
 python examples/recipes/compare.py NAME...      some, by the name of their file
 """
 
@@ -27,12 +27,12 @@ Measure = Callable[[Trace, Scenario], int]
 
 
 def tokens_computed(trace: Trace, scenario: Scenario) -> int:
-    """Tokens computed in all."""
+    """Total of computed tokens."""
     return sum(sum(line["scheduled"].values()) for line in trace)
 
 
 def deadlines_missed(trace: Trace, scenario: Scenario) -> int:
-    """Requests that ended after their own deadline, or twenty seconds after they came."""
+    """Requests that finished after their deadline, or else twenty seconds after their arrival."""
     ends = {name: line["step"] for line in trace for name in line["finished"]}
     return sum(
         ends[request.id] * scenario.seconds_per_step
@@ -42,26 +42,26 @@ def deadlines_missed(trace: Trace, scenario: Scenario) -> int:
 
 
 def last_step_of(*names: str) -> Measure:
-    """The step in which the last of these requests ended."""
+    """The step in which the last of these requests finished."""
 
     def last_step(trace: Trace, scenario: Scenario) -> int:
         return max(line["step"] for line in trace for name in line["finished"] if name in names)
 
-    last_step.__doc__ = f"The step in which {' and '.join(names)} ended."
+    last_step.__doc__ = f"The step in which {' and '.join(names)} finished."
     return last_step
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A scenario, what would be chosen without it, and a figure that is lower with it."""
+    """The settings that a recipe replaces, and a metric that is lower with the recipe."""
 
     instead_of: Mapping[str, Any]
-    figure: Measure
+    metric: Measure
 
 
 RECIPES = {
     "victim_by_recompute_cost": Recipe({"victim": "newest"}, tokens_computed),
-    "urgent_takes_a_seat": Recipe(
+    "preempt_for_urgent": Recipe(
         {"scheduler": {"name": "token_budget", "max_num_seqs": 2}}, last_step_of("urgent")
     ),
     "cost_aware_eviction": Recipe({"evictor": "lru"}, tokens_computed),
@@ -70,11 +70,11 @@ RECIPES = {
     "earliest_deadline_first": Recipe({"queue_order": "fcfs"}, deadlines_missed),
     "longest_prefix_first": Recipe({"queue_order": "fcfs"}, tokens_computed),
 }
-"""By the name of the scenario's file."""
+"""By the name of the scenario file."""
 
 
 def registry() -> Registry:
-    """What is installed, the victim of ``parts.py``, and the evictor of the example package."""
+    """The installed components, the victim of ``parts.py``, the evictor of the example package."""
     found = Registry.discover()
     missing = [part for part in (CHEAPEST,) if part.name not in found.of(part.slot)]
     missing += [
@@ -86,11 +86,11 @@ def registry() -> Registry:
 
 
 def measure(name: str) -> tuple[int, int]:
-    """The figure of a recipe, without it and with it."""
+    """The metric of a recipe, without it and with it."""
     recipe, scenario, parts = RECIPES[name], read_case(FOLDER / f"{name}.yaml").scenario, registry()
     usual = scenario.model_copy(update={"settings": {**scenario.settings, **recipe.instead_of}})
     without, with_it = (
-        recipe.figure(list(replay(each, parts)), each) for each in (usual, scenario)
+        recipe.metric(list(replay(each, parts)), each) for each in (usual, scenario)
     )
     return without, with_it
 
@@ -105,7 +105,7 @@ def main(names: Iterable[str]) -> None:
             for slot, usual in RECIPES[name].instead_of.items()
         )
         print(f"{name}\n  {scenario.about}\n  {changed}")
-        print(f"  {RECIPES[name].figure.__doc__} {without} -> {with_it}")
+        print(f"  {RECIPES[name].metric.__doc__} {without} -> {with_it}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A victim that knows what it costs to compute a request again, as small as a plugin can be."""
+"""A victim that compares the cost of recomputing requests; a minimal plugin."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from paged_core.component import Component, ComponentSettings
+from paged_core.ids import BlockId
 from paged_core.interfaces.victim import Victim, VictimParts
-from paged_core.sequence import BlockId, SequenceGroup
+from paged_core.sequence import SequenceGroup
 
 
 class CheapestSettings(ComponentSettings):
@@ -18,7 +19,7 @@ class CheapestSettings(ComponentSettings):
 
 
 class CheapestVictim(Victim):
-    """The fewest blocks to compute again; what another request holds too stays in the cache."""
+    """Chooses the fewest blocks to recompute; blocks shared with other requests stay cached."""
 
     def __init__(self, options: CheapestSettings, parts: VictimParts, /) -> None:
         pass
@@ -36,5 +37,5 @@ def _blocks(group: SequenceGroup) -> set[BlockId]:
 
 
 CHEAPEST = Component(
-    "victim", CheapestSettings, f"{__name__}:CheapestVictim", summary="the cheapest to repeat"
+    "victim", CheapestSettings, f"{__name__}:CheapestVictim", summary="the cheapest to recompute"
 )

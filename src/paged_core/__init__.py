@@ -10,9 +10,10 @@ from paged_core._version import __version__
 if TYPE_CHECKING:
     from paged_core.errors import PagedCoreError
     from paged_core.llm import LLM
-    from paged_core.outputs import CompletionOutput, RequestOutput
-    from paged_core.request import Request, SamplingParams
+    from paged_core.request import Request
+    from paged_core.sampling_params import SamplingParams
     from paged_core.settings import EngineSettings
+    from paged_core.text.outputs import CompletionOutput, RequestOutput
 
 __all__ = [
     "LLM",
@@ -27,12 +28,12 @@ __all__ = [
 
 _HOMES = {
     "LLM": "paged_core.llm",
-    "CompletionOutput": "paged_core.outputs",
+    "CompletionOutput": "paged_core.text.outputs",
     "EngineSettings": "paged_core.settings",
     "PagedCoreError": "paged_core.errors",
     "Request": "paged_core.request",
-    "RequestOutput": "paged_core.outputs",
-    "SamplingParams": "paged_core.request",
+    "RequestOutput": "paged_core.text.outputs",
+    "SamplingParams": "paged_core.sampling_params",
 }
 
 

@@ -1,4 +1,4 @@
-"""The content of a full block, as a key: equal keys hold the same tokens after the same tokens."""
+"""The content of a full block, as a key: equal keys mean equal tokens after equal tokens."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Hashable, Sequence
 class BlockKey:
     """The tokens of one full block, chained to the key of the block before it.
 
-    The hash covers the parent's hash, the block's tokens and ``extra`` (a cache salt, an adapter:
-    whatever makes equal tokens differ), so a chain over a prompt costs one pass over its tokens.
-    Equality never trusts the hash: it compares tokens up the two chains until they meet in the
-    same object. Chains found equal share the parents of the left one (in a dictionary: of the key
-    that is stored) from then on, so looking up a long chain block by block, first to last, looks at
-    each block twice and not at all that precede it, however often it is done.
+    The hash covers the parent's hash, the block's tokens and ``extra`` (a cache salt or an adapter,
+    under which equal tokens have other keys and values), so a chain over a prompt costs one pass
+    over its tokens. Equality never trusts the hash: it compares tokens up the two chains until they
+    meet in the same object. Chains found equal share the parents of the left one (in a dictionary:
+    of the stored key) from then on, so looking up a long chain block by block, first to last,
+    compares each block twice, and not all blocks before it each time.
     """
 
     __slots__ = ("_hash", "extra", "num_tokens", "parent", "tokens")

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 
-from paged_core.sequence import BlockId, SeqId, SequenceState
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """A sequence's own block gave way to an equal one that this very step is to fill."""
-
-    sequence: SequenceState
-    index: int
-    own: BlockId
-    """Kept until the step is planned: the chunk that fills the other may yet be withdrawn."""
+from paged_core.ids import BlockId, SeqId
+from paged_core.sequence import SequenceState
 
 
 @dataclass(slots=True)
 class CacheChanges:
-    """What changed since the last step, in the words of :class:`~paged_core.step.StepInput`."""
+    """What changed since the last step, with the names of :class:`~paged_core.step.StepInput`."""
 
     added: dict[SeqId, SequenceState] = field(default_factory=dict)
     removed: list[SeqId] = field(default_factory=list)
@@ -33,6 +23,23 @@ class CacheChanges:
     """Device source, host target."""
     swap_in: dict[BlockId, BlockId] = field(default_factory=dict)
     """Device target to host source."""
-    published: dict[SeqId, list[BlockId]] = field(default_factory=lambda: defaultdict(list))
-    """Blocks that the prefix cache was promised in this step."""
-    merges: list[Merge] = field(default_factory=list)
+    published: list[BlockId] = field(default_factory=list)
+    """Blocks that were published while the step was planned."""
+
+    def edit(self, sequence: SequenceState, index: int, block: BlockId) -> None:
+        """An entry of a block table changed; a sequence that is sent whole needs no edit."""
+        if sequence.id not in self.added:
+            self.edit_ids.append(sequence.id)
+            self.edit_indices.append(index)
+            self.edit_blocks.append(block)
+
+    def remove(self, sequence: SequenceState) -> None:
+        """A sequence gave its blocks back; the executor forgets it, if it was told of it at all."""
+        if self.added.pop(sequence.id, None) is not None:
+            return
+        self.removed.append(sequence.id)
+        if sequence.id in self.edit_ids:
+            kept = [i for i, known in enumerate(self.edit_ids) if known != sequence.id]
+            self.edit_ids = [self.edit_ids[i] for i in kept]
+            self.edit_indices = [self.edit_indices[i] for i in kept]
+            self.edit_blocks = [self.edit_blocks[i] for i in kept]

@@ -1,15 +1,14 @@
-"""The records that plugins yield: cheap to make; nothing heavy is imported until one is used."""
+"""The records that plugins yield. They are cheap to make: what they name is imported on use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from paged_core.errors import PluginError
+from paged_core.errors import PluginError, import_problem
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -28,32 +27,28 @@ class ComponentSettings(BaseModel):
 
 
 class AutoSettings(ComponentSettings):
-    """``auto`` in a slot that offers it: the component of the highest rank that can serve here."""
+    """The name ``auto``: the component of the highest rank whose check finds no obstacle."""
 
     name: Literal["auto"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One choice for one slot.
-
-    Raises:
-        PluginError: the record contradicts itself; the plugin that makes it is listed as broken.
-    """
+    """One component for one slot; PluginError if it contradicts itself, which breaks the plugin."""
 
     slot: str
     """Settings key of the slot."""
     settings: type[ComponentSettings]
     factory: str
-    """``"package.module:Class"``, imported when the component is selected, and only then. It is
-    called with the component's options first; the slot's interface says what follows them."""
+    """``"package.module:Class"``, imported when the component is chosen. It is called with the
+    options, and with what else the slot's interface says."""
     rank: int = 0
     """``auto`` prefers higher ranks."""
     check: str | None = None
-    """``"package.module:function"``: called without arguments, it says why this machine or this
-    environment cannot serve the component, or returns ``None``. It builds nothing."""
+    """``"package.module:function"``: without arguments, returns why the component cannot run on
+    this machine or in this environment, or ``None``. It builds nothing."""
     details: str | None = None
-    """``"package.module:function"``: how it would serve here, in a few words, for ``doctor``."""
+    """``"package.module:function"``: returns how it would run here, in a few words."""
     summary: str = ""
     interface_version: int = 1
     """The version of the slot's interface that the component was built for."""
@@ -76,57 +71,43 @@ class Component:
         """The name by which settings choose it."""
         return str(self.settings.model_fields["name"].default)
 
-    def load(self) -> Callable[..., Any]:
-        """Import the factory and return it.
-
-        Raises:
-            PluginError: it cannot be imported; the cause says why.
-        """
-        factory: Callable[..., Any] = load(self.factory, f"{self.slot} {self.name!r}")
-        return factory
-
-    def load_check(self) -> Callable[[], str | None]:
-        """Import the check and return it; without one, a function that finds no obstacle.
-
-        Raises:
-            PluginError: it cannot be imported; the cause says why.
-        """
-        if self.check is None:
-            return _no_obstacle
-        check: Callable[[], str | None] = load(self.check, f"check of {self.slot} {self.name!r}")
-        return check
+    def load(self) -> Any:
+        """Import the factory and return it; PluginError, with the cause, if that fails."""
+        return load(self.factory, f"{self.slot} {self.name!r}")
 
     def obstacle(self) -> str | None:
-        """Say why the component cannot serve here, or return ``None``; it is imported, not built.
+        """Return why the component cannot run here, or ``None``; it is imported, not built.
 
-        This is what ``auto`` asks, and it never raises: a check that does is an obstacle itself.
+        It never raises: a check that raises is an obstacle itself.
         """
         try:
-            reason = self.load_check()()
+            check = self.check and load(self.check, f"check of {self.slot} {self.name!r}")
+            reason: str | None = check() if check else None
             if reason is None:
                 self.load()
+        except PluginError as error:
+            return str(error)
         except Exception as error:  # noqa: BLE001 - one bad plugin must not take the others down
-            mine = isinstance(error, PluginError)
-            return str(error) if mine else f"its check failed: {type(error).__name__}: {error}"
+            return f"its check failed: {type(error).__name__}: {error}"
         return reason
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A kind of part: its settings key, and what may be plugged in there."""
+    """A kind of component: its settings key, and the interface to implement."""
 
     key: str
     interface: str
     """``"package.module:Class"``."""
     default: str | tuple[str, ...] | None = None
-    """The component, or components, chosen where settings name none; ``None``: none at all."""
+    """The component or components if settings name none; ``None``: no component."""
     many: bool = False
     """Whether the setting is a list of components."""
     version: int = 1
-    """Grows when the interface changes so that components must be adapted."""
+    """Version of the interface: raised when components must be adapted to a change."""
     summary: str = ""
     auto: bool = False
-    """Whether the name ``auto`` may be chosen: the best component whose check finds no obstacle."""
+    """Whether settings may name ``auto``, see :class:`AutoSettings`."""
 
     def __post_init__(self) -> None:
         if not self.key.isidentifier() or "__" in self.key or self.key != self.key.lower():
@@ -136,7 +117,7 @@ class Slot:
 
     @property
     def noun(self) -> str:
-        """What one of its components is called in messages."""
+        """What messages call one of its components."""
         return self.key.removesuffix("s") if self.many else self.key
 
 
@@ -146,7 +127,7 @@ class Profile:
 
     name: str
     source: str | Traversable
-    """The YAML itself, or a file (a ``Path`` or a package resource) that is read on use."""
+    """The YAML text, or a file (a ``Path`` or a package resource) that is read on use."""
     summary: str = ""
 
     def read(self) -> str:
@@ -160,32 +141,21 @@ class Command:
 
     name: str
     app: str
-    """``"package.module:name"`` of a function that typer can turn into a command, or of a
-    ``typer.Typer`` with commands of its own. Imported when the command is used, and only then."""
+    """``"package.module:name"`` of a function with typer's parameters, or of a ``typer.Typer``;
+    imported when the command is used."""
     help: str
     """One line for the list of commands."""
 
     def load(self) -> Any:
-        """Import the function or app and return it.
-
-        Raises:
-            PluginError: it cannot be imported; the cause says why.
-        """
+        """Import the function or app and return it; PluginError, with the cause, if that fails."""
         return load(self.app, f"command {self.name!r}")
 
 
 def load(path: str, what: str) -> Any:
-    """Return the object at ``"package.module:name"``; ``what`` names it in the error.
-
-    Raises:
-        PluginError: it cannot be imported.
-    """
+    """Import ``"package.module:name"``; ``what`` names it in the PluginError if that fails."""
     module, _, attribute = path.partition(":")
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise PluginError(f"{what} cannot be imported from {path!r}: {error}") from error
-
-
-def _no_obstacle() -> None:
-    return None
+        problem = import_problem(error)
+        raise PluginError(f"{what} cannot be imported from {path!r}: {problem}") from error

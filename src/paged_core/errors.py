@@ -36,3 +36,20 @@ class PluginError(PagedCoreError):
 
 class EngineError(PagedCoreError):
     """The engine was used in a way that it cannot honour, such as a step after it was closed."""
+
+
+_MOVED = {
+    **dict.fromkeys(("future", "layer", "model_size"), "interfaces"),
+    **dict.fromkeys(("beam_search", "beams", "best_of", "pins"), "requests"),
+    **dict.fromkeys(("generation", "output_text", "outputs", "prompts"), "text"),
+    **dict.fromkeys(("cache_dir", "field_types", "memory_size", "suggest"), "config"),
+}
+"""Modules of the first version, and the folder that each of them is in now."""
+
+
+def import_problem(error: BaseException) -> str:
+    """Say why something cannot be imported; of a module of ours that moved, where it is now."""
+    name = getattr(error, "name", None) or ""
+    folder = _MOVED.get(name.removeprefix("paged_core."))
+    remedy = f"; import paged_core.{folder}.{name.removeprefix('paged_core.')}" if folder else ""
+    return f"{type(error).__name__}: {error}{remedy}"

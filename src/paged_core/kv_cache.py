@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
-from itertools import takewhile
 
-from paged_core.block_key import BlockKey, extend_keys
-from paged_core.cache_changes import CacheChanges, Merge
+from paged_core.cache_changes import CacheChanges
 from paged_core.errors import OutOfBlocks
-from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache, SupportsReservation
-from paged_core.sequence import BlockId, SequenceGroup, SequenceState, Status
+from paged_core.ids import BlockId, SeqId
+from paged_core.interfaces.allocator import BlockAllocator, SupportsReservation
+from paged_core.prefix_publishing import PrefixPublishing
+from paged_core.sequence import SequenceGroup, SequenceState, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +21,24 @@ class PrefixHit:
     blocks: Sequence[BlockId] = ()
     """Blocks that hold them; nothing is referenced yet."""
     num_settled: int = 0
-    """Leading blocks that an earlier step filled; the rest are only being filled in this one."""
+    """Leading blocks that an earlier step filled; the rest is filled in this one."""
     num_idle: int = 0
-    """Those among the blocks that nobody references: sharing them takes them from the free ones."""
+    """Unreferenced ones among the blocks: sharing them takes them from the free ones."""
 
 
 class KVCache:
-    """Block tables and everything that may be done to them.
+    """Block tables and every operation on them.
 
     Schedulers call it while they plan a step, the engine when it applies one. Every change is
     recorded for the executor; :meth:`take_changes` hands the record over once a step is planned.
     An operation that raises has changed nothing.
+
+    Steps run in the order in which they are planned. So what a step under way computes
+    (``num_scheduled``) is in the cache by the time the step being planned runs.
+
+    Args:
+        watermark: share of the device blocks that admission leaves free.
+        notes_steps: see :attr:`notes_steps`.
     """
 
     def __init__(
@@ -51,26 +58,26 @@ class KVCache:
         self.num_host_blocks = num_host_blocks
         self.watermark_blocks = int(watermark * num_blocks)
         """Blocks that admission leaves free."""
-        self._allocator = allocator
-        self._prefixes = allocator if isinstance(allocator, SupportsPrefixCache) else None
-        self._reservations = allocator if isinstance(allocator, SupportsReservation) else None
         self.notes_steps = notes_steps
-        """Whether the allocator is told the last step of a sequence that gives its blocks back."""
+        """Whether the allocator is told the last step of a sequence that releases its blocks."""
+        self._allocator = allocator
+        self._publishing = PrefixPublishing(allocator, block_size)
+        self.caches_prefixes = self._publishing.caches_prefixes
+        """Whether the allocator finds blocks by their content."""
+        self._reservations = allocator if isinstance(allocator, SupportsReservation) else None
         self._free_host = [BlockId(block) for block in reversed(range(num_host_blocks))]
         self._changes = CacheChanges()
-        self._unsettled: set[BlockId] = set()
-        self._promised: set[BlockKey] = set()
 
     # ------------------------------------------------------------------ what there is
 
     @property
     def num_blocks(self) -> int:
-        """Device blocks that sequences can have between them: those of pins are not theirs."""
+        """Device blocks for sequences; those of pinned prefixes are not counted."""
         return self._num_blocks - self.num_pinned
 
     @property
     def num_free(self) -> int:
-        """Device blocks that nobody references, cached or not."""
+        """Unreferenced device blocks, cached or not."""
         return self._allocator.num_free
 
     @property
@@ -79,148 +86,50 @@ class KVCache:
         return len(self._free_host)
 
     @property
-    def caches_prefixes(self) -> bool:
-        """Whether the allocator finds blocks by what they hold."""
-        return self._prefixes is not None
-
-    @property
     def reserves_runs(self) -> bool:
         """Whether each sequence gets one run of blocks for its whole life, and shares none."""
         return self._reservations is not None
+
+    @property
+    def introduced(self) -> Set[SeqId]:
+        """Sequences that the step being planned makes known to the executor."""
+        return self._changes.added.keys()
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether blocks are to be moved, even if no sequence is computed."""
+        changes = self._changes
+        return bool(changes.swap_out or changes.swap_in or changes.copies)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` tokens take."""
         return -(-num_tokens // self.block_size)
 
     def distinct_blocks(self, group: SequenceGroup) -> int:
-        """Device or host blocks that the live sequences of ``group`` hold between them."""
-        live = group.live
-        if len(live) == 1:
-            return len(live[0].table.blocks) or len(live[0].table.host_blocks)
-        device = {block for sequence in live for block in sequence.table.blocks}
-        return len(device) or len({b for sequence in live for b in sequence.table.host_blocks})
+        """Device or host blocks that the live sequences of ``group`` hold, shared ones once."""
+        held = [sequence.table.blocks or sequence.table.host_blocks for sequence in group.live]
+        return len(held[0]) if len(held) == 1 else len(set().union(*held))
 
     def blocks_to_start(self, num_tokens: int, max_num_tokens: int) -> int:
-        """Blocks that a sequence is given at first that has ``num_tokens`` and may get longer."""
+        """Blocks that a sequence of ``num_tokens`` tokens, which may get longer, gets at first."""
         if self._reservations is not None:
             return self._reservations.blocks_to_reserve(num_tokens, max_num_tokens)
         return self.blocks_for(num_tokens)
 
     def can_start(self, sequence: SequenceState) -> bool:
-        """Whether the allocator has the run that it would set aside for ``sequence``, if it does.
+        """Whether an allocator that reserves runs has one for ``sequence``; others always can.
 
-        Counting free blocks is up to whoever admits; this is about where they lie.
+        Free blocks are counted by the scheduler; this is about adjacent ones.
         """
         if self._reservations is None:
             return True
-        count = self.blocks_to_start(len(sequence.tokens), sequence.group.max_length)
+        count = self.blocks_to_start(sequence.num_tokens, sequence.group.max_length)
         return self._reservations.can_reserve(count)
-
-    # ------------------------------------------------------------------ growing
-
-    def lookup(
-        self, sequence: SequenceState, num_tokens: int, *, settled: bool = False
-    ) -> PrefixHit:
-        """Find cached blocks for the first ``num_tokens`` tokens, whole blocks, to the first miss.
-
-        With ``settled``, only such as an earlier step has filled. Nothing is referenced: hand the
-        result, or part of it, to :meth:`admit` before the next change. Who shares blocks that are
-        not settled counts on the chunk that fills them: after that, no group that this step
-        computes may be preempted.
-        """
-        prefixes = self._prefixes
-        count = num_tokens // self.block_size
-        if prefixes is None or count == 0 or not self._finds_prefixes(sequence.group):
-            return _NO_HIT
-        keys = self._keys(sequence, count)
-        blocks = prefixes.look_up(keys if len(keys) == count else keys[:count])
-        if not blocks:
-            return _NO_HIT
-        if len(sequence.group.live) > 1:
-            blocks = self._prefer_siblings(sequence, blocks)
-        unsettled, num_settled = self._unsettled, len(blocks)
-        if unsettled:
-            num_settled = next((i for i, b in enumerate(blocks) if b in unsettled), len(blocks))
-        if settled:
-            blocks = blocks[:num_settled]
-        ref_count = self._allocator.ref_count
-        return PrefixHit(blocks, num_settled, sum(not ref_count(block) for block in blocks))
-
-    def admit(
-        self,
-        sequence: SequenceState,
-        num_tokens: int,
-        hit: PrefixHit | None = None,
-        num_skipped: int = 0,
-    ) -> None:
-        """Give a sequence that holds no blocks the blocks for its first tokens.
-
-        Args:
-            num_tokens: to be computed in this step, after those skipped.
-            hit: cached blocks to share, the rest is fresh; at most what the tokens take.
-            num_skipped: leading tokens, all in shared blocks, that need not be computed.
-
-        Raises:
-            OutOfBlocks: too few are free; nothing has changed.
-        """
-        shared = list(hit.blocks) if hit else []
-        end = num_skipped + num_tokens
-        missing = self.blocks_for(end) - len(shared)
-        idle = hit.num_idle if hit else 0
-        if missing + idle > self._allocator.num_free:
-            raise OutOfBlocks(
-                f"{missing + idle} blocks are needed and {self._allocator.num_free} are free"
-            )
-        table = sequence.table
-        if self._reservations is not None:
-            run = self.blocks_to_start(len(sequence.tokens), sequence.group.max_length)
-            table.blocks = self._reservations.reserve(run)
-        else:
-            self._allocator.share(shared)
-            table.blocks = shared + self._allocator.allocate(missing)
-        table.num_published = len(shared)
-        sequence.num_scheduled = sequence.num_computed = num_skipped
-        sequence.capacity = len(table.blocks) * self.block_size
-        self._changes.added[sequence.id] = sequence
-        if self._prefixes is not None:
-            self._publish(sequence, end // self.block_size)
-
-    def reserve(self, sequence: SequenceState, num_tokens: int) -> None:
-        """Make room for the next ``num_tokens`` tokens of a sequence that holds blocks.
-
-        A last block that is shared with a forked sequence is copied first; blocks that these
-        tokens fill are published. Need not be called while the sequence stays below its
-        ``capacity``.
-
-        Raises:
-            OutOfBlocks: too few are free; nothing has changed.
-        """
-        table, size = sequence.table, self.block_size
-        start = sequence.num_scheduled
-        end = start + num_tokens
-        blocks = table.blocks
-        missing = -(-end // size) - len(blocks)
-        copied, tail = -1, start // size
-        if (
-            table.num_published <= tail < len(blocks)
-            and self._allocator.ref_count(blocks[tail]) > 1
-        ):
-            copied = tail
-        if missing > 0 or copied >= 0:
-            fresh = self._allocator.allocate(max(missing, 0) + (copied >= 0))
-            if copied >= 0:
-                self._copy_on_write(sequence, copied, fresh.pop())
-            for block in fresh:
-                self._edit(sequence, len(blocks), block)
-                blocks.append(block)
-        sequence.capacity = len(blocks) * size
-        if self._prefixes is not None and end // size > table.num_published:
-            self._publish(sequence, end // size)
 
     def blocks_to_grow(self, group: SequenceGroup, num_tokens: int = 1) -> int:
         """Blocks that :meth:`reserve` takes to give each live sequence ``num_tokens`` more tokens.
 
-        For a group that is swapped out: what that takes once it is back.
+        For a group that is swapped out: what that takes once it is swapped in.
         """
         size, needed = self.block_size, 0
         sharers: Counter[BlockId] = Counter()
@@ -236,71 +145,148 @@ class KVCache:
         return needed
 
     def blocks_to_restore(self, group: SequenceGroup) -> int:
-        """Blocks that a group takes if its sequences are computed anew, each before the next.
+        """Blocks that the sequences of a group take if they are recomputed, one after the other.
 
-        Where prefixes are cached, a sequence shares what those before it have in common with it.
+        Where prefixes are cached, a sequence shares those that it has in common with earlier ones.
         """
-        size, live = self.block_size, group.live
-        lengths = [len(sequence.tokens) for sequence in live]
-        needed = sum(self.blocks_for(length) for length in lengths)
-        if len(live) == 1 or not self._finds_prefixes(group):
-            return needed
-        known: set[BlockKey] = set()
-        for sequence, length in zip(live, lengths, strict=True):
-            keys = self._keys(sequence, length // size)
-            shared = takewhile(known.__contains__, keys[: (length - 1) // size])
-            needed -= sum(1 for _ in shared)
-            known.update(keys[: length // size])
+        live = group.live
+        needed = sum(self.blocks_for(sequence.num_tokens) for sequence in live)
+        if len(live) > 1 and _may_share(group):
+            needed -= self._publishing.num_in_common(live)
         return needed
 
+    # ------------------------------------------------------------------ allocating
+
+    def lookup(
+        self, sequence: SequenceState, num_tokens: int, *, settled: bool = False
+    ) -> PrefixHit:
+        """Find cached blocks for the first ``num_tokens`` tokens, whole blocks, to the first miss.
+
+        With ``settled``, only those that an earlier step filled. Nothing is referenced: hand the
+        result, or part of it, to :meth:`admit` before the next change. A sequence that shares
+        blocks that are not settled relies on the chunk that fills them: after that, no group in
+        this step's batch may be preempted.
+        """
+        if not _may_share(sequence.group):
+            return PrefixHit()
+        blocks = self._publishing.look_up(sequence, num_tokens // self.block_size)
+        num_settled = self._publishing.num_settled(blocks)
+        if settled:
+            blocks = blocks[:num_settled]
+        return PrefixHit(blocks, num_settled, self._num_idle(blocks))
+
+    def admit(
+        self,
+        sequence: SequenceState,
+        num_tokens: int,
+        hit: PrefixHit | None = None,
+        num_skipped: int = 0,
+    ) -> None:
+        """Give a sequence that holds no blocks the blocks for its first tokens; its group runs.
+
+        Args:
+            num_tokens: to be computed in this step, after those skipped.
+            hit: cached blocks to share, the rest is fresh; at most what the tokens take.
+            num_skipped: leading tokens, all in shared blocks, that need not be computed.
+
+        Raises:
+            OutOfBlocks: too few are free; nothing has changed.
+        """
+        shared, idle = (list(hit.blocks), hit.num_idle) if hit else ([], 0)
+        end = num_skipped + num_tokens
+        missing = self.blocks_for(end) - len(shared)
+        self._check_free(missing + idle)
+        table = sequence.table
+        if self._reservations is not None:
+            run = self.blocks_to_start(sequence.num_tokens, sequence.group.max_length)
+            table.blocks = self._reservations.reserve(run)
+        else:
+            self._allocator.share(shared)
+            table.blocks = shared + self._allocator.allocate(missing)
+        table.num_published = len(shared)
+        sequence.num_scheduled = sequence.num_computed = num_skipped
+        sequence.capacity = len(table.blocks) * self.block_size
+        sequence.group.status = Status.RUNNING
+        self._changes.added[sequence.id] = sequence
+        self._publish(sequence, end // self.block_size)
+
+    def reserve(self, sequence: SequenceState, num_tokens: int) -> None:
+        """Make room for the next ``num_tokens`` tokens of a sequence that holds blocks.
+
+        A last block that is shared with a forked sequence is copied first. Blocks that these tokens
+        fill are published, and those filled before whose tokens were not known then. Need not be
+        called while the sequence stays below its ``capacity``.
+
+        Raises:
+            OutOfBlocks: too few are free; nothing has changed.
+        """
+        table, size = sequence.table, self.block_size
+        blocks, tail = table.blocks, sequence.num_scheduled // size
+        end = sequence.num_scheduled + num_tokens
+        missing = max(0, -(-end // size) - len(blocks))
+        copies_tail = (
+            table.num_published <= tail < len(blocks)
+            and self._allocator.ref_count(blocks[tail]) > 1
+        )
+        if missing or copies_tail:
+            fresh = self._allocator.allocate(missing + copies_tail)
+            if copies_tail:
+                self._copy_on_write(sequence, tail, fresh.pop())
+            for block in fresh:
+                self._changes.edit(sequence, len(blocks), block)
+                blocks.append(block)
+        sequence.capacity = len(blocks) * size
+        if self.caches_prefixes and end // size > table.num_published:
+            self._publish(sequence, end // size)
+
     def fork(self, parent: SequenceState, child: SequenceState) -> None:
-        """Let ``child``, which holds nothing, share all blocks of ``parent``.
+        """Let ``child``, which holds nothing, share the blocks of ``parent``, whose tokens it has.
 
         The child takes over how far the parent is computed; the first of them to write into a
-        partly filled last block gets a copy of it.
+        partly filled last block gets a copy of it. If the parent is being recomputed, since it was
+        preempted, the child shares nothing and is recomputed too.
         """
+        if parent.num_scheduled < len(child.tokens) - 1:
+            return
         ours, theirs = child.table, parent.table
         self._allocator.share(theirs.blocks)
-        ours.blocks = list(theirs.blocks)
+        ours.blocks, ours.host_blocks = list(theirs.blocks), list(theirs.host_blocks)
         ours.keys = list(theirs.keys)
         ours.num_published = theirs.num_published
         child.num_computed = parent.num_computed
         child.num_scheduled = parent.num_scheduled
         child.capacity = parent.capacity = 0
-        self._changes.added[child.id] = child
+        if ours.blocks:
+            self._changes.added[child.id] = child
 
     def introduce_again(self, sequence: SequenceState) -> None:
-        """The executor's copy of a sequence is out of date: let it forget and learn it anew."""
-        if sequence.id not in self._changes.added:
+        """Send a sequence to the executor anew, if it has a copy: that is out of date."""
+        if sequence.table.blocks and sequence.id not in self._changes.added:
             self._changes.removed.append(sequence.id)
             self._changes.added[sequence.id] = sequence
 
     def step_back(self, sequence: SequenceState) -> None:
-        """Have the last token of a sequence, which is computed, computed once more."""
-        sequence.num_computed = sequence.num_scheduled = len(sequence.tokens) - 1
+        """Have the last token of a sequence computed once more, if it is computed."""
+        sequence.num_scheduled = min(sequence.num_scheduled, sequence.num_tokens - 1)
+        sequence.num_computed = min(sequence.num_computed, sequence.num_scheduled)
         self.introduce_again(sequence)
 
-    # ------------------------------------------------------------------ giving back
+    # ------------------------------------------------------------------ releasing
 
     def release(self, sequence: SequenceState) -> None:
         """Take all blocks from a sequence, last one first, and forget how far it was computed.
 
-        What a step still being planned had published for it is retracted: it will not be computed.
+        What was published for it in the step being planned is retracted: it will not be computed.
         """
-        table, changes = sequence.table, self._changes
-        self._undo_merges([merge for merge in changes.merges if merge.sequence is sequence])
-        self._withdraw(changes.published.pop(sequence.id, ()))
+        table = sequence.table
+        self._withdraw([sequence])
         if table.host_blocks:
             others = [other for other in sequence.group.live if other is not sequence]
             kept = {block for other in others for block in other.table.host_blocks}
             self._free_host.extend(set(table.host_blocks) - kept)
             table.host_blocks = []
-        if table.blocks:
-            self._forget(sequence)
-            self._free(table.blocks)
-            table.blocks = []
-        table.num_published = 0
-        sequence.num_computed = sequence.num_scheduled = sequence.capacity = 0
+        self._empty(sequence)
+        sequence.num_computed = sequence.num_scheduled = 0
 
     def release_group(self, group: SequenceGroup) -> None:
         """:meth:`release` every live sequence of ``group``."""
@@ -314,7 +300,7 @@ class KVCache:
         return blocks
 
     def let_go(self, blocks: Sequence[BlockId]) -> None:
-        """Give back what :meth:`hold` returned."""
+        """Drop the references that :meth:`hold` took."""
         self._free(blocks)
 
     # ------------------------------------------------------------------ swapping
@@ -323,37 +309,28 @@ class KVCache:
         """Move all blocks of ``group`` to the host; sequences that share a block go on sharing it.
 
         Raises:
-            OutOfBlocks: the host has too few, or the group came back in this very step; nothing has
-                changed.
+            OutOfBlocks: the host has too few, or the group is swapped in by this very step; nothing
+                has changed.
         """
-        changes = self._changes
-        if changes.swap_in and any(
-            block in changes.swap_in for sequence in group.live for block in sequence.table.blocks
-        ):
+        swap_in = self._changes.swap_in
+        if swap_in and any(b in swap_in for s in group.live for b in s.table.blocks):
             raise OutOfBlocks("its blocks are on their way back from the host")
-        merges = [merge for merge in changes.merges if merge.sequence.group is group]
-        needed = self.distinct_blocks(group) + len(merges)
+        needed = self.distinct_blocks(group) + self._publishing.num_merged(group.live)
         if needed > len(self._free_host):
             raise OutOfBlocks(f"{needed} host blocks are needed and {len(self._free_host)} free")
-        self._undo_merges(merges)
+        self._withdraw(group.live)
         moved: dict[BlockId, BlockId] = {}
         for sequence in group.live:
-            self._withdraw(changes.published.pop(sequence.id, ()))
             table = sequence.table
             for block in table.blocks:
                 if block not in moved:
                     moved[block] = self._to_host(block)
             table.host_blocks = [moved[block] for block in table.blocks]
         for sequence in group.live:
-            self._forget(sequence)
-            self._free(sequence.table.blocks)
-            sequence.table.blocks = []
-            sequence.table.num_published = 0
-            sequence.num_scheduled = sequence.num_computed
-            sequence.capacity = 0
+            self._empty(sequence)
 
     def swap_in(self, group: SequenceGroup) -> None:
-        """Move all blocks of ``group`` back to the device; what is still cached there stays put.
+        """Move all blocks of ``group`` back to the device; those still cached there are shared.
 
         Raises:
             OutOfBlocks: the device has too few free; nothing has changed.
@@ -361,12 +338,7 @@ class KVCache:
         found = self._still_cached(group)
         held = [block for sequence in group.live for block in sequence.table.host_blocks]
         absent = [block for block in dict.fromkeys(held) if block not in found]
-        idle = {block for block in found.values() if not self._allocator.ref_count(block)}
-        if len(absent) + len(idle) > self._allocator.num_free:
-            raise OutOfBlocks(
-                f"{len(absent) + len(idle)} blocks are needed and {self._allocator.num_free} are "
-                "free"
-            )
+        self._check_free(len(absent) + self._num_idle(set(found.values())))
         self._allocator.share(found.values())
         fresh = dict(zip(absent, self._allocator.allocate(len(absent)), strict=True))
         moved = found | fresh
@@ -378,181 +350,101 @@ class KVCache:
             table.num_published = sum(block in found for block in table.host_blocks)
             table.blocks = [moved[block] for block in table.host_blocks]
             table.host_blocks = []
-            sequence.capacity = 0  # a shared last block is only found out about by reserve()
+            sequence.capacity = 0  # only reserve() finds out whether the last block is shared
             if table.blocks:
                 self._changes.added[sequence.id] = sequence
         self._drop_host_blocks(found)
-        for source, target in fresh.items():
-            self._changes.swap_in[target] = source
-        if self._prefixes is not None:
-            for sequence in group.live:
-                self._publish(sequence, sequence.num_computed // self.block_size, settled=True)
-
-    def _still_cached(self, group: SequenceGroup) -> dict[BlockId, BlockId]:
-        """Leading host blocks of a group, to device blocks that hold the same."""
-        found: dict[BlockId, BlockId] = {}
-        if self._prefixes is not None:
-            for sequence in group.live:
-                count = sequence.num_computed // self.block_size
-                hits = self._prefixes.look_up(self._keys(sequence, count)[:count])
-                found.update(zip(sequence.table.host_blocks, hits, strict=False))
-        return found
-
-    def _drop_host_blocks(self, blocks: Collection[BlockId]) -> None:
-        """What these host blocks hold, or were to receive in this step, is not needed."""
-        changes = self._changes
-        changes.swap_out = [pair for pair in changes.swap_out if pair[1] not in blocks]
-        self._free_host.extend(blocks)
+        self._changes.swap_in.update((target, source) for source, target in fresh.items())
+        for sequence in group.live:
+            self._publish(sequence, sequence.num_scheduled // self.block_size)
 
     # ------------------------------------------------------------------ steps
 
     def take_changes(self) -> CacheChanges:
         """Hand over what changed since the last call; the step that they belong to is planned."""
         changes, self._changes = self._changes, CacheChanges()
+        changes.published = self._publishing.settle()
         self._free_host.extend(changes.swap_in.values())
-        self._allocator.free([merge.own for merge in changes.merges])
-        self._unsettled.clear()
-        self._promised.clear()
         return changes
-
-    @property
-    def has_transfers(self) -> bool:
-        """Whether blocks wait to be moved even if no sequence is computed."""
-        changes = self._changes
-        return bool(changes.swap_out or changes.swap_in or changes.copies)
 
     def retract(self, changes: CacheChanges) -> None:
         """The step of these changes failed: unpublish all that it would have filled.
 
-        Who was to be forgotten will be named again; the sequences concerned must be released.
+        The removed sequences will be named again. Those in the step must be released; if further
+        steps were planned after it, their changes must be retracted too.
         """
-        for blocks in changes.published.values():
-            self._retract(blocks)
+        self._publishing.retract(changes.published)
         self._changes.removed.extend(changes.removed)
 
     # ------------------------------------------------------------------ inside
 
-    def _finds_prefixes(self, group: SequenceGroup) -> bool:
-        """Whether cached blocks may be used: what is not computed has no logits to report."""
-        return self._prefixes is not None and group.request.sampling.prompt_logprobs is None
+    def _num_idle(self, blocks: Collection[BlockId]) -> int:
+        """Those that are not referenced."""
+        ref_count = self._allocator.ref_count
+        return sum(not ref_count(block) for block in blocks)
 
-    def _keys(self, sequence: SequenceState, count: int) -> list[BlockKey]:
-        keys = sequence.table.keys
-        if len(keys) < count:
-            extra = sequence.group.request.key_extra
-            extend_keys(keys, sequence.tokens, self.block_size, extra, count)
-        return keys
+    def _check_free(self, needed: int) -> None:
+        free = self._allocator.num_free
+        if needed > free:
+            raise OutOfBlocks(f"{needed} blocks are needed and {free} are free")
 
-    def _prefer_siblings(self, sequence: SequenceState, found: Sequence[BlockId]) -> list[BlockId]:
-        """Replace found blocks by equal ones that the group holds, which take none of the free."""
-        found, keys = list(found), sequence.table.keys
-        for sibling in sequence.group.live:
-            table = sibling.table
-            for index in range(min(table.num_published, len(found))):
-                if table.keys[index] != keys[index]:
-                    break
-                found[index] = table.blocks[index]
-        return found
-
-    def _publish(self, sequence: SequenceState, count: int, *, settled: bool = False) -> None:
-        """Make the first ``count`` blocks findable, as far as they are not yet."""
-        assert self._prefixes is not None
+    def _publish(self, sequence: SequenceState, count: int) -> None:
+        """Publish the first ``count`` blocks, as far as their tokens are known."""
         table = sequence.table
-        if count <= table.num_published:
-            return
-        self._keys(sequence, count)
-        for index in range(table.num_published, count):
-            self._publish_block(sequence, index, settled=settled)
-        table.num_published = count
+        known = len(self._publishing.keys(sequence, count))
+        for index in range(table.num_published, known):
+            self._publish_block(sequence, index)
+            table.num_published = index + 1
 
-    def _publish_block(self, sequence: SequenceState, index: int, *, settled: bool = False) -> None:
-        """Make one block findable; it may give way to an equal one that was there before.
+    def _publish_block(self, sequence: SequenceState, index: int) -> None:
+        """Publish one block; an equal one may take its place in the table."""
+        own = sequence.table.blocks[index]
+        copies = self._changes.copies
+        is_copied = bool(copies) and own in copies.values()
+        held = self._publishing.publish(sequence, index, is_copied=is_copied)
+        if held != own:
+            self._replace(sequence, index, held)
+            self._drop_pending_writes([own])
 
-        If that one is only being filled in this step, or ours is still to be copied from, ours is
-        kept until the step is planned.
-        """
-        assert self._prefixes is not None
-        table, changes = sequence.table, self._changes
-        block, key = table.blocks[index], table.keys[index]
-        keep = key in self._promised or block in changes.copies.values()
-        if keep:
-            self._allocator.share([block])
-        held = self._prefixes.publish(block, key)
-        if held == block:
-            changes.published[sequence.id].append(block)
-            if not settled:
-                self._unsettled.add(block)
-                self._promised.add(key)
-            if keep:
-                self._allocator.free([block])
-            return
-        table.blocks[index] = held
-        self._edit(sequence, index, held)
-        if keep:
-            changes.merges.append(Merge(sequence, index, block))
-        else:
-            self._drop_pending_writes([block])
-
-    def _undo_merges(self, merges: Sequence[Merge]) -> None:
-        """Give sequences back the blocks that gave way in this step."""
+    def _withdraw(self, sequences: Collection[SequenceState]) -> None:
+        """Retract what this step was to fill for sequences, and undo the merges that rely on it."""
+        merges = self._publishing.withdraw(sequences)
         for merge in merges:
-            self._changes.merges.remove(merge)
-            table = merge.sequence.table
-            held, table.blocks[merge.index] = table.blocks[merge.index], merge.own
+            held = merge.sequence.table.blocks[merge.index]
+            self._replace(merge.sequence, merge.index, merge.own)
             self._free([held])
-            self._edit(merge.sequence, merge.index, merge.own)
-
-    def _withdraw(self, blocks: Sequence[BlockId]) -> None:
-        """Unpublish blocks that will not be filled after all; who relied on them gets its own."""
-        if not blocks:
-            return
-        self._retract(blocks)
-        merges = [m for m in self._changes.merges if m.sequence.table.blocks[m.index] in blocks]
-        self._undo_merges(merges)
         for merge in merges:
-            self._publish_block(merge.sequence, merge.index)
-
-    def _retract(self, blocks: Sequence[BlockId]) -> None:
-        if blocks and self._prefixes is not None:
-            self._prefixes.retract(blocks)
-            self._unsettled.difference_update(blocks)
+            if merge.sequence not in sequences:
+                self._publish_block(merge.sequence, merge.index)
 
     def _copy_on_write(self, sequence: SequenceState, index: int, target: BlockId) -> None:
-        table, changes = sequence.table, self._changes
-        source = table.blocks[index]
-        changes.copies[target] = changes.copies.get(source, source)
-        table.blocks[index] = target
+        source, copies = sequence.table.blocks[index], self._changes.copies
+        copies[target] = copies.get(source, source)
+        self._replace(sequence, index, target)
         self._allocator.free([source])
-        self._edit(sequence, index, target)
 
-    def _edit(self, sequence: SequenceState, index: int, block: BlockId) -> None:
-        """Tell the executor of one table entry, unless it will be sent the whole table."""
-        changes = self._changes
-        if sequence.id not in changes.added:
-            changes.edit_ids.append(sequence.id)
-            changes.edit_indices.append(index)
-            changes.edit_blocks.append(block)
+    def _replace(self, sequence: SequenceState, index: int, block: BlockId) -> None:
+        """Put another block into a table; references are up to the caller."""
+        sequence.table.blocks[index] = block
+        self._changes.edit(sequence, index, block)
 
-    def _forget(self, sequence: SequenceState) -> None:
-        """A sequence is about to give its blocks back: the executor need not know it any more."""
-        changes = self._changes
-        if self.notes_steps:
-            self._allocator.note_step(sequence.table.blocks, sequence.last_step)
-        if changes.added.pop(sequence.id, None) is not None:
-            return
-        changes.removed.append(sequence.id)
-        if sequence.id in changes.edit_ids:
-            kept = [i for i, known in enumerate(changes.edit_ids) if known != sequence.id]
-            changes.edit_ids = [changes.edit_ids[i] for i in kept]
-            changes.edit_indices = [changes.edit_indices[i] for i in kept]
-            changes.edit_blocks = [changes.edit_blocks[i] for i in kept]
+    def _empty(self, sequence: SequenceState) -> None:
+        """Free the device blocks of a sequence; the executor need not know it any more."""
+        table = sequence.table
+        if table.blocks:
+            if self.notes_steps:
+                self._allocator.note_step(table.blocks, sequence.last_step)
+            self._changes.remove(sequence)
+            self._free(table.blocks)
+            table.blocks = []
+        table.num_published = sequence.capacity = 0
 
     def _free(self, blocks: Sequence[BlockId]) -> None:
         self._allocator.free(reversed(blocks))
         self._drop_pending_writes(blocks)
 
     def _drop_pending_writes(self, blocks: Iterable[BlockId]) -> None:
-        """A block that was given back may be handed out again: nothing planned may write to it."""
+        """A block that was freed may be allocated again: nothing planned may write to it."""
         changes = self._changes
         if changes.copies or changes.swap_in:
             for block in blocks:
@@ -562,11 +454,27 @@ class KVCache:
                         self._free_host.append(changes.swap_in.pop(block))
 
     def _to_host(self, block: BlockId) -> BlockId:
-        """Plan to save one block; one that this step was to fill first is saved from its source."""
+        """Plan to save one block; one that this step was to copy to is saved from its source."""
         changes = self._changes
         target = self._free_host.pop()
         changes.swap_out.append((changes.copies.get(block, block), target))
         return target
 
+    def _still_cached(self, group: SequenceGroup) -> dict[BlockId, BlockId]:
+        """Leading host blocks of a group, to device blocks of the same content."""
+        found: dict[BlockId, BlockId] = {}
+        for sequence in group.live:
+            hits = self._publishing.look_up(sequence, sequence.num_scheduled // self.block_size)
+            found.update(zip(sequence.table.host_blocks, hits, strict=False))
+        return found
 
-_NO_HIT = PrefixHit()
+    def _drop_host_blocks(self, blocks: Collection[BlockId]) -> None:
+        """The content of these host blocks, saved or still to be saved, is not needed."""
+        changes = self._changes
+        changes.swap_out = [pair for pair in changes.swap_out if pair[1] not in blocks]
+        self._free_host.extend(blocks)
+
+
+def _may_share(group: SequenceGroup) -> bool:
+    """Whether cached blocks may be used: what is not computed has no logits to report."""
+    return group.request.sampling.prompt_logprobs is None

@@ -1,31 +1,26 @@
-"""The front door in Python: prompts in, text out."""
+"""The Python API for offline inference: prompts in, text out."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import count
-from threading import Lock
-from time import monotonic, sleep
-from types import TracebackType
 from typing import Any, Self
 
-from paged_core.engine import Engine
+from paged_core.engine_driver import EngineDriver
 from paged_core.errors import EngineError, RequestError
-from paged_core.generation import Generation
 from paged_core.interfaces.executor import SupportsText
 from paged_core.interfaces.tokenizer import Tokenizer
-from paged_core.loading import load_settings
-from paged_core.outputs import RequestOutput
-from paged_core.pins import Pin, PinState
-from paged_core.prompts import Prompt, as_list, as_token_ids, per_prompt
 from paged_core.registry import Registry
-from paged_core.request import Request, SamplingParams
-from paged_core.settings import EngineSettings, settings_class
+from paged_core.request import Request
+from paged_core.requests.pins import Pin, PinState
+from paged_core.sampling_params import SamplingParams
+from paged_core.settings import EngineSettings, load_settings, settings_class
+from paged_core.text.generation import Generation
+from paged_core.text.outputs import RequestOutput
+from paged_core.text.prompts import Prompt, as_list, as_token_ids, per_prompt
 from paged_core.wiring import build_engine
-
-STALL_SECONDS = 30.0
-"""A scheduler that plans nothing for so long, though requests wait, is taken to be stuck."""
 
 
 class LLM:
@@ -33,7 +28,7 @@ class LLM:
 
     ``LLM(model="Qwen/Qwen3-0.6B", scheduler={"name": "prefill_or_decode"})`` takes every setting
     as a keyword and reads neither files nor the environment; :meth:`from_config` does. Close it,
-    or use it in a ``with`` statement, to give its memory back.
+    or use it in a ``with`` statement, to free its memory.
 
     Args:
         model: a hub id, a folder, or ``demo``.
@@ -57,31 +52,29 @@ class LLM:
         """Read settings as the command line does: keywords, environment, file, profile, defaults.
 
         Args:
-            config: a YAML file; ``None``: what ``PAGED_CORE_CONFIG`` names, if anything.
+            config: a YAML or TOML file; ``None``: what ``PAGED_CORE_CONFIG`` names, if anything.
 
-        Raises:
-            as the class does.
+        Raises: what the class raises.
         """
         resolved = load_settings(config=config, overrides=overrides)
         return cls.from_settings(resolved.settings, resolved.registry)
 
     @classmethod
     def from_settings(cls, settings: EngineSettings, registry: Registry) -> Self:
-        """Start from settings that were resolved elsewhere."""
+        """Start from resolved settings."""
         self = cls.__new__(cls)
         self._start(settings, registry)
         return self
 
     def _start(self, settings: EngineSettings, registry: Registry) -> None:
         self.settings = settings
-        self.engine: Engine = build_engine(settings, registry)
+        self.engine = build_engine(settings, registry)
+        self.driver = EngineDriver(self.engine)
         executor = self.engine.executor
         self.tokenizer: Tokenizer | None = (
             executor.tokenizer() if isinstance(executor, SupportsText) else None
         )
         self._numbers = count()
-        self._turn = _Turn()
-        self._closed = False
 
     # ------------------------------------------------------------------ generating
 
@@ -103,8 +96,7 @@ class LLM:
             RequestError: a prompt can never be served; nothing was started.
         """
         generations = self.submit(prompts, sampling_params, priority=priority)
-        for _ in self.run(generations):
-            pass
+        list(self.run(generations))
         return [generation.output() for generation in generations]
 
     def chat(
@@ -113,7 +105,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, put into the model's own format.
+        """Answer one conversation or several, formatted by the model's chat template.
 
         Args:
             messages: ``{"role": ..., "content": ...}`` each.
@@ -134,7 +126,7 @@ class LLM:
         """Complete one prompt; yield its output so far after every step that adds to it.
 
         Raises:
-            RequestError: it can never be served, or has no text before all of it is there.
+            RequestError: it can never be served, or chooses among sequences at the end.
         """
         if sampling_params is not None and sampling_params.chooses_at_end:
             raise RequestError(
@@ -142,18 +134,15 @@ class LLM:
                 "is nothing to stream; call generate()"
             )
         (generation,) = self.submit([prompt], sampling_params)
-        length = -1
-        for _ in self.run([generation], every_step=True):
-            if generation.length != length:
-                length = generation.length
-                yield generation.output()
+        with closing(self.steps([generation])) as steps:
+            for changed in steps:
+                if changed:
+                    yield generation.output()
 
     def pin_prefix(
         self, prompt: Prompt, *, ttl: float | None = None, cache_salt: str | None = None
     ) -> Pin:
         """Compute a prefix now and keep its whole blocks in the cache until :meth:`release`.
-
-        Prompts that begin with the same tokens find it there, as they find any cached prefix.
 
         Args:
             ttl: seconds after which it is released.
@@ -161,26 +150,22 @@ class LLM:
 
         Raises:
             RequestError: it is shorter than a block, the block allocator caches nothing, or too
-                little room would be left for requests.
+                few blocks would be left for requests.
             EngineError: computing it failed.
         """
         text, token_ids = self._encode(prompt)
-        self._refuse_if_closed()
-        with self._turn:
-            pin = self.engine.pin(token_ids, ttl=ttl, cache_salt=cache_salt)
+        pin = self.driver.pin(token_ids, ttl=ttl, cache_salt=cache_salt)
         generation = Generation(text, None)
         assert pin.group is not None
         generation.group = pin.group
-        for _ in self.run([generation]):
-            pass
+        list(self.run([generation]))
         if pin.state is not PinState.HELD:
             raise EngineError(f"the prefix is not pinned: {pin.end_reason}")
         return pin
 
     def release(self, pin: Pin) -> None:
-        """Let a pinned prefix go; its blocks stay cached until others need them."""
-        with self._turn:
-            self.engine.release(pin)
+        """Release a pinned prefix; its blocks stay cached until they are evicted."""
+        self.driver.release(pin)
 
     # ------------------------------------------------------------------ step by step
 
@@ -191,7 +176,7 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
     ) -> list[Generation]:
-        """Hand prompts to the engine, all or none; :meth:`run` completes them.
+        """Add prompts to the engine, all or none; :meth:`run` completes them.
 
         Raises:
             RequestError: a prompt can never be served; nothing was started.
@@ -216,7 +201,7 @@ class LLM:
         request_id: str | None = None,
         **fields: Any,
     ) -> Generation:
-        """Hand one prompt to the engine.
+        """Add one prompt to the engine.
 
         Args:
             request_id: ``None``: a number.
@@ -225,7 +210,6 @@ class LLM:
         Raises:
             RequestError: it can never be served.
         """
-        self._refuse_if_closed()
         sampling = sampling or SamplingParams()
         text, token_ids = self._encode(prompt)
         if sampling.stop:
@@ -239,90 +223,58 @@ class LLM:
             **fields,
         )
         stop_check = generation.find_stop if sampling.stop else None
-        with self._turn:
-            generation.group = self.engine.add(request, stop_check)
+        generation.group = self.driver.add(request, stop_check)
         return generation
 
-    def run(
-        self, generations: Iterable[Generation], *, every_step: bool = False
-    ) -> Iterator[Generation | None]:
-        """Step until all of ``generations`` have ended; yield each when it has.
+    def run(self, generations: Iterable[Generation]) -> Generator[Generation, None, None]:
+        """As :meth:`steps`, but yield each generation when it has ended."""
+        with closing(self.steps(generations)) as steps:
+            for changed in steps:
+                yield from [generation for generation in changed if generation.finished]
 
-        Whoever stops listening early (by an exception, too) gives up what is unfinished.
+    def steps(self, generations: Iterable[Generation]) -> Generator[list[Generation], None, None]:
+        """Step until all of ``generations`` have ended; after each step yield those that changed.
 
-        Args:
-            every_step: also yield ``None`` after every step.
+        :meth:`Generation.take` returns what each of them gained. If the caller stops early (by an
+        exception, too), what is unfinished is aborted.
 
         Raises:
-            EngineError: the scheduler plans nothing although requests wait, another thread is at
-                work on this LLM, or it is closed.
+            EngineError: the scheduler plans nothing although requests wait, another thread is
+                using this LLM, or it is closed.
         """
-        by_group = {generation.group.id: generation for generation in generations}
+        unfinished = {generation.group.id: generation for generation in generations}
+        num_steps = -1
         try:
-            idle_since: float | None = None
-            num_steps = -1
-            while by_group:
-                if num_steps != self.engine.num_steps or idle_since is not None:
-                    # others who run have stepped meanwhile, or given something up
-                    for generation in [one for one in by_group.values() if one.finished]:
-                        del by_group[generation.group.id]
-                        yield generation
-                    if not by_group:
-                        return
-                self._refuse_if_closed()
-                with self._turn:
-                    finished = self.engine.step()
-                    num_steps = self.engine.num_steps
-                idle_since = None if self.engine.made_progress else self._wait(idle_since)
-                for group in finished:
-                    found = by_group.pop(group.id, None)
-                    if found is not None:
-                        yield found
-                if every_step:
-                    yield None
+            while unfinished:
+                changed = list(unfinished.values())  # steps of other calls may have changed them
+                if num_steps == self.engine.num_steps:
+                    outcome = self.driver.step()
+                    if outcome.progressed:
+                        advanced = [sequence.group for sequence in outcome.advanced]
+                        ids = dict.fromkeys(group.id for group in advanced + outcome.finished)
+                        changed = [unfinished[each] for each in ids if each in unfinished]
+                num_steps = self.engine.num_steps
+                for generation in changed:
+                    if generation.finished:
+                        del unfinished[generation.group.id]
+                yield changed
         finally:
-            self.abort(by_group.values())
+            self.abort(unfinished.values())
 
     def abort(self, generations: Iterable[Generation]) -> None:
-        """Give requests up; those that have ended are left as they are."""
+        """Abort requests; those that have ended stay as they are."""
         for generation in list(generations):
-            with self._turn.awaited():
-                self.engine.abort(generation.group.id)
+            self.driver.abort(generation.group.id)
 
     def close(self) -> None:
-        """Give up what is unfinished, and the memory; nothing can be generated any more."""
-        self._closed = True
-        self.engine.close()
+        """Abort unfinished requests and free the memory; the LLM cannot be used any more."""
+        self.driver.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    # ------------------------------------------------------------------ inside
-
-    def _refuse_if_closed(self) -> None:
-        if self._closed:
-            raise EngineError("this LLM is closed; make another one")
-
-    def _wait(self, idle_since: float | None) -> float:
-        now = monotonic()
-        if idle_since is None:
-            return now
-        if now - idle_since > STALL_SECONDS:
-            name = self.settings.scheduler.name
-            raise EngineError(
-                f"scheduler {name!r} has planned nothing for {STALL_SECONDS:.0f} s although "
-                f"{len(self.engine.scheduler)} requests wait; this is a fault of that scheduler"
-            )
-        sleep(0.001)
-        return idle_since
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
         """Return a prompt's text, if it has one, and its token ids."""
@@ -349,28 +301,3 @@ class LLM:
                 f"{self.settings.executor.name!r} has none; give token ids, or set `tokenizer`"
             )
         return self.tokenizer
-
-
-class _Turn:
-    """Held while the engine is at work: it serves one thread at a time."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-
-    def __enter__(self) -> None:
-        """Take the turn.
-
-        Raises:
-            EngineError: another thread has it.
-        """
-        if not self._lock.acquire(blocking=False):
-            raise EngineError(
-                "another thread is at work on this LLM; let one thread use it at a time"
-            )
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def awaited(self) -> Lock:
-        """Return what takes the turn when it is free."""
-        return self._lock

@@ -1,40 +1,69 @@
-"""A planned step, in the words of those who are told of it: the executor and the observers."""
+"""A step between its plan and its result."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from paged_core.cache_changes import CacheChanges
-from paged_core.interfaces.observer import StepRecord
-from paged_core.interfaces.scheduler import Queues, Schedule
+from paged_core.interfaces.scheduler import Schedule
 from paged_core.sequence import SequenceGroup, SequenceState
 from paged_core.step import NewSequence, StepInput
 
 
-def step_input(number: int, plan: Schedule, changes: CacheChanges) -> StepInput:
-    """What the executor is to do."""
-    return StepInput(
-        number=number,
-        sequence_ids=[sequence.id for sequence in plan.sequences],
-        num_tokens=plan.num_tokens,
-        added=[_introduce(sequence) for sequence in changes.added.values()],
-        removed=changes.removed,
-        edit_ids=changes.edit_ids,
-        edit_indices=changes.edit_indices,
-        edit_blocks=changes.edit_blocks,
-        copy_sources=list(changes.copies.values()),
-        copy_targets=list(changes.copies),
-        swap_out_sources=[source for source, _ in changes.swap_out],
-        swap_out_targets=[target for _, target in changes.swap_out],
-        swap_in_sources=list(changes.swap_in.values()),
-        swap_in_targets=list(changes.swap_in),
-    )
+@dataclass(slots=True, eq=False)
+class PlannedStep:
+    """What is kept of a step until its result is applied; the next one may be planned meanwhile."""
+
+    number: int
+    now: float
+    """Seconds on the engine's clock when it was planned."""
+    plan: Schedule
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Time spent on it, by phase."""
+    changes: CacheChanges = field(default_factory=CacheChanges)
+    """What was done to block tables for it."""
+    ends: list[int] | None = None
+    """Beside ``plan.sequences``: how many tokens of each are computed after it. ``None``: as many
+    as are scheduled, since no other step is planned before its result is applied."""
+    handle: Any = None
+    """What the executor returned for it."""
+    finished: list[SequenceGroup] = field(default_factory=list)
+    """Requests that ended when its result was applied."""
+
+    def input(self) -> StepInput:
+        """Return what the executor is to do."""
+        plan, changes = self.plan, self.changes
+        return StepInput(
+            number=self.number,
+            sequence_ids=[sequence.id for sequence in plan.sequences],
+            num_tokens=plan.num_tokens,
+            added=[_new_sequence(sequence) for sequence in changes.added.values()],
+            removed=changes.removed,
+            edit_ids=changes.edit_ids,
+            edit_indices=changes.edit_indices,
+            edit_blocks=changes.edit_blocks,
+            copy_sources=list(changes.copies.values()),
+            copy_targets=list(changes.copies),
+            swap_out_sources=[source for source, _ in changes.swap_out],
+            swap_out_targets=[target for _, target in changes.swap_out],
+            swap_in_sources=list(changes.swap_in.values()),
+            swap_in_targets=list(changes.swap_in),
+        )
+
+    def groups(self) -> list[SequenceGroup]:
+        """Return the requests that it computes or moves, each once."""
+        sequences = [*self.plan.sequences, *self.changes.added.values()]
+        groups = dict.fromkeys(sequence.group for sequence in sequences)
+        groups.update((group, None) for group in self.plan.swapped_out if group.live)
+        return list(groups)
 
 
-def _introduce(sequence: SequenceState) -> NewSequence:
-    """What an executor must know of a sequence that it has not seen."""
+def _new_sequence(sequence: SequenceState) -> NewSequence:
+    """What an executor must know of a sequence that is new to it."""
     group = sequence.group
-    sampling, search = group.request.sampling, group.search
+    sampling = group.request.sampling
+    searches = sampling.beam_width is not None
     return NewSequence(
         id=sequence.id,
         request_id=group.id,
@@ -44,37 +73,6 @@ def _introduce(sequence: SequenceState) -> NewSequence:
         blocks=list(sequence.table.blocks),
         sampling=sampling,
         index=sequence.index,
-        fan_out=1 if group.forked or search else sampling.width,
-        num_candidates=max(search.num_candidates, sampling.logprobs or 0) if search else 0,
-    )
-
-
-def step_record(
-    number: int,
-    now: float,
-    plan: Schedule,
-    *,
-    finished: Sequence[SequenceGroup],
-    queues: Queues,
-    free_blocks: int,
-    seconds: dict[str, float],
-) -> StepRecord:
-    """What observers hear of it once it is over."""
-    scheduled: dict[str, int] = {}
-    for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
-        name = sequence.group.id
-        scheduled[name] = scheduled.get(name, 0) + num_tokens
-    return StepRecord(
-        number=number,
-        now=now,
-        scheduled=scheduled,
-        cached={group.id: cached for group, cached in plan.admitted},
-        preempted=[group.id for group in plan.preempted],
-        swapped_out=[group.id for group in plan.swapped_out],
-        swapped_in=[group.id for group in plan.swapped_in],
-        ignored=[group.id for group, _ in plan.ignored],
-        finished=[group.id for group in finished],
-        queues=queues,
-        free_blocks=free_blocks,
-        seconds=seconds,
+        fan_out=1 if group.forked or searches else sampling.width,
+        num_candidates=max(group.num_candidates, sampling.logprobs or 0) if searches else 0,
     )

@@ -1,4 +1,4 @@
-"""What is installed: plugins found through entry points, and the parts they bring."""
+"""The plugins that are installed, found through entry points, and the records they yield."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 import pluggy
 
 from paged_core import hookspecs
 from paged_core.component import Command, Component, Profile, Slot
-from paged_core.errors import PluginError
-from paged_core.suggest import did_you_mean
+from paged_core.config.suggest import did_you_mean
+from paged_core.errors import PluginError, import_problem
 
 GROUP = "paged_core"
 
@@ -38,52 +38,57 @@ class Plugin:
         return f"plugin {self.name!r} ({self.distribution} {self.version})"
 
     def broken(self, reason: str) -> Plugin:
-        """Return the plugin with a reason not to use it."""
+        """Return the plugin with the reason why it cannot be used."""
         return replace(self, status="broken", reason=reason)
+
+    def claims(self) -> Iterator[str]:
+        """Yield each name that only one plugin may bring, such as ``scheduler 'x'``."""
+        yield from (f"{component.slot} {component.name!r}" for component in self.components)
+        yield from (f"slot {slot.key!r}" for slot in self.slots)
+        yield from (f"profile {profile.name!r}" for profile in self.profiles)
+        yield from (f"command {command.name!r}" for command in self.commands)
 
 
 @dataclass(frozen=True)
 class Registry:
-    """All plugins, and the parts that the active ones bring. Immutable."""
+    """All plugins, and the records that the active ones yield. Immutable.
+
+    A process with the same packages that unpickles it discovers no plugins itself.
+    """
 
     plugins: tuple[Plugin, ...]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the records alone; what is derived from them is made again."""
+        return Registry, (self.plugins,)
+
     @classmethod
-    def discover(
-        cls, *, block: Collection[str] = (), entries: Iterable[EntryPoint] | None = None
-    ) -> Registry:
+    def discover(cls, *, block: Collection[str] = ()) -> Registry:
         """Import every installed plugin, except those in ``block``, and collect what it yields.
 
-        A plugin that cannot be used is kept with the reason, and the others load all the same.
-        Reads package metadata, but neither the environment nor settings files.
-
-        Args:
-            block: names of plugins to leave alone; nothing of them is imported.
-            entries: look at these entry points instead of the installed ones.
+        A plugin that cannot be used is kept with the reason, and the others are loaded. Neither
+        the environment nor settings files are read.
 
         Raises:
             PluginError: ``block`` names a plugin that is not installed.
         """
-        found = list(entry_points(group=GROUP) if entries is None else entries)
-        names = {entry.name for entry in found}
+        entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+        names = {entry.name for entry in entries}
         for name in block:
             if name not in names:
-                raise PluginError(
-                    f"cannot block {name!r}: no plugin is called that{did_you_mean(name, names)}"
-                )
-        plugins: dict[str, list[Plugin]] = defaultdict(list)
-        for entry in sorted(found, key=lambda entry: entry.name):
-            namesakes = plugins[entry.name]
-            namesakes.append(_load(entry, namesakes, blocked=entry.name in block))
-        return cls(_settle(plugin for namesakes in plugins.values() for plugin in namesakes))
+                known = did_you_mean(name, names)
+                raise PluginError(f"cannot block {name!r}: no plugin is called that{known}")
+        plugins: list[Plugin] = []
+        for entry in entries:
+            namesake = next((plugin for plugin in plugins if plugin.name == entry.name), None)
+            plugins.append(_load(entry, namesake, blocked=entry.name in block))
+        return cls(_settle(tuple(plugins)))
 
     def extended(self, *parts: object, plugin: str = "extra") -> Registry:
-        """Return a registry with more parts, for tests and for engines embedded in a program.
+        """Return a registry with one more plugin, for tests and for programs with their own parts.
 
-        Args:
-            parts: records (:class:`Component`, :class:`Slot`, :class:`Profile`, :class:`Command`),
-                or modules and other objects with hooks, as an entry point would name.
-            plugin: the name under which the parts are listed.
+        ``parts`` are records (:class:`Component`, :class:`Slot`, :class:`Profile`,
+        :class:`Command`), or modules and other objects with hooks, as an entry point would name.
 
         Raises:
             PluginError: the parts cannot be used; the message says why.
@@ -101,40 +106,33 @@ class Registry:
 
     @cached_property
     def memo(self) -> dict[str, Any]:
-        """What others derive from a registry and need not derive twice, under names of theirs."""
+        """What is derived from a registry once and kept with it, by name."""
         return {}
 
     @cached_property
     def slots(self) -> Mapping[str, Slot]:
-        """Every kind of part, by settings key."""
-        return _slots(self.plugins)
+        """Slots by settings key."""
+        return _by_name((slot for plugin in self._active for slot in plugin.slots), "key")
 
     @cached_property
     def profiles(self) -> Mapping[str, Profile]:
-        """Named starting points for settings."""
+        """Profiles by name."""
         return _by_name(profile for plugin in self._active for profile in plugin.profiles)
 
     @cached_property
     def commands(self) -> Mapping[str, Command]:
-        """Commands that plugins add to the command line."""
+        """Commands of plugins by name."""
         return _by_name(command for plugin in self._active for command in plugin.commands)
 
     def of(self, slot: str, /) -> Mapping[str, Component]:
-        """Return the components of a slot by name. ``auto`` of a slot that offers it is none.
-
-        Raises:
-            PluginError: there is no such slot.
-        """
+        """Return a slot's components by name, without ``auto``; PluginError if no such slot."""
         if slot not in self.slots:
             raise self.error(f"no slot is called {slot!r}{did_you_mean(slot, self.slots)}")
-        return self._by_slot.get(slot, {})
+        parts = (part for plugin in self._active for part in plugin.components)
+        return _by_name(part for part in parts if part.slot == slot)
 
     def get(self, slot: str, name: str, /) -> Component:
-        """Return one component.
-
-        Raises:
-            PluginError: no plugin, or more than one, provides it.
-        """
+        """Return one component; PluginError if no plugin, or more than one, provides it."""
         found = self.of(slot)
         if name not in found:
             noun = self.slots[slot].noun
@@ -143,11 +141,7 @@ class Registry:
         return found[name]
 
     def provider(self, slot: str, name: str, /) -> Plugin:
-        """Return the plugin that brings a component.
-
-        Raises:
-            PluginError: no plugin, or more than one, provides it.
-        """
+        """Return the plugin that brings a component; PluginError as for :meth:`get`."""
         component = self.get(slot, name)
         return next(plugin for plugin in self._active if component in plugin.components)
 
@@ -157,48 +151,25 @@ class Registry:
 
     @cached_property
     def conflicts(self) -> Mapping[str, str]:
-        """What several active plugins claim, such as ``scheduler 'x'``, with a message each."""
+        """Names that several active plugins claim, with a message each; see `Plugin.claims`."""
         claims: dict[str, list[Plugin]] = defaultdict(list)
         for plugin in self._active:
-            for component in plugin.components:
-                claims[f"{component.slot} {component.name!r}"].append(plugin)
-            for slot in plugin.slots:
-                claims[f"slot {slot.key!r}"].append(plugin)
-            for profile in plugin.profiles:
-                claims[f"profile {profile.name!r}"].append(plugin)
-            for command in plugin.commands:
-                claims[f"command {command.name!r}"].append(plugin)
+            for what in plugin.claims():
+                claims[what].append(plugin)
         return {
             what: f"{what} comes from both {one} and {other}; use --block-plugin {one.name}"
             f" or --block-plugin {other.name}"
             for what, (one, other, *_) in (pair for pair in claims.items() if len(pair[1]) > 1)
         }
 
-    def refuse_conflicts(self) -> None:
-        """Do nothing if every slot and every component has one provider.
-
-        Profiles and commands are not needed before somebody names them; see
-        :meth:`refuse_conflict`.
-
-        Raises:
-            PluginError: a name has two; the message names both and the ways out.
-        """
-        for what in self.conflicts:
-            if not what.startswith(("profile ", "command ")):
-                self.refuse_conflict(what)
-
     def refuse_conflict(self, what: str) -> None:
-        """Do nothing if ``what``, a key of :attr:`conflicts`, has one provider.
-
-        Raises:
-            PluginError: it has two; the message names both and the ways out.
-        """
+        """Raise PluginError, with the remedy, if ``what`` is a key of :attr:`conflicts`."""
         if message := self.conflicts.get(what):
             raise PluginError(message)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line per plugin left out, for messages about something that is not there."""
+        """A line per plugin left out, for messages about a name that is not found."""
         return tuple(
             f"note: {plugin} is {plugin.status}{f': {plugin.reason}' if plugin.reason else ''}"
             for plugin in self.plugins
@@ -206,128 +177,77 @@ class Registry:
         )
 
     def error(self, message: str) -> PluginError:
-        """Return an error about something that is not there, mentioning plugins left out."""
+        """Return an error about a name that is not found, with a line per plugin left out."""
         return PluginError("\n".join((message, *self.notes)))
-
-    @cached_property
-    def _by_slot(self) -> Mapping[str, Mapping[str, Component]]:
-        found: dict[str, dict[str, Component]] = defaultdict(dict)
-        for plugin in self._active:
-            for component in plugin.components:
-                found[component.slot].setdefault(component.name, component)
-        return found
 
     @property
     def _active(self) -> Iterator[Plugin]:
-        return _active(self.plugins)
+        return (plugin for plugin in self.plugins if plugin.status == "active")
 
 
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
+_RECORDS = {"slots": Slot, "components": Component, "profiles": Profile, "commands": Command}
 
 
-N = TypeVar("N", bound=_Named)
-
-_RECORDS: Mapping[str, type] = {
-    "slots": Slot,
-    "components": Component,
-    "profiles": Profile,
-    "commands": Command,
-}
-
-
-def _load(entry: EntryPoint, namesakes: list[Plugin], *, blocked: bool) -> Plugin:
-    plugin = Plugin(
-        entry.name,
-        entry.dist.name if entry.dist else "unknown",
-        entry.dist.version if entry.dist else "unknown",
-    )
+def _load(entry: EntryPoint, namesake: Plugin | None, *, blocked: bool) -> Plugin:
+    owner = (entry.dist.name, entry.dist.version) if entry.dist else ("unknown", "unknown")
+    plugin = Plugin(entry.name, *owner)
     if blocked:
         return replace(plugin, status="blocked")
-    if namesakes:
-        return plugin.broken(f"its name is taken by {namesakes[0]}; uninstall one of them")
+    if namesake:
+        return plugin.broken(f"its name is taken by {namesake}; uninstall one of them")
     try:
         brought: Any = _call_hooks(entry.load())
     except (Exception, SystemExit) as error:  # noqa: BLE001 - one bad plugin must not take the others down
         mine = isinstance(error, PluginError)
-        return plugin.broken(str(error) if mine else f"{type(error).__name__}: {error}")
+        return plugin.broken(str(error) if mine else import_problem(error))
     return replace(plugin, **brought)
 
 
 def _call_hooks(plugin: object) -> dict[str, tuple[Any, ...]]:
-    """Return what one plugin yields, by kind; each has a manager to itself, so none affects others.
-
-    Raises:
-        PluginError: it misspells a hook, has none, or yields something else than asked for.
-    """
-    manager = pluggy.PluginManager(GROUP)
+    """Return what one plugin yields, by kind; PluginError if a hook is wrong, or none is there."""
+    manager = pluggy.PluginManager(GROUP)  # its own: a mistake in a hook breaks one plugin
     manager.add_hookspecs(hookspecs)
     manager.register(plugin)
     hooks = [f"{GROUP}_{kind}" for kind in _RECORDS]
     implemented = manager.get_hookcallers(plugin) or []
     for caller in implemented:
         if not caller.has_spec() and not all(i.optionalhook for i in caller.get_hookimpls()):
-            raise PluginError(
-                f"no hook is called {caller.name!r}{did_you_mean(caller.name, hooks)}"
-            )
+            known = did_you_mean(caller.name, hooks)
+            raise PluginError(f"no hook is called {caller.name!r}{known}")
     if not implemented:
         raise PluginError(f"it implements no hook; mark {hooks[1]} and the like with @hookimpl")
     brought = {}
     for kind, record in _RECORDS.items():
-        results = getattr(manager.hook, f"{GROUP}_{kind}")()
-        brought[kind] = tuple(item for result in results for item in result)
+        hook = f"{GROUP}_{kind}"
+        brought[kind] = tuple(item for result in getattr(manager.hook, hook)() for item in result)
         for item in brought[kind]:
             if not isinstance(item, record):
-                raise PluginError(
-                    f"{GROUP}_{kind} yields {item!r}, which is not a {record.__name__}"
-                )
+                raise PluginError(f"{hook} yields {item!r}, which is not a {record.__name__}")
     return brought
 
 
-def _settle(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
-    """Mark as broken what fits no slot. A slot goes with its plugin: look again until it holds."""
-    settled = tuple(plugins)
-    while True:
-        slots = _slots(settled)
-        checked = tuple(
-            plugin.broken(reason)
-            if plugin.status == "active" and (reason := _misfit(plugin, slots))
-            else plugin
-            for plugin in settled
-        )
-        if checked == settled:
-            return settled
-        settled = checked
+def _settle(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
+    """Mark as broken plugins with components that fit no slot; a broken one brings no slot."""
+    slots = Registry(plugins).slots
+    checked = tuple(_checked(plugin, slots) for plugin in plugins)
+    return checked if checked == plugins else _settle(checked)
 
 
-def _misfit(plugin: Plugin, slots: Mapping[str, Slot]) -> str | None:
-    for component in plugin.components:
-        slot = slots.get(component.slot)
+def _checked(plugin: Plugin, slots: Mapping[str, Slot]) -> Plugin:
+    for part in plugin.components if plugin.status == "active" else ():
+        slot = slots.get(part.slot)
         if slot is None:
-            return (
-                f"{component.name!r} is for a slot that nothing declares, {component.slot!r}"
-                f"{did_you_mean(component.slot, slots)}"
-            )
-        if component.interface_version != slot.version:
-            return f"built for interface {component.interface_version}, this is {slot.version}"
-    return None
+            slot_name = f"{part.slot!r}{did_you_mean(part.slot, slots)}"
+            return plugin.broken(f"{part.name!r} is for a slot that nothing declares, {slot_name}")
+        if part.interface_version != slot.version:
+            found = part.interface_version
+            return plugin.broken(f"built for interface {found}, this is {slot.version}")
+    return plugin
 
 
-def _active(plugins: Iterable[Plugin]) -> Iterator[Plugin]:
-    return (plugin for plugin in plugins if plugin.status == "active")
-
-
-def _slots(plugins: Iterable[Plugin]) -> dict[str, Slot]:
-    slots: dict[str, Slot] = {}
-    for plugin in _active(plugins):
-        for slot in plugin.slots:
-            slots.setdefault(slot.key, slot)
-    return slots
-
-
-def _by_name(records: Iterable[N]) -> dict[str, N]:
-    found: dict[str, N] = {}
+def _by_name(records: Iterable[Any], name: str = "name") -> dict[str, Any]:
+    """Return records by an attribute; the first of several with one name is kept."""
+    found: dict[str, Any] = {}
     for record in records:
-        found.setdefault(record.name, record)
+        found.setdefault(getattr(record, name), record)
     return found

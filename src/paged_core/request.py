@@ -1,15 +1,13 @@
-"""What a user asks for: a request and how its tokens are to be chosen."""
+"""A request, and why its sequences end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import isfinite
-from numbers import Integral, Real
-from typing import Any, Literal
 
-from paged_core.errors import RequestError
+from paged_core.sampling_params import LogitsProcessor, SamplingParams
+
+__all__ = ["FinishReason", "LogitsProcessor", "Request", "SamplingParams"]
 
 
 class FinishReason(StrEnum):
@@ -20,261 +18,21 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """It reached ``max_tokens``, the model's length, or all the room there is."""
     ABORT = "abort"
-    """Its user gave it up."""
+    """It was aborted by the user."""
     ERROR = "error"
     """Something that served it raised; the message is beside it."""
     IGNORED = "ignored"
     """The scheduler found that it can never run."""
 
 
-LogitsProcessor = Callable[[Sequence[int], Any], Any]
-"""Takes the tokens generated so far and a row of logits (a float32 tensor [vocab_size] that it may
-change in place) and returns the row to use. If it raises, the request fails and no other does."""
-
-
-_COUNTS = ("n", "top_k", "min_tokens")
-_OPTIONAL_COUNTS = (
-    *("best_of", "beam_width", "max_tokens", "seed"),
-    *("logprobs", "prompt_logprobs"),
-)
-_NUMBERS = (
-    *("temperature", "top_p", "min_p", "length_penalty"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How the tokens of one request are chosen and when it ends.
-
-    The names are those of vLLM and of the OpenAI API. The default is greedy (``temperature=0``):
-    a run says nothing about chance unless it asks for it.
-
-    Raises:
-        RequestError: a value is out of range or two of them contradict each other.
-    """
-
-    n: int = 1
-    """Sequences to generate; they share the blocks of the prompt."""
-    best_of: int | None = None
-    """Sample this many sequences and return the ``n`` of the largest mean log-probability, best
-    first. (vLLM V0 compared cumulative log-probabilities, which prefers short ones.)"""
-    beam_width: int | None = None
-    """Search with this many beams and return the ``n`` best that ended; ``None``: do not search."""
-    length_penalty: float = 1.0
-    """With beams: a sequence scores its log-probability over its generated length to this power."""
-    early_stopping: bool | Literal["never"] = False
-    """With beams, once as many sequences have ended: ``True``: stop; ``False``: go on while the
-    best beam is better than the worst of them, ``"never"``: while it could still become so."""
-    temperature: float = 0.0
-    """0 is greedy; above, logits are divided by it before sampling."""
-    top_k: int = 0
-    """Sample among this many best tokens; 0 (or -1): among all."""
-    top_p: float = 1.0
-    """Sample among the fewest tokens whose probabilities reach this sum."""
-    min_p: float = 0.0
-    """Drop tokens less probable than this share of the best one's probability."""
-    presence_penalty: float = 0.0
-    """Subtracted from the logit of each token generated so far."""
-    frequency_penalty: float = 0.0
-    """Subtracted once per time that a token was generated so far."""
-    repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens in prompt or output."""
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits of these token ids."""
-    seed: int | None = None
-    """Makes this request's draws repeatable whatever else is in the batch; ``None`` (or -1): no
-    seed of its own."""
-    stop: Sequence[str] = ()
-    """Strings that end a sequence; a single string is accepted."""
-    stop_token_ids: Sequence[int] = ()
-    """Tokens that end a sequence, besides the model's own."""
-    include_stop_str_in_output: bool = False
-    """Keep the stop string that ended a sequence in its text."""
-    ignore_eos: bool = False
-    """Go on past the model's end-of-sequence token."""
-    min_tokens: int = 0
-    """No end-of-sequence and no stop token or string before this many tokens."""
-    max_tokens: int | None = 16
-    """Tokens to generate at most; ``None``: as many as the model's length allows."""
-    logprobs: int | None = None
-    """Report the log-probability of each chosen token and of this many best ones."""
-    prompt_logprobs: int | None = None
-    """The same for every token of the prompt but its first."""
-    skip_special_tokens: bool = True
-    """Leave special tokens out of the text."""
-    logits_processors: Sequence[LogitsProcessor] = ()
-    """Called in turn on this request's row of logits before anything else; see the type."""
-
-    def __post_init__(self) -> None:
-        for problem in self._wrong_types():
-            raise RequestError(problem)
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
-        if self.top_k == -1:
-            object.__setattr__(self, "top_k", 0)
-        if self.seed == -1:
-            object.__setattr__(self, "seed", None)
-        for problem in self._problems():
-            raise RequestError(problem)
-
-    @property
-    def width(self) -> int:
-        """Sequences that run side by side."""
-        return self.beam_width or self.best_of or self.n
-
-    @property
-    def chooses_at_end(self) -> bool:
-        """Whether what is returned is only known when all of it has ended."""
-        return self.beam_width is not None or self.best_of is not None
-
-    @property
-    def needed_logprobs(self) -> int | None:
-        """Best tokens to report beside each drawn one; ``None``: no log-probability is needed."""
-        return 0 if self.logprobs is None and self.best_of is not None else self.logprobs
-
-    def _wrong_types(self) -> Iterator[str]:
-        for name in _COUNTS + _OPTIONAL_COUNTS:
-            value = getattr(self, name)
-            if not _is_a(Integral, value) and not (value is None and name in _OPTIONAL_COUNTS):
-                yield f"{name} must be a whole number, not {value!r}"
-        for name in _NUMBERS:
-            if not _is_a(Real, value := getattr(self, name)):
-                yield f"{name} must be a number, not {value!r}"
-        if not isinstance(self.stop, Iterable) or not all(isinstance(s, str) for s in self.stop):
-            yield f"stop must be a string or a list of strings, not {self.stop!r}"
-        ids = self.stop_token_ids
-        if not isinstance(ids, Iterable) or not all(_is_a(Integral, token) for token in ids):
-            yield f"stop_token_ids must be a list of token ids, not {ids!r}"
-        bias = self.logit_bias
-        if not isinstance(bias, Mapping) or not all(
-            _is_a(Integral, token) and _is_a(Real, value) for token, value in bias.items()
-        ):
-            yield f"logit_bias must map token ids to numbers, not {bias!r}"
-
-    def _problems(self) -> list[str]:
-        checks = [
-            (not isfinite(value), f"{name} must be a finite number, not {value}")
-            for name, value in ((name, getattr(self, name)) for name in _NUMBERS)
-        ]
-        checks += [
-            (self.n < 1, f"n must be at least 1, not {self.n}"),
-            (self.temperature < 0, f"temperature must not be negative, not {self.temperature}"),
-            (self.top_k < 0, f"top_k must be at least 1, or 0 to consider all, not {self.top_k}"),
-            (not 0 < self.top_p <= 1, f"top_p must be in (0, 1], not {self.top_p}"),
-            (not 0 <= self.min_p <= 1, f"min_p must be in [0, 1], not {self.min_p}"),
-            (
-                not -2 <= self.presence_penalty <= 2,
-                f"presence_penalty must be in [-2, 2], not {self.presence_penalty}",
-            ),
-            (
-                not -2 <= self.frequency_penalty <= 2,
-                f"frequency_penalty must be in [-2, 2], not {self.frequency_penalty}",
-            ),
-            (
-                self.repetition_penalty <= 0,
-                f"repetition_penalty must be positive, not {self.repetition_penalty}",
-            ),
-            (
-                self.max_tokens is not None and self.max_tokens < 1,
-                f"max_tokens must be at least 1, not {self.max_tokens}",
-            ),
-            (
-                self.seed is not None and self.seed < 0,
-                f"seed must not be negative, not {self.seed}",
-            ),
-            (self.min_tokens < 0, f"min_tokens must not be negative, not {self.min_tokens}"),
-            (
-                self.max_tokens is not None and self.min_tokens > self.max_tokens,
-                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})",
-            ),
-            (
-                self.logprobs is not None and self.logprobs < 0,
-                f"logprobs must not be negative, not {self.logprobs}",
-            ),
-            (
-                self.prompt_logprobs is not None and self.prompt_logprobs < 0,
-                f"prompt_logprobs must not be negative, not {self.prompt_logprobs}",
-            ),
-            (any(not text for text in self.stop), "stop must not contain an empty string"),
-            (
-                any(not isfinite(bias) for bias in self.logit_bias.values()),
-                "logit_bias must hold finite numbers; to forbid a token, use -100",
-            ),
-        ]
-        checks += (
-            self._checks_of_beams() if self.beam_width is not None else self._checks_of_draws()
-        )
-        return [problem for wrong, problem in checks if wrong]
-
-    def _checks_of_draws(self) -> list[tuple[bool, str]]:
-        best_of = self.best_of
-        return [
-            (
-                self.length_penalty != 1 or self.early_stopping is not False,
-                "length_penalty and early_stopping belong to beam search; set beam_width too",
-            ),
-            (
-                best_of is not None and best_of < self.n,
-                f"best_of ({best_of}) is smaller than n ({self.n})",
-            ),
-            (
-                best_of is not None and best_of > 1 and self.temperature == 0,
-                f"best_of={best_of} sequences are all the same with temperature=0; raise it",
-            ),
-        ]
-
-    def _checks_of_beams(self) -> list[tuple[bool, str]]:
-        width = self.beam_width or 0
-        sampled = {
-            "temperature": self.temperature != 0,
-            "top_k": self.top_k != 0,
-            "top_p": self.top_p != 1,
-            "min_p": self.min_p != 0,
-            "seed": self.seed is not None,
-            "best_of": self.best_of is not None,
-        }
-        drawn = [name for name, given in sampled.items() if given]
-        return [
-            (width < 1, f"beam_width must be at least 1, not {width}"),
-            (self.n > width, f"n ({self.n}) is larger than beam_width ({width})"),
-            (
-                bool(drawn),
-                f"{' and '.join(drawn)} cannot go with beam_width: beam search draws nothing by "
-                "chance",
-            ),
-            (
-                not -10 <= self.length_penalty <= 10,
-                f"length_penalty must be in [-10, 10], not {self.length_penalty}",
-            ),
-            (
-                not isinstance(self.early_stopping, bool) and self.early_stopping != "never",
-                f"early_stopping must be True, False or 'never', not {self.early_stopping!r}",
-            ),
-            (
-                bool(self.stop),
-                "stop cannot go with beam_width: beams end at tokens, not at strings; use "
-                "stop_token_ids",
-            ),
-        ]
-
-
-def _is_a(kind: type, value: object) -> bool:
-    """Whether a number is of a kind, as NumPy's are; a truth value is no number."""
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt and everything that a component may want to know about it."""
+    """One prompt, and all that a component may want to know about it."""
 
     id: str
     prompt: tuple[int, ...]
     """Token ids; never empty."""
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
     """Lower runs first, where the queue order looks at it."""
     arrival: float = 0.0
@@ -284,13 +42,12 @@ class Request:
     adapter: str | None = None
     """Id of the adapter that the request is served with; part of its cache keys."""
     tenant: str = ""
-    """Whom the request belongs to, for fair orders."""
+    """The user or customer it belongs to, for fair queue orders."""
     deadline: float | None = None
     """Seconds on the engine's clock by which it wants to be finished."""
 
     @property
     def key_extra(self) -> tuple[str | None, str | None] | None:
         """What sets the cache keys of its blocks apart from those of equal tokens, if anything."""
-        if self.cache_salt is None and self.adapter is None:
-            return None
-        return (self.cache_salt, self.adapter)
+        extra = (self.cache_salt, self.adapter)
+        return None if extra == (None, None) else extra

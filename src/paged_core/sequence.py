@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NewType
 
 from paged_core.block_key import BlockKey
+from paged_core.ids import BlockId, SeqId
 from paged_core.request import FinishReason, Request
 
-if TYPE_CHECKING:
-    from paged_core.beam_search import BeamSearch
-    from paged_core.pins import Pin
-
-SeqId = NewType("SeqId", int)
-BlockId = NewType("BlockId", int)
-
+__all__ = [
+    "BlockId",
+    "BlockTable",
+    "SeqId",
+    "SequenceGroup",
+    "SequenceState",
+    "Status",
+    "StopCheck",
+]
 
 StopCheck = Callable[["SequenceState"], str | None]
 """Called after each token of a sequence; returns the stop string that has come up, if any."""
 
 
 class Status(Enum):
-    """Where a group stands; a scheduler moves it, the engine ends it."""
+    """What state a group is in: admitted by the KVCache, preempted and resumed by the Preemptor."""
 
     WAITING = auto()
     RUNNING = auto()
@@ -30,76 +33,63 @@ class Status(Enum):
     FINISHED = auto()
 
 
+@dataclass(slots=True, eq=False)
 class BlockTable:
-    """Where one sequence's keys and values live: block ``i`` holds tokens ``i*size .. (i+1)*size``.
+    """Where one sequence's keys and values are: block ``i`` holds tokens ``i*size .. (i+1)*size``.
 
     Only :class:`~paged_core.kv_cache.KVCache` changes it.
     """
 
-    __slots__ = ("blocks", "host_blocks", "keys", "num_published")
-
-    def __init__(self) -> None:
-        self.blocks: list[BlockId] = []
-        """Device blocks, in the order of the tokens."""
-        self.host_blocks: list[BlockId] = []
-        """Host blocks instead, while the sequence is swapped out."""
-        self.keys: list[BlockKey] = []
-        """Content keys of the leading full blocks, as far as anyone asked for them."""
-        self.num_published = 0
-        """Leading blocks whose content the prefix cache knows; they are never copied on write."""
+    blocks: list[BlockId] = field(default_factory=list)
+    """Device blocks, in the order of the tokens."""
+    host_blocks: list[BlockId] = field(default_factory=list)
+    """Host blocks instead, while the sequence is swapped out."""
+    keys: list[BlockKey] = field(default_factory=list)
+    """Content keys of the leading full blocks, as far as they were needed."""
+    num_published: int = 0
+    """Leading blocks whose content the prefix cache knows; they are never copied on write."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SequenceState:
     """One sequence: its tokens, how far they are computed, and its block table."""
 
-    __slots__ = (
-        "capacity",
-        "cumulative_logprob",
-        "error",
-        "finish_reason",
-        "group",
-        "id",
-        "index",
-        "last_step",
-        "logprobs",
-        "num_computed",
-        "num_scheduled",
-        "score",
-        "stop_reason",
-        "table",
-        "tokens",
-    )
+    id: SeqId
+    group: SequenceGroup
+    index: int
+    """Its place among the sequences of its request."""
+    tokens: list[int]
+    """Prompt and generated tokens, as far as they are known."""
+    num_unknown: int = 0
+    """Tokens that a step under way is drawing: counted, not known."""
+    num_computed: int = 0
+    """Leading tokens whose keys and values are in the cache."""
+    num_scheduled: int = 0
+    """Leading tokens that are computed or planned to be by a step under way."""
+    capacity: int = 0
+    """Below this many tokens the sequence grows without a call of the KVCache."""
+    last_step: int = 0
+    """The last step in which it was scheduled, where the KVCache notes steps."""
+    table: BlockTable = field(default_factory=BlockTable)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, float]] | None = None
+    """Per generated token, the log-probabilities asked for, the chosen token's first."""
+    score: float | None = None
+    """What it was ranked by, where the request asked for the best of several."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The token id or the string that ended it, unless that was the model's own."""
+    error: str | None = None
 
-    def __init__(self, seq_id: SeqId, group: SequenceGroup, index: int, tokens: list[int]) -> None:
-        self.id = seq_id
-        self.group = group
-        self.index = index
-        """Its place among the sequences of its request."""
-        self.tokens = tokens
-        """Prompt and generated tokens."""
-        self.num_computed = 0
-        """Leading tokens whose keys and values are in the cache."""
-        self.num_scheduled = 0
-        """Leading tokens that are computed or planned to be by a step under way."""
-        self.capacity = 0
-        """Below this many tokens the sequence grows without asking the KVCache for anything."""
-        self.last_step = 0
-        """The last step in which it was scheduled, where the KVCache notes steps."""
-        self.table = BlockTable()
-        self.cumulative_logprob: float | None = None
-        self.logprobs: list[dict[int, float]] | None = None
-        """Per generated token, the log-probabilities asked for, the chosen token's first."""
-        self.score: float | None = None
-        """What it was ranked by, where the request asked for the best of several."""
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
-        """The token id or the string that ended it, where that was not the model's own."""
-        self.error: str | None = None
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and generated ones, known or not."""
+        return len(self.tokens) + self.num_unknown
 
     @property
     def num_pending(self) -> int:
         """Tokens that no step has been planned for yet."""
-        return len(self.tokens) - self.num_scheduled
+        return self.num_tokens - self.num_scheduled
 
     @property
     def output(self) -> list[int]:
@@ -110,64 +100,47 @@ class SequenceState:
         return f"SequenceState({self.group.id!r}[{self.index}], {len(self.tokens)} tokens)"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SequenceGroup:
     """One request and its sequences, admitted, preempted and swapped as one."""
 
-    __slots__ = (
-        "admitted_at",
-        "finished_at",
-        "first_token_at",
-        "forked",
-        "id",
-        "live",
-        "max_length",
-        "num_cached",
-        "num_preemptions",
-        "number",
-        "pin",
-        "prompt_logprobs",
-        "request",
-        "search",
-        "sequences",
-        "status",
-        "stop_check",
-        "stop_token_ids",
-        "waiting_since",
-    )
+    request: Request
+    number: int
+    """Submission order; breaks every tie."""
+    seq_id: InitVar[SeqId]
+    """Of its first sequence."""
+    id: str = field(init=False)
+    sequences: list[SequenceState] = field(init=False)
+    """All of them, in the order of their index once forked."""
+    live: list[SequenceState] = field(init=False)
+    """Those that have not finished."""
+    forked: bool = field(init=False)
+    """Whether all sequences exist; before that the first represents all of them. A group of beams,
+    whose number changes, always counts as many as there may be."""
+    status: Status = Status.WAITING
+    waiting_since: float = field(init=False)
+    """Since when it waits, or last waited: its arrival, or when it was last preempted."""
+    num_cached: int | None = None
+    """Prompt tokens served from the cache at the first admission."""
+    num_preemptions: int = 0
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    finished_at: float | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
+    """Per prompt token, the log-probabilities asked for; the first has none."""
+    max_length: int = 0
+    """A sequence of this many tokens ends with ``length``."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Tokens that end a sequence, the model's own included unless they are to be ignored."""
+    eos_token_ids: frozenset[int] = frozenset()
+    """The model's own; one of them that ends a sequence is not named as its stop reason."""
+    stop_check: StopCheck | None = None
 
-    def __init__(self, request: Request, number: int, seq_id: SeqId) -> None:
-        self.request = request
-        self.id = request.id
-        self.number = number
-        """Submission order; breaks every tie."""
-        first = SequenceState(seq_id, self, 0, list(request.prompt))
-        self.sequences = [first]
-        """All of them, in the order of their index once forked."""
-        self.live = [first]
-        """Those that have not finished."""
-        self.forked = request.sampling.width == 1
-        """Whether all sequences exist; before that the first stands for all of them. Beams come
-        and go: they count as all that there may be, to the end."""
-        self.status = Status.WAITING
-        self.waiting_since = request.arrival
-        """Since when it waits, or last waited: its arrival, or when it was last preempted."""
-        self.num_cached: int | None = None
-        """Prompt tokens served from the cache at the first admission."""
-        self.num_preemptions = 0
-        self.admitted_at: float | None = None
-        self.first_token_at: float | None = None
-        self.finished_at: float | None = None
-        self.prompt_logprobs: list[dict[int, float] | None] | None = None
-        """Per prompt token, the log-probabilities asked for; the first has none."""
-        self.max_length = 0
-        """A sequence of this many tokens ends with ``length``."""
-        self.stop_token_ids: frozenset[int] = frozenset()
-        """Tokens that end a sequence, the model's own included unless they are to be ignored."""
-        self.stop_check: StopCheck | None = None
-        self.search: BeamSearch | None = None
-        """Chooses among its sequences, if it searches with beams."""
-        self.pin: Pin | None = None
-        """What its blocks are computed for, if not for an answer."""
+    def __post_init__(self, seq_id: SeqId) -> None:
+        self.id, self.waiting_since = self.request.id, self.request.arrival
+        first = SequenceState(seq_id, self, 0, list(self.request.prompt))
+        self.sequences, self.live = [first], [first]
+        self.forked = self.request.sampling.width == 1
 
     @property
     def arrival(self) -> float:
@@ -175,17 +148,20 @@ class SequenceGroup:
         return self.request.arrival
 
     @property
-    def seats(self) -> int:
+    def num_seqs(self) -> int:
         """Sequences that it counts for: all it will have, until it has forked."""
         return len(self.live) if self.forked else self.request.sampling.width
 
     @property
+    def num_candidates(self) -> int:
+        """Continuations that a beam search compares: so many that ``beam_width`` do not end."""
+        return max(2, 1 + len(self.stop_token_ids)) * (self.request.sampling.beam_width or 0)
+
+    seats = num_seqs  # its name in 0.1, for schedulers written then
+
+    @property
     def finished(self) -> bool:
         return not self.live
-
-    def give_way(self, status: Status, now: float) -> None:
-        """It runs no more: from ``now`` on it waits, or is swapped out and waits to come back."""
-        self.status, self.waiting_since = status, now
 
     def __repr__(self) -> str:
         return f"SequenceGroup({self.id!r}, {self.status.name}, {len(self.live)} live)"

@@ -1,12 +1,13 @@
-"""Typed settings whose component tables come from whatever plugins are installed."""
+"""Typed settings, with a table for every slot, and how they are loaded from all layers."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
-from functools import partial, reduce
-from operator import or_
-from types import NoneType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, Union
 
 from pydantic import (
@@ -22,37 +23,41 @@ from pydantic import (
     create_model,
 )
 from pydantic_core import PydanticCustomError
+from pydantic_settings import NoDecode
 
 from paged_core.component import AutoSettings, ComponentSettings, Slot
+from paged_core.config import sources
+from paged_core.config.entry import Entry, Layer, Origin
+from paged_core.config.errors import explain
+from paged_core.config.memory_size import MemorySize
+from paged_core.config.merge import Merged, merge
+from paged_core.config.suggest import did_you_mean
+from paged_core.config.values import Known, nested_values
+from paged_core.config.variables import PREFIX, blocked_plugins
 from paged_core.errors import PluginError, SettingsError
-from paged_core.field_types import is_container, members
-from paged_core.layers import Entry, Layer, Source, Text, from_json, from_keywords, from_yaml, merge
-from paged_core.memory_size import MemorySize
 from paged_core.registry import Registry
-from paged_core.settings_errors import explain
-from paged_core.suggest import did_you_mean
 
-Part = SerializeAsAny[ComponentSettings]
+Part = Annotated[SerializeAsAny[ComponentSettings], NoDecode]
+"""Options of a component; in another settings class too, a variable may give just its name."""
 
+_Path = str | os.PathLike[str] | None
 _DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
 
 
 def _check_device(name: str) -> str:
-    """Refuse what is no device's name; whether it is there is for the executor to find out."""
+    """Check the form of a device's name; the executor checks that the device exists."""
     if not _DEVICE.fullmatch(name):
         raise ValueError(f"no device is called {name!r}; give auto, cpu, cuda, cuda:1 or mps")
     return name
 
 
 class EngineSettings(BaseModel):
-    """What an engine is built from: frozen plain data.
+    """What an engine is built from, as frozen plain data.
 
     ``EngineSettings(scheduler="prefill_or_decode", num_blocks=64)`` takes every setting as a
-    keyword, and reads neither files nor the environment. A component is given by its name, by a
-    table of options (without a ``name``: of the default component), or by its options object.
-
-    An instance can be pickled; the process that reads it needs the same packages, and looks at
-    nothing else.
+    keyword. A component is given by its name, by a table of options (without a ``name``: of the
+    default component), or by its options object. Neither files nor the environment are read, not
+    even by a process that unpickles an instance; that needs the same packages.
 
     Raises:
         SettingsError: a setting is unknown or out of range; the message says what to write.
@@ -62,10 +67,10 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     registry: ClassVar[Registry | None] = None
-    """Where the class knows its components from; ``None`` here, see :func:`settings_class`."""
+    """It has the components to choose from; ``None`` here, see :func:`settings_class`."""
 
     profile: str | None = Field(None, description="named settings to start from")
-    model: str = Field("demo", description="a hub id, a folder, or demo, which comes with us")
+    model: str = Field("demo", description="a hub id, a folder, or demo, which is shipped")
     tokenizer: str | None = Field(None, description="null: the model's own")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="of weights and cache; auto: what checkpoint and device agree on"
@@ -88,11 +93,17 @@ class EngineSettings(BaseModel):
         None, description="blocks to swap to; null: as many as on the device if preemption swaps"
     )
     watermark: float = Field(
-        0.0, ge=0, lt=1, description="share of the blocks that is kept free on admission"
+        0.0, ge=0, lt=1, description="fraction of the blocks kept free on admission"
     )
-    seed: NonNegativeInt = Field(0, lt=2**63, description="of requests that bring none")
-    deterministic: bool = Field(False, description="the same numbers again, if that costs speed")
-    enforce_eager: bool = Field(False, description="capture no CUDA graphs")
+    seed: NonNegativeInt = Field(0, lt=2**63, description="of requests that have none")
+    deterministic: bool = Field(
+        False, description="the same results in every run, at some cost in speed"
+    )
+    async_scheduling: bool | Literal["auto"] = Field(
+        "auto",
+        description="plan a step while the previous one runs; auto: if the executor gains by it",
+    )
+    enforce_eager: bool = Field(False, description="no CUDA graphs; none are captured yet")
     trust_remote_code: bool = Field(False, description="run code that comes with a checkpoint")
     allow_pickle: bool = Field(False, description="load weights that can run code when loaded")
 
@@ -108,26 +119,22 @@ class EngineSettings(BaseModel):
     observers: tuple[Part, ...]
 
     def __new__(cls, **_values: Any) -> Self:
-        """Make an instance of the subclass that knows the installed components."""
-        known: Any = settings_class(Registry.discover()) if cls is EngineSettings else cls
-        instance: Self = super().__new__(known)
-        return instance
+        """Make an instance of the subclass that has the installed components."""
+        made: Any = settings_class(Registry.discover()) if cls is EngineSettings else cls
+        self: Self = super().__new__(made)
+        return self
 
     def __init__(self, **values: Any) -> None:
-        self._fill([from_keywords(values)])
+        self._fill([_from_keywords(values)])
 
     @classmethod
-    def from_layers(cls, layers: Sequence[Layer]) -> tuple[Self, dict[str, Source]]:
-        """Merge ``layers``, lowest first; also return where each value (by dotted key) comes from.
-
-        Raises:
-            SettingsError, PluginError: as the class does.
-        """
+    def from_layers(cls, layers: Sequence[Layer]) -> tuple[Self, dict[str, Origin]]:
+        """Merge ``layers``, lowest first, and return where each value is written, by dotted key."""
         self = cls.__new__(cls)
         return self, self._fill(layers)
 
     def __eq__(self, other: object) -> bool:
-        """Compare the values: every registry, and every process, has a class of its own."""
+        """Compare values; classes differ between registries and processes."""
         return isinstance(other, EngineSettings) and dict(self) == dict(other)
 
     def __hash__(self) -> int:
@@ -136,50 +143,45 @@ class EngineSettings(BaseModel):
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (dict(self),)
 
-    def _fill(self, layers: Sequence[Layer]) -> dict[str, Source]:
+    def _fill(self, layers: Sequence[Layer]) -> dict[str, Origin]:
         registry = type(self).registry or Registry.discover()
+        options = {key: choices(registry, slot) for key, slot in registry.slots.items()}
+        known = Known(type(self).model_fields, registry.slots, options)
         merged = merge(_with_profile(layers, registry), registry.slots)
-        fields = type(self).model_fields
         try:
-            super().__init__(
-                **_values(merged, registry, {k: f.annotation for k, f in fields.items()})
-            )
+            super().__init__(**nested_values(merged, known))
         except ValidationError as error:
-            raise SettingsError(explain(error, registry, fields, merged)) from None
-        return {
-            ".".join(path): merged[path].source if path in merged else Source("default", owner)
-            for path, owner in self._leaves()
-        }
+            raise SettingsError(explain(error, known, merged, registry.notes)) from None
+        return self._origins(merged)
 
-    def _leaves(self) -> list[tuple[tuple[str, ...], str]]:
-        """Return the path of every value, and whose default it would be."""
-        leaves: list[tuple[tuple[str, ...], str]] = []
+    def _origins(self, merged: Merged) -> dict[str, Origin]:
+        """Return where each value is written, or whose default it is, by dotted key."""
+        origins = {}
         for key, value in dict(self).items():
-            if isinstance(value, ComponentSettings):
-                leaves.append(((key, "name"), "paged_core"))
-                options = [option for option in type(value).model_fields if option != "name"]
-                leaves += [((key, option), f"{key}.{value.name}") for option in options]
-            else:
-                leaves.append(((key,), "paged_core"))
-        return leaves
+            options = type(value).model_fields if isinstance(value, ComponentSettings) else (None,)
+            for option in options:
+                path = (key, option) if option else (key,)
+                owner = "paged_core" if option in {None, "name"} else f"{key}.{value.name}"
+                found = merged.get(path)
+                origins[".".join(path)] = found.origin if found else Origin("default", owner)
+        return origins
 
 
 def settings_class(registry: Registry) -> type[EngineSettings]:
-    """Return ``EngineSettings`` with a field per slot, typed by the components that are there.
-
-    It is made once for a registry.
+    """Return ``EngineSettings`` with a field per slot, made once per registry.
 
     Raises:
         PluginError: two plugins claim one name, or a slot has the key of another setting.
     """
-    if "settings_class" not in registry.memo:
-        registry.memo["settings_class"] = _make_class(registry)
-    made: type[EngineSettings] = registry.memo["settings_class"]
+    made: type[EngineSettings] = registry.memo.get("settings_class") or _make_class(registry)
+    registry.memo["settings_class"] = made
     return made
 
 
 def _make_class(registry: Registry) -> type[EngineSettings]:
-    registry.refuse_conflicts()
+    for what in registry.conflicts:
+        if not what.startswith(("profile ", "command ")):  # checked when one is used
+            registry.refuse_conflict(what)
     for key, field in EngineSettings.model_fields.items():
         if field.is_required() and key not in registry.slots:
             raise registry.error(f"no plugin declares the slot {key!r}, which an engine needs")
@@ -188,23 +190,21 @@ def _make_class(registry: Registry) -> type[EngineSettings]:
         known = EngineSettings.model_fields.get(key)
         if known and not known.is_required():
             raise PluginError(f"a plugin declares the slot {key!r}, which is a setting already")
-        kind = _slot_type(slot, choices(registry, slot))
         default = Field(slot.default, validate_default=True, description=slot.summary)
-        fields[key] = (kind, default)
+        fields[key] = (_slot_type(slot, choices(registry, slot)), default)
     made = create_model("EngineSettings", __base__=EngineSettings, __module__=__name__, **fields)
-    made.registry = registry
-    made.__doc__ = "Settings of an engine."
+    made.registry, made.__doc__ = registry, "Settings of an engine."
     return made
 
 
 def choices(registry: Registry, slot: Slot) -> dict[str, type[ComponentSettings]]:
-    """Return the options of everything that may be chosen for a slot, by name."""
+    """Return the options of each component that may be chosen for a slot, by name."""
     found = {name: component.settings for name, component in registry.of(slot.key).items()}
     return {"auto": AutoSettings} | found if slot.auto else found
 
 
 def _slot_type(slot: Slot, classes: Mapping[str, type[ComponentSettings]]) -> Any:
-    union: Any = reduce(or_, classes.values()) if classes else ComponentSettings
+    union: Any = Union[tuple(classes.values())] if classes else ComponentSettings  # noqa: UP007
     if len(classes) > 1:
         union = Annotated[union, Field(discriminator="name")]
     names: Any = Literal[tuple(classes)] if classes else str
@@ -231,64 +231,98 @@ def _choose(value: object, *, slot: Slot, names: Sequence[str]) -> object:
     return table
 
 
+def _from_keywords(values: Mapping[str, Any]) -> Layer:
+    return [Entry((key,), value, Origin("python", "")) for key, value in values.items()]
+
+
 def _with_profile(layers: Sequence[Layer], registry: Registry) -> list[Layer]:
-    """Put the profile that the highest layer names beneath all of them."""
-    chosen = [entry for layer in layers for entry in layer if entry.path == ("profile",)]
-    name = chosen[-1].value if chosen else None
-    if not isinstance(name, str) or (isinstance(name, Text) and name.is_null):
+    """Return the layers above the profile that the highest of them names, if any does."""
+    named = [entry for layer in layers for entry in layer if entry.path == ("profile",)]
+    if not named or named[-1].is_null or not isinstance(named[-1].value, str):
         return list(layers)
+    name, origin = named[-1].value, named[-1].origin
     if name not in registry.profiles:
-        where = f" ({chosen[-1].source})" if chosen[-1].source.origin else ""
         known = did_you_mean(name, registry.profiles)
-        message = f"profile: no profile is called {str(name)!r}{known}{where}"
+        message = f"profile: no profile is called {name!r}{known}{origin.suffix}"
         raise SettingsError("\n".join((message, *registry.notes)))
-    registry.refuse_conflict(f"profile {str(name)!r}")
-    profile = from_yaml(registry.profiles[name].read(), Source("profile", str(name)))
+    registry.refuse_conflict(f"profile {name!r}")
+    profile = sources.from_yaml(registry.profiles[name].read(), Origin("profile", str(name)))
     for entry in profile:
         if entry.path[0] == "profile":
-            raise SettingsError(f"{entry.source}: a profile cannot start from another one")
+            raise SettingsError(f"{entry.origin}: a profile cannot start from another one")
     return [profile, *layers]
 
 
-def _values(
-    merged: Mapping[tuple[str, ...], Entry], registry: Registry, types: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return nested values, with typed text read as far as pydantic does not do it."""
-    values: dict[str, Any] = {}
-    for path in sorted(merged, key=len):
-        (key, *rest), entry = path, merged[path]
-        table = values.setdefault(key, {}) if rest else values
-        if not isinstance(table, dict):
-            raise SettingsError(f"{entry.key}: {key!r} is no table ({entry.source})")
-        kind = types.get(key)
-        if rest and (slot := registry.slots.get(key)):
-            name = merged[key, "name"].value if (key, "name") in merged else slot.default
-            component = choices(registry, slot).get(name) if isinstance(name, str) else None
-            field = component.model_fields.get(rest[0]) if component else None
-            kind = field.annotation if field else None
-        kinds = set(members(kind))
-        if isinstance(entry.value, bool) and bool not in kinds and kinds & {int, float}:
-            where = f" ({entry.source})" if str(entry.source) else ""
-            word = str(entry.value).lower()
-            raise SettingsError(f"{entry.key}: give a number, not {word}{where}")
-        option = "__".join(rest) if rest else key
-        table[option] = _read(entry, kind) if isinstance(entry.value, Text) else entry.value
-    return values
+@dataclass(frozen=True)
+class Resolved:
+    """Settings, where each value is written, and the registry that has their components."""
+
+    settings: EngineSettings
+    origins: Mapping[str, Origin]
+    """By dotted key: ``scheduler.max_num_seqs``; a list such as ``observers`` is one value."""
+    registry: Registry
 
 
-def _read(entry: Entry, kind: Any) -> Any:
-    kinds = members(kind)
-    if NoneType in kinds and entry.value.is_null:
-        return None
-    if entry.value[:1] in {"[", "{"} and any(map(is_container, kinds)):
-        return from_json(entry)
-    return str(entry.value)
+def load_settings(
+    registry: Registry | None = None,
+    *,
+    config: _Path = None,
+    env_file: _Path = None,
+    secrets_dir: _Path = None,
+    options: Layer = (),
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Resolved:
+    """Load settings from all layers and check them.
+
+    Highest first: ``overrides`` (keywords), ``options`` (of the command line), the environment, the
+    env file, the secrets directory, the settings file (YAML or TOML), the profile, defaults.
+
+    Args:
+        registry: ``None``: what is installed, less what ``PAGED_CORE_BLOCK_PLUGIN`` names.
+        config, env_file, secrets_dir: ``None``: what ``PAGED_CORE_CONFIG``, ``PAGED_CORE_ENV_FILE``
+            and ``PAGED_CORE_SECRETS_DIR`` name, if set.
+
+    Raises:
+        SettingsError: a setting is wrong, or a file cannot be read; the message says which, where
+            it is written and what to do.
+        PluginError: two plugins claim one name.
+    """
+    if registry is None:
+        registry = Registry.discover(block=blocked_plugins(environ))
+    made = settings_class(registry)
+    keys = made.model_fields
+    from_secrets = partial(sources.from_secrets_dir, keys=keys)
+    from_env = partial(sources.from_env_file, keys=keys)
+    layers = [
+        _read("settings file", "CONFIG", config, environ, sources.from_file),
+        _read("secrets directory", "SECRETS_DIR", secrets_dir, environ, from_secrets),
+        _read("env file", "ENV_FILE", env_file, environ, from_env),
+        sources.from_environment(environ, keys),
+        options,
+        _from_keywords(overrides or {}),
+    ]
+    settings, origins = made.from_layers(layers)
+    return Resolved(settings, origins, registry)
+
+
+def _read(
+    what: str, name: str, given: _Path, environ: Mapping[str, str], read: Callable[[Path], Layer]
+) -> Layer:
+    """Read what was given, or else what the variable called ``name`` names, if anything."""
+    path = given if given is not None else environ.get(PREFIX + name) or None
+    if path is None:
+        return ()
+    try:
+        return read(Path(path).expanduser())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        named_by = f" ({PREFIX}{name})" if given is None else ""
+        raise SettingsError(f"cannot read {what} {path}: {reason}{named_by}") from None
 
 
 def _restore(values: Mapping[str, Any]) -> EngineSettings:
     """Make settings again from values that were checked before they were pickled."""
-    more: dict[str, Any] = {
-        key: (Any, ...) for key in values if key not in EngineSettings.model_fields
-    }
+    more: Any = {key: (Any, ...) for key in values if key not in EngineSettings.model_fields}
     made = create_model("EngineSettings", __base__=EngineSettings, __module__=__name__, **more)
     return made.model_construct(**values)

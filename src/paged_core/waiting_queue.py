@@ -1,4 +1,4 @@
-"""The groups that wait, in the order that the chosen component says."""
+"""The waiting groups, in the order of the ``queue_order``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from paged_core.sequence import SequenceGroup
 class WaitingQueue:
     """A queue that a :class:`~paged_core.interfaces.queue_order.QueueOrder` sorts.
 
-    Groups of equal key stand in the order of their coming, except those put at the front. Under a
-    stable order every operation costs O(log n); under another the queue is sorted again by
-    :meth:`refresh`, once a step.
+    Groups of equal key are in the order in which they were pushed, except those pushed to the
+    front. Under a stable order every operation costs O(log n); under another the queue is sorted
+    again by :meth:`refresh`, once a step.
     """
 
     def __init__(self, order: QueueOrder) -> None:
@@ -47,7 +47,7 @@ class WaitingQueue:
         """The group to be popped next.
 
         Raises:
-            IndexError: nobody waits.
+            IndexError: the queue is empty.
         """
         heap = self._heap
         while self._entries.get(heap[0][2].id) is not heap[0]:
@@ -58,7 +58,7 @@ class WaitingQueue:
         """Remove and return the head.
 
         Raises:
-            IndexError: nobody waits.
+            IndexError: the queue is empty.
         """
         group = self.head()
         heappop(self._heap)
@@ -66,10 +66,10 @@ class WaitingQueue:
         return group
 
     def remove(self, group: SequenceGroup) -> None:
-        """Remove a group from wherever it stands.
+        """Remove a group, wherever it is in the queue.
 
         Raises:
-            KeyError: it is not here.
+            KeyError: it is not in the queue.
         """
         del self._entries[group.id]
 

@@ -1,4 +1,4 @@
-"""Runs what the documentation shows, so that it stays true.
+"""Runs the examples of the documentation.
 
 In a page, a comment before a fenced block says what the block is::
 
@@ -7,7 +7,7 @@ In a page, a comment before a fenced block says what the block is::
 
 Blocks of a page share a folder and, if they are Python, their names. In a ``console`` block, lines
 that start with ``$`` are commands and the others what they print, standard error included; a line
-``...`` stands for any number of lines.
+``...`` matches any number of lines.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def write(block: Block, folder: Path) -> None:
 
 
 def run(command: str, folder: Path, path: Sequence[str | Path] = ()) -> list[str]:
-    """Run a command line as a person would, and return the lines that it prints."""
+    """Run a command line in a shell, and return the lines that it prints."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("PAGED_CORE_")}
     environ |= {
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), environ["PATH"])),
@@ -119,7 +119,7 @@ def run(command: str, folder: Path, path: Sequence[str | Path] = ()) -> list[str
 
 
 def matches(expected: Sequence[str], printed: Sequence[str]) -> bool:
-    """Say whether ``printed`` is what is shown; ``...`` stands for any number of lines."""
+    """Return whether ``printed`` is what the page shows; ``...`` matches any number of lines."""
     pattern = "".join(
         r"(?:.*\n)*?" if line.strip() == "..." else re.escape(line.rstrip()) + r"\n"
         for line in expected

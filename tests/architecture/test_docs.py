@@ -1,4 +1,4 @@
-"""What the documentation says is true, and nothing that it should say is missing."""
+"""The documentation is correct and complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import pytest
 
 from architecture.snippets import PAGES, ROOT, blocks, matches, run_page
 from paged_core import hookspecs, testing
-from paged_core.cli.frame import Session
 from paged_core.component import Command, Component, Profile, Slot
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
@@ -135,7 +134,7 @@ def hooks(module: ModuleType) -> dict[str, inspect.Signature]:
 
 
 def section(page: Path, heading: str) -> str:
-    """Return what stands under a heading, to the next one of its level or above."""
+    """Return the text under a heading, up to the next one of its level or above."""
     text = page.read_text("utf-8")
     found = re.search(
         rf"^(#+) {re.escape(heading)}$\n(.*?)(?=^#{{1,3}} |\Z)", text, re.MULTILINE | re.DOTALL
@@ -218,7 +217,7 @@ def test_what_is_planned_is_not_there_yet() -> None:
 
 
 def test_every_command_is_in_the_readme() -> None:
-    assert set(Session.of([], {}).commands) <= named(README)
+    assert set(Registry.discover().commands) <= named(README)
 
 
 def test_every_setting_and_profile_is_documented() -> None:

@@ -43,6 +43,17 @@ def test_importing_the_package_imports_no_plugin() -> None:
     assert not loaded & {*HEAVY, "typer", "rich", "paged_policies", "paged_backends"}
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from paged_core.registry import Registry; assert Registry.discover().of('attention')",
+        "from paged_core.cli import main; assert main(['--help']) == 0",
+    ],
+)
+def test_sources_of_settings_are_imported_to_read_settings(program: str) -> None:
+    assert not modules_after(program) & {"pydantic_settings", "yaml", "paged_core.settings"}
+
+
 def test_help_answers_in_half_a_second() -> None:
     """In processor time, the best of a few: other processes may be taking the processor from it."""
     best = float("inf")

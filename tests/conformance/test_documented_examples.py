@@ -1,4 +1,4 @@
-"""What the pages of the interfaces show as an example passes the conformance class of its slot."""
+"""The examples on the pages of the interfaces pass the conformance class of their slot."""
 
 from __future__ import annotations
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paged_core.future import Future
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo
-from paged_core.sequence import BlockId
+from paged_core.interfaces.future import Future
 from paged_core.testing import EvictorConformance, IdleBlock
 from paged_core.testing.evictor_conformance import other_key
 
 
 def lowest(held: Sequence[IdleBlock], rank: Any) -> BlockId:
-    """The block whose rank is the lowest; of equals the one that came first."""
+    """The block of the lowest rank; of equal ones the first added."""
     return min(held, key=lambda idle: rank(idle.info)).block
 
 
@@ -25,7 +25,7 @@ class TestLru(EvictorConformance):
 
 
 class TestLruWithTies(EvictorConformance):
-    """As vLLM V0 scans, block by block."""
+    """Ties are broken as vLLM V0 scans blocks."""
 
     component = {"name": "lru", "ties": "longest_prefix"}  # noqa: RUF012
 
@@ -61,7 +61,7 @@ class TestMru(EvictorConformance):
 
 
 class TestSlru(EvictorConformance):
-    """So few blocks that hardly any can be protected: the order is then that of ``lru``."""
+    """With so few blocks hardly any is protected: the order is that of ``lru``."""
 
     component = {"name": "slru", "protected": 0.05}  # noqa: RUF012
 
@@ -70,7 +70,7 @@ class TestSlru(EvictorConformance):
 
 
 class TestSlruWithRoom(EvictorConformance):
-    """So much room that whatever was found once is protected."""
+    """With so many blocks every block with a hit is protected."""
 
     component = {"name": "slru", "protected": 0.99}  # noqa: RUF012
 
@@ -105,7 +105,7 @@ class TestTwoQWithOtherShares(EvictorConformance):
 
 
 class TestBelady(EvictorConformance):
-    """Nothing is ever asked for again: the least recently used goes first."""
+    """No block is looked up again: the least recently used is evicted first."""
 
     component = "belady"
 

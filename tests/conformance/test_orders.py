@@ -10,7 +10,7 @@ from paged_core.testing import QueueOrderConformance
 
 
 def by(groups: Sequence[SequenceGroup], key: Callable[[SequenceGroup], Any]) -> list[SequenceGroup]:
-    """Sorted; equals stay in the order of their coming."""
+    """Sorted; equal groups stay in arrival order."""
     return sorted(groups, key=key)
 
 
@@ -54,7 +54,7 @@ class TestHrrn(QueueOrderConformance):
 
 
 class TestLongestPrefix(QueueOrderConformance):
-    """Where nothing is cached it is the order of arrival."""
+    """With an empty cache it is the arrival order."""
 
     component = "longest_prefix"
 
@@ -69,7 +69,7 @@ class TestLongestPrefixWithAging(TestLongestPrefix):
 
 
 class TestFair(QueueOrderConformance):
-    """Where nobody was served it is the order of arrival."""
+    """Before any service it is the arrival order."""
 
     component = "fair"
 
@@ -102,7 +102,7 @@ class TestEdfWithSlo(QueueOrderConformance):
 
 
 class TestMlfq(QueueOrderConformance):
-    """No prompt here is longer than the first quantum: it is the order of arrival."""
+    """No prompt here is longer than the first quantum: it is the arrival order."""
 
     component = "mlfq"
 
@@ -134,7 +134,7 @@ class TestMlfqWithPromotion(QueueOrderConformance):
     ) -> Sequence[SequenceGroup] | None:
         def place(group: SequenceGroup) -> tuple[int, float]:
             due = group.arrival + 50.0
-            stands = (level(group), group.arrival)
-            return min(stands, (0, due)) if due <= now else stands
+            key = (level(group), group.arrival)
+            return min(key, (0, due)) if due <= now else key
 
         return by(groups, place)

@@ -1,4 +1,4 @@
-"""Decisions recorded from vLLM, V0 and V1, are made again, step by step."""
+"""Cases recorded from vLLM V0 and V1 replay to the recorded decisions, step by step."""
 
 from __future__ import annotations
 

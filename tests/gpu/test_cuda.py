@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from integration import tiny_models
 from integration.step_driver import StepDriver, load_runner, make_executor, run_at_random, settings
+from paged_backends.executors.model_timer import ModelTimer
+from unit.test_attention_plans import CHUNKS, LAYER, batch, make
 
 NUM_TOKENS = 8
 
@@ -50,3 +53,27 @@ def test_auto_chooses_cuda_and_measures_its_memory(tmp_path: Path) -> None:
     executor = make_executor(settings(folder, device="auto"), needs_host_blocks=True)
     capacity = executor.start()
     assert capacity.num_blocks == capacity.num_host_blocks == 128
+
+
+def test_a_step_of_attention_does_not_wait_for_the_device() -> None:
+    layer = replace(LAYER, device="cuda")
+    backend = make("torch")
+    bound = backend.bind(layer, torch.zeros(backend.cache_shape(layer, 60), device="cuda"))
+    made, count = batch("cuda"), sum(new for _, new in CHUNKS)
+    query, key, value = (torch.zeros(count, heads, 8, device="cuda") for heads in (4, 2, 2))
+    bound.forward(query, key, value, backend.plan(made))  # loads what is loaded on first use
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        bound.forward(query, key, value, backend.plan(made))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_model_is_timed_by_the_device() -> None:
+    device = torch.device("cuda")
+    timer = ModelTimer(device)
+    torch.cuda._sleep(50_000_000)
+    timer.stop()
+    before = timer.seconds()
+    torch.cuda.synchronize(device)
+    assert before < 0.01 < timer.seconds()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,14 +13,16 @@ from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_backends.executors.local import LocalExecutor
 from paged_backends.executors.settings import LocalSettings
-from paged_backends.native.runner import NativeRunner
+from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings, TransformersSettings
-from paged_backends.runners.transformers_runner import TransformersRunner
+from paged_backends.runners.transformers.runner import TransformersRunner
+from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.executor import ExecutorParts
+from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner, RunnerParts
-from paged_core.request import SamplingParams
-from paged_core.sequence import BlockId, SeqId
+from paged_core.registry import Registry
+from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput, StepResult
 
 GREEDY = SamplingParams(max_tokens=None)
@@ -62,15 +65,26 @@ def make_executor(
     """An executor that is not started; a loaded ``runner`` is used as it is."""
     return LocalExecutor(
         LocalSettings(),
-        ExecutorParts(
+        LoadedParts(
             settings=chosen,
+            registry=Registry(()),
             needs_host_blocks=needs_host_blocks,
-            make_runner=lambda: runner or load_runner(chosen),
-            make_attention=lambda _: TorchAttention(
-                TorchSettings(), AttentionParts(settings=chosen)
-            ),
+            runner=runner,
         ),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedParts(ExecutorParts):
+    """Parts with a runner that is loaded already, if there is one, and the attention ``torch``."""
+
+    runner: Runner | None
+
+    def make_runner(self) -> Runner:
+        return self.runner or load_runner(self.settings)
+
+    def make_attention(self, layers: Sequence[LayerSpec]) -> TorchAttention:
+        return TorchAttention(TorchSettings(), AttentionParts(settings=self.settings))
 
 
 class Sequence_:  # noqa: N801

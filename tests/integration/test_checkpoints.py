@@ -9,16 +9,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
 from huggingface_hub import constants
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from transformers.utils import logging
 
 from integration import tiny_models
 from integration.step_driver import load_runner, settings
-from paged_backends.checkpoint import Checkpoint, resolve_checkpoint
-from paged_backends.dtype import choose_dtype
+from paged_backends.checkpoint.dtype import choose_dtype
+from paged_backends.checkpoint.folder import Checkpoint, resolve_checkpoint
 from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
 
 
@@ -68,10 +75,57 @@ def test_offline_a_hub_id_asks_for_a_folder(
         resolve_checkpoint("someone/some-model-that-is-nowhere")
 
 
+def unanswered(kind: type[Exception]) -> Exception:
+    """An error of the hub without the response that some versions of its library ask for."""
+    return kind.__new__(kind, "no such luck")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (unanswered(GatedRepoError), "users who accepted its terms"),
+        (unanswered(RepositoryNotFoundError), r"no model a/b on the hub"),
+        (LocalEntryNotFoundError("no"), "hub cannot be reached"),
+        (unanswered(HfHubHTTPError), r"failed \(HfHubHTTPError"),
+        (OSError("disk full\nand more"), r"failed \(disk full\); try again"),
+    ],
+)
+def test_a_failed_download_says_why(
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(CheckpointError, match=message):
+        resolve_checkpoint("a/b")
+
+
+def test_a_download_fetches_pickles_and_code_only_if_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[list[str]] = []
+
+    def fetch(_: str, *, allow_patterns: list[str], **__: Any) -> str:
+        fetched.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert resolve_checkpoint("a/b") == tmp_path
+    assert len(fetched) == 1
+    assert not {"*.py", "pytorch_model*.bin"} & set(fetched[0])
+    resolve_checkpoint("a/b", allow_pickle=True, trust_remote_code=True)
+    assert "*.py" in fetched[1]
+    assert {"*.py", "pytorch_model*.bin"} <= set(fetched[2])
+    (tmp_path / "model.safetensors").touch()
+    resolve_checkpoint("a/b", allow_pickle=True)
+    assert len(fetched) == 4
+
+
 def test_reading_a_checkpoint_imports_nothing_heavy(folder: Path) -> None:
     code = (
         "import sys; import paged_backends.plugin\n"
-        "from paged_backends.checkpoint import Checkpoint\n"
+        "from paged_backends.checkpoint.folder import Checkpoint\n"
         f"c = Checkpoint.open({str(folder)!r}); c.check_weights(allow_pickle=False);"
         "assert c.model_type == 'llama';"
         "sys.exit(int(bool({'torch', 'transformers'} & set(sys.modules))))"
@@ -244,7 +298,7 @@ def test_a_small_16_bit_model_computes_in_float32_on_a_processor(folder_16_bit: 
 def test_a_large_16_bit_model_does_so_where_bfloat16_is_slow(
     folder_16_bit: Path, supported: bool, dtype: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paged_backends.dtype.SMALL_BYTES", 0)
+    monkeypatch.setattr("paged_backends.checkpoint.dtype.SMALL_BYTES", 0)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: supported)
     checkpoint = Checkpoint.open(str(folder_16_bit))
     assert choose_dtype("auto", checkpoint, torch.device("cpu")) == dtype

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from paged_backends.cpu.compiler import CannotCompile, Compiler
-from paged_backends.cpu.instruction_set import EMULATED, SETS, NoSuchInstructions, choose
-from paged_backends.cpu.library import UNITS
-from paged_backends.cpu.library_cache import library
+from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cpu.bindings import UNITS
+from paged_backends.kernels.cpu.compiler import CppCompiler, cpp_build
+from paged_backends.kernels.cpu.instruction_set import EMULATED, SETS, NoSuchInstructions, choose
+from paged_backends.kernels.library_cache import library
 from paged_core import LLM, SamplingParams
 from paged_core.errors import SettingsError
 
@@ -53,10 +54,10 @@ from pathlib import Path
 import torch
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings
-from paged_backends.cpu.kernels import Kernels
-from paged_backends.cpu.library import Library
+from paged_backends.kernels.cpu.tensor_kernels import Kernels
+from paged_backends.kernels.cpu.bindings import Bindings
 from paged_core.interfaces.attention import AttentionParts
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
 from paged_core.testing.attention_scene import Scene
 
@@ -64,7 +65,7 @@ poison = ctypes.CDLL(None).__asan_poison_memory_region
 unpoison = ctypes.CDLL(None).__asan_unpoison_memory_region
 poison.argtypes = unpoison.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 torch.set_num_threads(2)
-library = Library.open("any", Path(sys.argv[1]))
+bindings = Bindings.open("any", Path(sys.argv[1]))
 CHUNKS = [(37, 1), (0, 45), (300, 1), (21, 6), (0, 1)]
 FAMILY = range(len(CHUNKS), len(CHUNKS) + 9)  # these begin with the same blocks
 CHUNKS += [(140 + index, 1) for index in FAMILY]
@@ -74,7 +75,7 @@ for dtype, dim, group, window, deterministic in itertools.product(
     backend = CpuAttention(
         CpuSettings(), AttentionParts(settings=EngineSettings(deterministic=deterministic))
     )
-    backend._library = library
+    backend._bindings = bindings
     layer = LayerSpec(
         num_heads=2 * group, num_kv_heads=2, head_dim=dim, scale=dim**-0.5, dtype=dtype,
         device="cpu", block_size=5, sliding_window=window,
@@ -95,7 +96,7 @@ for dtype, dim, group, window, deterministic in itertools.product(
                 poison(scene.cache[block, part, head, offset].data_ptr(), size)
     scene.run(members)
     unpoison(scene.cache.data_ptr(), scene.cache.nbytes)
-kernels = Kernels(library, 2)
+kernels = Kernels(bindings, 2)
 for rows, columns, width in itertools.product([1, 15, 17, 40, 130], [30, 64], [20, 96]):
     memory = torch.randn((rows + 1) * columns).bfloat16()
     x, weight = memory[: rows * columns].view(rows, columns), torch.randn(width, columns).bfloat16()
@@ -134,10 +135,10 @@ QUICK = "portable_amx_emulated"
 )
 def test_no_access_outside_its_slots(name: str, tmp_path: Path) -> None:
     try:
-        compiler = Compiler.find()
+        compiler = CppCompiler.find()
         (chosen,) = choose(name, compiler)
         flags = (*chosen.flags, "-fsanitize=address", "-fno-omit-frame-pointer")
-        path = library("checked", UNITS, flags, compiler, tmp_path)
+        path = library(cpp_build("checked", UNITS, flags), compiler, tmp_path)
     except (CannotCompile, NoSuchInstructions) as error:
         pytest.skip(str(error))
     runtime = subprocess.run(

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
-from paged_backends.checkpoint import resolve_checkpoint
+from paged_backends.checkpoint.folder import resolve_checkpoint
 from paged_core import LLM, SamplingParams
 
 ANSWERS: list[dict[str, str]] = yaml.safe_load(

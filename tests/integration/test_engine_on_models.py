@@ -30,6 +30,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "small chunks": {"block_size": 4, "scheduler": {"max_num_batched_tokens": 7}},
     "no prefix cache": {"block_allocator": "uncached"},
     "prefill or decode": {"scheduler": "prefill_or_decode", "block_size": 4},
+    "planned ahead": {"async_scheduling": True, "scheduler": {"max_num_batched_tokens": 7}},
+    "planned ahead, swap": {
+        "async_scheduling": True,
+        "block_size": 4,
+        "num_blocks": 11,
+        "preemption": "swap",
+    },
     "recompute": {"block_size": 4, "num_blocks": 11},
     "swap": {"block_size": 4, "num_blocks": 11, "preemption": "swap"},
     "v0 recompute": {
@@ -110,6 +117,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     allocator=st.sampled_from(["uncached", "hash_cached"]),
     preemption=st.sampled_from(["recompute", "swap", "auto"]),
     order=st.sampled_from(["fcfs", "priority"]),
+    planned_ahead=st.booleans(),
 )
 @hypothesis_settings(
     max_examples=15,
@@ -126,6 +134,7 @@ def test_text_does_not_depend_on_the_schedule(
     allocator: str,
     preemption: str,
     order: str,
+    planned_ahead: bool,
 ) -> None:
     expected = tiny_models.generate(llama, PROMPTS, NUM_TOKENS)
     tokens = budget if scheduler == "token_budget" else 60
@@ -141,6 +150,7 @@ def test_text_does_not_depend_on_the_schedule(
         block_allocator=allocator,
         preemption=preemption,
         queue_order=order,
+        async_scheduling=planned_ahead,
     ) as llm:
         outputs = llm.generate(PROMPTS, GREEDY, priority=[n % 3 for n in range(len(PROMPTS))])
         assert [output.outputs[0].token_ids for output in outputs] == expected

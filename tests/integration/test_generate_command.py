@@ -147,7 +147,7 @@ def test_mistakes_get_one_clear_line(
 
 
 def test_truncated_weights_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from paged_backends.checkpoint import resolve_checkpoint
+    from paged_backends.checkpoint.folder import resolve_checkpoint
 
     for path in resolve_checkpoint("demo").iterdir():
         if path.is_file():

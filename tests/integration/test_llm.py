@@ -15,6 +15,8 @@ from integration import tiny_models
 from paged_core import LLM, SamplingParams
 from paged_core.errors import EngineError, RequestError, SettingsError
 from paged_core.log import get_logger
+from paged_core.text.output_text import OutputText
+from paged_core.text.outputs import OutputDelta
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +157,51 @@ def test_streaming_adds_up(llm: LLM) -> None:
     assert texts[-1] == llm.generate("Hello!", sampling)[0].outputs[0].text
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(max_tokens=24, logprobs=1),
+        SamplingParams(max_tokens=40, stop=["a", " be", "zzz"]),
+        SamplingParams(max_tokens=12, n=3, temperature=1.0, seed=1),
+        SamplingParams(max_tokens=6, beam_width=2),
+    ],
+)
+def test_deltas_add_up_to_the_output(llm: LLM, sampling: SamplingParams) -> None:
+    generations = llm.submit(["Hello!", "Once upon a time"], sampling)
+    gained: dict[tuple[str, int], list[OutputDelta]] = {}
+    for changed in llm.steps(generations):
+        for generation in changed:
+            for delta in generation.take():
+                gained.setdefault((generation.group.id, delta.index), []).append(delta)
+    for generation in generations:
+        assert generation.take() == []
+        for completion in generation.output().outputs:
+            deltas = gained[generation.group.id, completion.index]
+            assert "".join(delta.text or "" for delta in deltas) == completion.text
+            assert [token for d in deltas for token in d.token_ids] == completion.token_ids
+            reasons = [delta.finish_reason for delta in deltas]
+            assert reasons == [None] * (len(deltas) - 1) + [completion.finish_reason]
+            if completion.logprobs is not None:
+                assert [e for d in deltas for e in d.logprobs or ()] == completion.logprobs
+            if sampling.beam_width is None:
+                assert all(len(delta.token_ids) <= 1 for delta in deltas)
+
+
+def test_text_is_decoded_once_per_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is looked at."""
+    decoded: list[int] = []
+    append = OutputText.append
+
+    def counting(self: OutputText, token_ids: Sequence[int], /) -> str | None:
+        decoded.extend(token_ids)
+        return append(self, token_ids)
+
+    monkeypatch.setattr(OutputText, "append", counting)
+    sampling = SamplingParams(max_tokens=20, ignore_eos=True)
+    *_, last = llm.stream("Once upon a time", sampling)
+    assert decoded == last.outputs[0].token_ids
+
+
 def test_who_stops_listening_gives_up(llm: LLM) -> None:
     stream = llm.stream("Once upon a time", SamplingParams(max_tokens=500, ignore_eos=True))
     next(stream)
@@ -175,10 +222,20 @@ def test_a_stream_ends_though_another_call_did_its_steps(llm: LLM) -> None:
 
 def test_a_stream_ends_though_its_request_was_given_up(llm: LLM) -> None:
     (generation,) = llm.submit("Once upon a time", SamplingParams(max_tokens=99, ignore_eos=True))
-    running = llm.run([generation], every_step=True)
+    running = llm.steps([generation])
     next(running)
     llm.abort([generation])
-    assert list(running)[-1] is generation
+    assert list(running)[-1] == [generation]
+
+
+def test_each_request_ends_once_though_another_call_did_its_steps(llm: LLM) -> None:
+    sampling = [SamplingParams(max_tokens=length, ignore_eos=True) for length in (2, 2, 4)]
+    generations = llm.submit(["2 + 2 =", "2 + 3 =", "2 + 4 ="], sampling)
+    ended = []
+    for generation in llm.run(generations):
+        ended.append(generation)
+        llm.generate("3 + 4 =", SamplingParams(max_tokens=12, ignore_eos=True))
+    assert ended == generations
 
 
 def test_a_closed_llm_says_so() -> None:
@@ -190,7 +247,7 @@ def test_a_closed_llm_says_so() -> None:
 
 
 def test_a_second_thread_is_told_to_wait_for_the_first() -> None:
-    with LLM(executor="memory", num_blocks=8, max_model_len=32) as made, made._turn:
+    with LLM(executor="memory", num_blocks=8, max_model_len=32) as made, made.driver.turn():
         with pytest.raises(EngineError, match="another thread"):
             made.generate([1, 2, 3])
         assert not made.engine.has_unfinished

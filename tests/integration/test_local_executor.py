@@ -18,8 +18,8 @@ from integration.step_driver import (
     settings,
 )
 from paged_core.errors import EngineError, SettingsError
-from paged_core.request import SamplingParams
-from paged_core.sequence import BlockId, SeqId
+from paged_core.ids import BlockId, SeqId
+from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput
 
 PROMPT = [3, 5, 7, 11, 13, 17, 19]

@@ -21,10 +21,10 @@ from integration.step_driver import (
     run_at_random,
     settings,
 )
-from paged_backends.checkpoint import Checkpoint
-from paged_backends.cpu.instruction_set import NoSuchInstructions
-from paged_backends.native.families import decoder_config
-from paged_backends.native.runner import NativeRunner
+from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.kernels.cpu.instruction_set import NoSuchInstructions
+from paged_backends.runners.native.families import decoder_config
+from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
 from paged_core import LLM, SamplingParams
 from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
@@ -68,7 +68,7 @@ def test_it_is_described_as_the_library_describes_it(model: Path) -> None:
 
 
 def described(runner: Runner) -> dict[str, Any]:
-    # the library's opt multiplies its queries by the scale beforehand
+    # the library's opt multiplies its queries by the scale before attention
     layers = [replace(layer, scale=1.0) for layer in runner.layers]
     return {
         "layers": layers,
@@ -328,7 +328,7 @@ def test_without_a_compiler_plain_pytorch_serves(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = answers(llama)
-    monkeypatch.setattr("paged_backends.native.runner.obstacle", lambda: "no compiler")
+    monkeypatch.setattr("paged_backends.runners.native.runner.obstacle", lambda: "no compiler")
     assert answers(llama) == expected
 
 
@@ -338,6 +338,6 @@ def test_kernels_that_the_processor_lacks_are_refused(
     def load(*_: Any) -> Any:
         raise NoSuchInstructions("this processor has no avx2")
 
-    monkeypatch.setattr("paged_backends.native.runner.Kernels.load", load)
+    monkeypatch.setattr("paged_backends.runners.native.runner.Kernels.load", load)
     with pytest.raises(SettingsError, match=r"runner\.kernels: .*no avx2"):
         LLM(str(llama), runner={"name": "native", "kernels": "avx2"})

@@ -1,4 +1,4 @@
-"""Packages of others: built, installed beside ours, listed, used and tested; no fork, no patch."""
+"""Third-party packages: built, installed beside ours, listed, used and tested."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from paged_core.cli.new_plugin import SUMMARIES
+from paged_plugins.scaffold.new_plugin import SUMMARIES
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "third_party" / "paged-core-example"
@@ -30,7 +30,7 @@ PROMPTS = ("What is a block table?", "What is preemption?")
 
 @dataclass(frozen=True)
 class Place:
-    """A folder of sources, and one that their packages are installed into."""
+    """A folder of sources, and the folder that their packages are installed into."""
 
     sources: Path
     site: Path
@@ -58,7 +58,7 @@ class Place:
         return self.run("-m", "paged_core", *args, folder=folder, bare=bare)
 
     def test(self, packages: Sequence[str]) -> None:
-        """Run the tests that packages bring along."""
+        """Run the packages' own tests."""
         options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--import-mode=importlib")
         self.run("-m", "pytest", *options, *(self.sources / name / "tests" for name in packages))
 
@@ -88,7 +88,7 @@ def listed(place: Place) -> dict[str, Any]:
 
 
 def components(listed: dict[str, Any], plugin: str) -> set[tuple[str, str]]:
-    """The components that a plugin brings, by slot and name; all of them can be used."""
+    """The components of a plugin, by slot and name; all of them are available."""
     own = [one for one in listed["components"] if one["plugin"] == plugin]
     assert {one["status"] for one in own} == {"active"}
     assert not any(one["default"] for one in own)

@@ -18,7 +18,7 @@ TUTORIAL = ROOT / "docs" / "tutorial.md"
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
     """The tutorial's files."""
-    folder = tmp_path / "guaranteed"
+    folder = tmp_path / "turns"
     for block in blocks(TUTORIAL):
         if block.file:
             write(block, folder)
@@ -47,32 +47,32 @@ def test_installing_it_activates_nothing(installed: Path, tmp_path: Path) -> Non
 def test_its_scheduler_passes_the_conformance_kit(installed: Path, sources: Path) -> None:
     fewer = "import paged_core.testing as kit\nkit.SchedulerConformance.max_examples = 12\n"
     (sources / "conftest.py").write_text(fewer, "utf-8")
-    command = f"{sys.executable} -m pytest -q -p no:cacheprovider test_guaranteed.py"
+    command = f"{sys.executable} -m pytest -q -p no:cacheprovider test_turns.py"
     lines = run(command, sources, [installed])
     assert "passed" in lines[-1], "\n".join(lines)
     assert "failed" not in lines[-1]
 
 
-def test_its_scheduler_serves_crowds_and_never_preempts(
+def test_its_scheduler_preempts_and_serves_groups_that_fork(
     sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Groups that fork, more requests than fit at once: the text is that of the default."""
+    """More requests than fit at once: the text is that of the default."""
     monkeypatch.syspath_prepend(str(sources))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "guaranteed"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "turns"]:
         monkeypatch.delitem(sys.modules, name)
-    from guaranteed import plugin  # type: ignore[import-not-found]
+    from turns import plugin  # type: ignore[import-not-found]
 
     registry = Registry.discover().extended(plugin)
     prompts = [list(range(1, 2 + 3 * number)) for number in range(8)]
     sampling = [SamplingParams(max_tokens=5 + number, n=1 + number % 3) for number in range(8)]
     tokens = {}
-    for scheduler in ("token_budget", "guaranteed"):
+    for scheduler in ("token_budget", "turns"):
         with LLM(
             registry=registry,
             scheduler=scheduler,
             executor="memory",
             block_size=4,
-            num_blocks=40,
+            num_blocks=16,
             max_model_len=128,
         ) as llm:
             generations = llm.submit(prompts, sampling)
@@ -80,8 +80,8 @@ def test_its_scheduler_serves_crowds_and_never_preempts(
                 pass
             outputs = [generation.output() for generation in generations]
             tokens[scheduler] = [[one.token_ids for one in out.outputs] for out in outputs]
-            if scheduler == "guaranteed":
-                assert not any(generation.group.num_preemptions for generation in generations)
+            if scheduler == "turns":
+                assert any(generation.group.num_preemptions for generation in generations)
             kv_cache = llm.engine.kv_cache
             assert kv_cache.num_free == kv_cache.num_blocks
-    assert tokens["guaranteed"] == tokens["token_budget"]
+    assert tokens["turns"] == tokens["token_budget"]

@@ -1,4 +1,4 @@
-"""Everything that can be combined: the parts that are installed, with their options."""
+"""The combinations to test: all installed policies, with their options and engine settings."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ TURNED: dict[str, tuple[Any, ...]] = {
     "max_preemptions": (None, 1),
     "promote_after": (None, 4.0),
 }
-"""Values of options that are switches in all but type, by their name."""
+"""Values to test of options that are neither booleans nor choices, by name."""
 
-ROOM: dict[str, tuple[Any, ...]] = {
+LIMITS: dict[str, tuple[Any, ...]] = {
     "block_size": (4, 1, 3),
     "num_blocks": (24, 17, 70),
     "num_host_blocks": (30, 0, 3),
     "watermark": (0.0, 0.1),
     "budget": (9, 64),
-    "seats": (4, 3),
+    "num_seqs": (4, 3),
 }
-"""What the parts are to share; ``budget`` and ``seats`` go to schedulers that have such options."""
+"""Engine settings; ``budget`` and ``num_seqs`` are for schedulers that have such options."""
 
 
 def columns(registry: Registry) -> dict[str, Sequence[Any]]:
-    """For each slot of the policies every component in every variant, and the room there is."""
+    """For each slot of the policies every component in every variant, and the limits."""
     found: dict[str, Sequence[Any]] = {slot: variants(registry, slot) for slot in POLICY_SLOTS}
-    return found | ROOM
+    return found | LIMITS
 
 
 def variants(registry: Registry, slot: str) -> list[Table]:
-    """A table for every component of a slot and every combination of its switches."""
+    """A table for every component of a slot and every combination of its options."""
     found = []
     for name in sorted(registry.of(slot)):
         found += [{"name": name, **table} for table in _switches(registry.of(slot)[name].settings)]
@@ -53,9 +53,9 @@ def settings_of(row: dict[str, Any], registry: Registry) -> dict[str, Any]:
     values = {**row, "max_model_len": 64}
     scheduler = dict(values["scheduler"])
     known = registry.get("scheduler", scheduler["name"]).settings.model_fields
-    budget, seats = values.pop("budget"), values.pop("seats")
+    budget, num_seqs = values.pop("budget"), values.pop("num_seqs")
     if "max_num_seqs" in known:
-        scheduler["max_num_seqs"] = seats
+        scheduler["max_num_seqs"] = num_seqs
     if "max_num_batched_tokens" in known:
         takes_chunks = scheduler.get("chunked_prefill", False)
         scheduler["max_num_batched_tokens"] = budget if takes_chunks else 64

@@ -11,13 +11,13 @@ Allows = Callable[[str, Any, str, Any], bool]
 
 
 def pairwise_rows(columns: Mapping[str, Sequence[Any]], allows: Allows) -> list[dict[str, Any]]:
-    """Return rows that hold every pair of values that may meet; for the same columns the same rows.
+    """Return rows that contain every allowed pair of values; deterministic.
 
-    Greedy: each row starts from a pair that is missing, and takes, column by column, the value that
-    adds the most pairs. That is not the smallest array, but seldom twice as large.
+    Greedy: each row starts from a missing pair, and takes, column by column, the value that adds
+    the most pairs. That is not the smallest array, but rarely twice as large.
 
     Args:
-        allows: whether a value of one column may stand beside a value of another.
+        allows: whether a value of one column may be combined with a value of another.
     """
     names = sorted(columns, key=lambda name: (-len(columns[name]), name))
     forbidden = {
@@ -52,10 +52,10 @@ def _best(
     missing: Collection[Pair],
     forbidden: Collection[Pair],
 ) -> int:
-    """The value of a column that adds the most missing pairs to the row, and none that may not be.
+    """The value of a column that adds the most missing pairs and no forbidden pair to the row.
 
     Raises:
-        ValueError: every value is forbidden beside what the row has.
+        ValueError: every value forms a forbidden pair with the row.
     """
     gains = {}
     for value in range(len(columns[name])):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
-from paged_core.sequence import BlockId
 
 # ---------------------------------------------------------------------- pages, as in the papers
 

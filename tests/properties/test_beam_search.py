@@ -10,7 +10,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from paged_core.registry import Registry
-from paged_core.request import Request, SamplingParams
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.testing.engine_settings import engine_settings
 from paged_core.testing.failing_executor import FailingExecutor
 from paged_core.testing.memory_engine import build_memory_engine, serve

@@ -1,8 +1,8 @@
-"""Any parts go together: every combination serves as any other does, or is refused at the start.
+"""Every combination of policies serves workloads correctly, or is refused when the engine is built.
 
-The parts are those that are registered when the tests are collected, so a new one takes part by
-itself. By default every pair of parts, options and sizes meets at least once; the long version
-tries all combinations of parts, and the pairs over many more workloads.
+The components are those that are registered when the tests are collected, so new ones are included.
+By default every pair of components, options and limits occurs at least once; the long version tests
+all combinations of components, and the pairs over many more workloads.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from paged_core.testing.engine_settings import POLICY_SLOTS
 from paged_core.testing.memory_engine import build_memory_engine, serve
 from paged_core.testing.text_alone import check_served
 from paged_core.testing.workload import Workload
-from properties.combinations import ROOM, Table, columns, settings_of, variants
+from properties.combinations import LIMITS, Table, columns, settings_of, variants
 from properties.covering import pairwise_rows
-from properties.crowds import crowd
+from properties.mixed_workloads import mixed_workload
 
 REGISTRY = Registry.discover()
 COLUMNS = columns(REGISTRY)
 
 
 def refusal(values: dict[str, Any]) -> str | None:
-    """Why no engine is built from these settings; ``None``: one is."""
+    """The reason why no engine is built from these settings; ``None``: one is built."""
     try:
         build_memory_engine(REGISTRY, **values).close()
     except SettingsError as error:
@@ -40,7 +40,7 @@ def refusal(values: dict[str, Any]) -> str | None:
 
 @cache
 def misfits() -> list[tuple[dict[str, Table], str]]:
-    """Pairs of parts, by slot, that do not go together, and why."""
+    """Pairs of components, by slot, that cannot be combined, with the reason."""
     found = []
     for one, other in combinations(POLICY_SLOTS, 2):
         for left, right in product(COLUMNS[one], COLUMNS[other]):
@@ -57,7 +57,7 @@ ROWS = [settings_of(row, REGISTRY) for row in pairwise_rows(COLUMNS, may_meet)]
 
 
 def serves(values: dict[str, Any], workload: Workload) -> int:
-    """Serve a workload and check every text; how often somebody had to give way."""
+    """Serve a workload, check every output, and return the number of preemptions by recompute."""
     engine = build_memory_engine(REGISTRY, **values)
     groups = serve(engine, workload)
     check_served(engine, workload, groups)
@@ -69,7 +69,7 @@ def serves(values: dict[str, Any], workload: Workload) -> int:
 def test_every_pair_serves_as_if_each_request_were_alone(row: int) -> None:
     assert refusal(ROWS[row]) is None
     for number in range(5):
-        num_preemptions = serves(ROWS[row], crowd(5 * row + number))
+        num_preemptions = serves(ROWS[row], mixed_workload(5 * row + number))
         assert not num_preemptions or ROWS[row]["preemption"]["name"] != "never"
 
 
@@ -77,26 +77,26 @@ def test_every_pair_serves_as_if_each_request_were_alone(row: int) -> None:
 @pytest.mark.parametrize("row", range(len(ROWS)))
 def test_every_pair_serves_many_workloads(row: int) -> None:
     for number in range(100):
-        serves(ROWS[row], crowd(1000 * row + number, num_requests=6 + number % 12))
+        serves(ROWS[row], mixed_workload(1000 * row + number, num_requests=6 + number % 12))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", variants(REGISTRY, "scheduler"), ids=repr)
 def test_every_combination_serves_or_is_refused(scheduler: Table) -> None:
     others = [slot for slot in POLICY_SLOTS if slot != "scheduler"]
-    room = {name: values[0] for name, values in ROOM.items()}
+    limits = {name: values[0] for name, values in LIMITS.items()}
     for number, tables in enumerate(product(*(COLUMNS[slot] for slot in others))):
-        row = dict(zip(others, tables, strict=True)) | room | {"scheduler": scheduler}
+        row = dict(zip(others, tables, strict=True)) | limits | {"scheduler": scheduler}
         values = settings_of(row, REGISTRY)
         if reason := refusal(values):
-            assert names_two_parts(reason, values)
+            assert names_two_components(reason, values)
         else:
-            num_preemptions = serves(values, crowd(number % 50, num_requests=6))
+            num_preemptions = serves(values, mixed_workload(number % 50, num_requests=6))
             assert not num_preemptions or values["preemption"]["name"] != "never"
 
 
-def names_two_parts(reason: str, values: dict[str, Any]) -> bool:
-    """Whether a refusal says which parts do not go together, by slot and name."""
+def names_two_components(reason: str, values: dict[str, Any]) -> bool:
+    """Whether a refusal names the components that cannot be combined, by slot and name."""
     named = [
         slot
         for slot in POLICY_SLOTS
@@ -105,18 +105,18 @@ def names_two_parts(reason: str, values: dict[str, Any]) -> bool:
     return len(named) >= 2
 
 
-def test_what_does_not_go_together_is_refused_with_a_reason_and_a_remedy() -> None:
+def test_invalid_combinations_are_refused_with_a_reason_and_a_remedy() -> None:
     assert misfits(), "contiguous reservations and swapping are one"
     for pair, reason in misfits():
-        assert names_two_parts(reason, pair), reason
+        assert names_two_components(reason, pair), reason
         assert re.search(rf"set ({'|'.join(pair)}) to \w+", reason), reason
         for slot, table in pair.items():
             assert refusal({slot: table}) is None, "it is refused by itself"
 
 
 @pytest.mark.parametrize("profile", sorted(REGISTRY.profiles))
-def test_any_part_of_a_profile_can_be_swapped(profile: str) -> None:
-    """What a profile says of the others stays, whichever part is replaced."""
+def test_any_component_of_a_profile_can_be_swapped(profile: str) -> None:
+    """Replacing one component of a profile leaves the others unchanged."""
     small = {"profile": profile, "block_size": 4, "num_blocks": 33, "max_model_len": 64}
     untouched = settings_class(REGISTRY)(**small)
     for slot in POLICY_SLOTS:
@@ -127,18 +127,18 @@ def test_any_part_of_a_profile_can_be_swapped(profile: str) -> None:
                 assert other == slot or getattr(swapped, other) == getattr(untouched, other)
             if reason := refusal(values):
                 tables = {key: {"name": getattr(swapped, key).name} for key in POLICY_SLOTS}
-                assert names_two_parts(reason, tables), reason
+                assert names_two_components(reason, tables), reason
             else:
-                serves(values, crowd(len(slot), num_requests=5))
+                serves(values, mixed_workload(len(slot), num_requests=5))
 
 
-def test_every_part_is_legal_with_something() -> None:
+def test_every_component_has_a_valid_combination() -> None:
     for slot in POLICY_SLOTS:
         for name in REGISTRY.of(slot):
             assert any(row[slot]["name"] == name for row in ROWS), f"{slot} {name}"
 
 
-def test_the_rows_hold_every_pair_of_values_that_may_meet() -> None:
+def test_the_rows_contain_every_allowed_pair_of_values() -> None:
     table = {"a": [1, 2, 3], "b": ["x", "y"], "c": [True, False]}
 
     def allows(one: str, left: Any, other: str, right: Any) -> bool:
@@ -153,13 +153,13 @@ def test_the_rows_hold_every_pair_of_values_that_may_meet() -> None:
     assert len(rows) < 3 * 2 * 2
 
 
-def test_the_workloads_are_mean() -> None:
-    """Were there room for everybody at once, nothing would be tried."""
-    given_way = [
-        sum(serves(row, crowd(number)) for number in range(3))
+def test_the_workloads_cause_preemptions() -> None:
+    """If all requests fitted at once, preemption would not be tested."""
+    num_preemptions = [
+        sum(serves(row, mixed_workload(number)) for number in range(3))
         for row in ROWS
         if row["preemption"]["name"] == "recompute"
         and row["block_allocator"]["name"] != "contiguous"
         and row["num_blocks"] < 30
     ]
-    assert sum(times > 0 for times in given_way) > len(given_way) / 4, given_way
+    assert sum(count > 0 for count in num_preemptions) > len(num_preemptions) / 4, num_preemptions

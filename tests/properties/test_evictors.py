@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_core.errors import OutOfBlocks
-from paged_core.future import Future
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.future import Future
 from paged_core.registry import Registry
-from paged_core.sequence import BlockId
 from properties.evictor_models import (
     ArcModel,
     TwoQModel,

@@ -1,7 +1,7 @@
-"""Who can wait for ever while others keep coming, and the option that prevents it.
+"""Under which policies a request can starve while others keep arriving, and the options against it.
 
-That everybody in a finite workload finishes is part of every property: see
-``test_every_combination.py``. Here the others never stop coming.
+That every request of a finite workload finishes is part of every property: see
+``test_every_combination.py``. Here requests never stop arriving.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import pytest
 
 from paged_core.engine import Engine
 from paged_core.registry import Registry
-from paged_core.request import Request, SamplingParams
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_core.testing.memory_engine import build_memory_engine
 from paged_core.testing.workload import simple_request
@@ -21,7 +22,7 @@ from paged_core.testing.workload import simple_request
 REGISTRY = Registry.discover()
 STEPS = 400
 STEM = (1, 2, 3, 4, 5, 6, 7, 8)
-"""What the favourites' prompts begin with."""
+"""The common prefix of the favourites' prompts."""
 
 ORDERS_THAT_STARVE: dict[str, dict[str, Any]] = {
     "priority": {"aging": 0.02},
@@ -30,12 +31,12 @@ ORDERS_THAT_STARVE: dict[str, dict[str, Any]] = {
     "longest_prefix": {"aging": 0.2},
     "mlfq": {"promote_after": 60.0},
 }
-"""Queue orders under which one can starve, and the options under which none does."""
+"""Queue orders under which a request can starve, and the options that prevent it."""
 
 AT_ITS_WORST: dict[str, dict[str, Any]] = {
     "mlfq": {"first_quantum": 10, "promote_after": None},
 }
-"""Options under which an order starves that by default does not."""
+"""Options under which a request starves that does not starve by default."""
 
 ORDERS_THAT_DO_NOT = {"fcfs", "hrrn", "fair"}
 
@@ -44,7 +45,7 @@ VICTIMS_THAT_STARVE: dict[str, dict[str, Any]] = {
     "most_blocks": {"max_preemptions": 3},
 }
 VICTIMS_THAT_DO_NOT = {"newest", "fewest_computed"}
-"""Here, where the prefix cache puts nobody ahead."""
+"""Without a prefix cache, which would favour some requests."""
 
 TURNS: dict[str, dict[str, Any]] = {
     "token_budget": {"max_num_seqs": 2, "max_num_batched_tokens": 24},
@@ -52,11 +53,11 @@ TURNS: dict[str, dict[str, Any]] = {
     "iteration_level": {"max_num_seqs": 2},
     "static_batch": {"max_num_seqs": 2},
 }
-"""Schedulers with two seats."""
+"""Schedulers that run two sequences."""
 
 
 def unlucky() -> Request:
-    """What no order prefers: of low priority, long, without a deadline, and alone of its kind."""
+    """A request that every order puts last: low priority, long, no deadline, no shared prefix."""
     return Request(
         id="unlucky",
         prompt=tuple(range(1000, 1020)),
@@ -68,7 +69,7 @@ def unlucky() -> Request:
 
 
 def favourite(number: int, now: float) -> Request:
-    """Urgent, short, due soon, with a prefix that everybody knows."""
+    """An urgent, short request with an early deadline and a shared prefix."""
     return Request(
         id=f"favourite{number}",
         prompt=(*STEM, number),
@@ -80,9 +81,9 @@ def favourite(number: int, now: float) -> Request:
 
 
 def waits(engine: Engine, per_step: int = 1) -> SequenceGroup:
-    """Watch one among favourites, of whom some wait already and so many more come in each step.
+    """Serve one unlucky request among favourites: eight at first and ``per_step`` in each step.
 
-    Each takes one of two seats for two steps, so one in each step keeps the engine busy for ever.
+    Each runs for two steps, and two run at once, so one per step keeps the engine busy for ever.
     """
     coming = count()
     for _ in range(8):
@@ -105,7 +106,7 @@ def engine_of(order: dict[str, Any], scheduler: str) -> Engine:
     )
 
 
-def test_of_every_order_and_victim_it_is_known_whether_it_starves() -> None:
+def test_every_order_and_victim_is_covered() -> None:
     assert ORDERS_THAT_STARVE.keys() | ORDERS_THAT_DO_NOT == REGISTRY.of("queue_order").keys()
     assert VICTIMS_THAT_STARVE.keys() | VICTIMS_THAT_DO_NOT == REGISTRY.of("victim").keys()
     assert TURNS.keys() == REGISTRY.of("scheduler").keys()
@@ -113,7 +114,7 @@ def test_of_every_order_and_victim_it_is_known_whether_it_starves() -> None:
 
 @pytest.mark.parametrize("scheduler", sorted(TURNS))
 @pytest.mark.parametrize("order", sorted(ORDERS_THAT_STARVE))
-def test_one_starves_while_better_ones_keep_coming(order: str, scheduler: str) -> None:
+def test_a_request_starves_while_preferred_ones_keep_arriving(order: str, scheduler: str) -> None:
     group = waits(engine_of({"name": order, **AT_ITS_WORST.get(order, {})}, scheduler))
     assert not group.finished
     assert not group.sequences[0].output
@@ -121,7 +122,7 @@ def test_one_starves_while_better_ones_keep_coming(order: str, scheduler: str) -
 
 @pytest.mark.parametrize("scheduler", sorted(TURNS))
 @pytest.mark.parametrize("order", sorted(ORDERS_THAT_STARVE))
-def test_nobody_starves_with_the_option_against_it(order: str, scheduler: str) -> None:
+def test_no_request_starves_with_the_option_against_it(order: str, scheduler: str) -> None:
     options = AT_ITS_WORST.get(order, {}) | ORDERS_THAT_STARVE[order]
     group = waits(engine_of({"name": order, **options}, scheduler))
     assert len(group.sequences[0].output) == 4
@@ -129,20 +130,20 @@ def test_nobody_starves_with_the_option_against_it(order: str, scheduler: str) -
 
 @pytest.mark.parametrize("scheduler", sorted(TURNS))
 @pytest.mark.parametrize("order", sorted(ORDERS_THAT_DO_NOT))
-def test_nobody_starves_under_the_others(order: str, scheduler: str) -> None:
+def test_no_request_starves_under_the_other_orders(order: str, scheduler: str) -> None:
     group = waits(engine_of({"name": order}, scheduler))
     assert len(group.sequences[0].output) == 4
 
 
-def test_the_highest_response_ratio_lets_one_starve_only_while_too_much_comes() -> None:
-    """A request twice as large as the others gets its turn unless twice of what fits comes."""
+def test_under_the_highest_response_ratio_a_request_starves_only_under_overload() -> None:
+    """A request twice as large as the others is served unless the load is twice the capacity."""
     order = {"name": "hrrn"}
     assert not waits(engine_of(order, "token_budget"), per_step=2).finished
     assert waits(engine_of(order, "token_budget"), per_step=1).finished
 
 
-def is_pushed_out(victim: dict[str, Any], threshold: int) -> SequenceGroup:
-    """Watch a large, unimportant request among small ones in a pool that is always too small."""
+def is_preempted(victim: dict[str, Any], threshold: int) -> SequenceGroup:
+    """Serve a large request of low priority among small ones, with too few blocks for all."""
     engine = build_memory_engine(
         REGISTRY,
         block_allocator="uncached",
@@ -168,33 +169,33 @@ def is_pushed_out(victim: dict[str, Any], threshold: int) -> SequenceGroup:
 
 
 @pytest.mark.parametrize("victim", sorted(VICTIMS_THAT_STARVE))
-def test_one_starves_whose_prompt_is_pushed_out_before_it_is_computed(victim: str) -> None:
-    group = is_pushed_out({"name": victim}, threshold=2)
+def test_a_request_starves_if_it_is_preempted_before_its_prefill_ends(victim: str) -> None:
+    group = is_preempted({"name": victim}, threshold=2)
     assert not group.finished
     assert group.num_preemptions > 10
 
 
 @pytest.mark.parametrize("victim", sorted(VICTIMS_THAT_STARVE))
-def test_whoever_is_spared_in_the_end_finishes(victim: str) -> None:
-    group = is_pushed_out({"name": victim, **VICTIMS_THAT_STARVE[victim]}, threshold=2)
+def test_a_request_with_max_preemptions_finishes(victim: str) -> None:
+    group = is_preempted({"name": victim, **VICTIMS_THAT_STARVE[victim]}, threshold=2)
     assert len(group.sequences[0].output) == 8
 
 
 @pytest.mark.parametrize("victim", sorted(REGISTRY.of("victim")))
-def test_a_prompt_computed_in_one_step_gets_on_each_time(victim: str) -> None:
-    group = is_pushed_out({"name": victim}, threshold=0)
+def test_a_prompt_prefilled_in_one_step_advances_each_time(victim: str) -> None:
+    group = is_preempted({"name": victim}, threshold=0)
     assert len(group.sequences[0].output) == 8
 
 
 @pytest.mark.parametrize("victim", sorted(VICTIMS_THAT_DO_NOT))
-def test_nobody_is_pushed_out_for_ever_by_the_others(victim: str) -> None:
-    group = is_pushed_out({"name": victim}, threshold=2)
+def test_no_request_starves_under_the_other_victims(victim: str) -> None:
+    group = is_preempted({"name": victim}, threshold=2)
     assert len(group.sequences[0].output) == 8
 
 
 @pytest.mark.parametrize("scheduler", sorted(TURNS))
-def test_nobody_gives_way_who_was_admitted_to_run_to_the_end(scheduler: str) -> None:
-    """Not even for a better one that waits, and not for a seat."""
+def test_under_never_no_running_request_is_preempted(scheduler: str) -> None:
+    """Not even for a waiting request of higher priority."""
     engine = build_memory_engine(
         REGISTRY,
         queue_order="priority",

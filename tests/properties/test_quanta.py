@@ -1,4 +1,4 @@
-"""Quanta change when requests run, and never what they say; and every one of them ends."""
+"""Quanta change when requests run, and never their output; and every request finishes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paged_policies.orders.mlfq import MlfqSettings
 from paged_policies.schedulers.iteration_level import IterationLevelSettings
 from paged_policies.schedulers.prefill_or_decode import PrefillOrDecodeSettings
 from paged_policies.schedulers.token_budget import TokenBudgetSettings
-from properties.crowds import crowd
+from properties.mixed_workloads import mixed_workload
 
 REGISTRY = Registry.discover().extended(ALWAYS_OVER)
 SCHEDULERS: tuple[ComponentSettings, ...] = (
@@ -37,7 +37,7 @@ ORDERS: tuple[ComponentSettings, ...] = (
     AlwaysOverSettings(waiting_first=True),
 )
 MAX_STEPS = 5000
-"""Where a prompt is computed again for every token, in chunks of a few tokens."""
+"""Enough even if a prompt is recomputed for every token, in chunks of a few tokens."""
 
 
 def profile(max_examples: int) -> Any:
@@ -50,7 +50,7 @@ def profile(max_examples: int) -> Any:
 
 @st.composite
 def quanta(draw: st.DrawFn) -> dict[str, Any]:
-    """Settings of small engines that end quanta."""
+    """Settings of small engines with quanta."""
     fixed = {
         "queue_order": draw(st.sampled_from(ORDERS)),
         "scheduler": draw(st.sampled_from(SCHEDULERS)),
@@ -98,8 +98,8 @@ def test_steps_that_fail_end_only_their_own_requests(
     check_nothing_leaked(engine)
 
 
-def given_way(scheduler: str, preemption: str, first_quantum: int) -> int:
-    """How many of some crowds had to leave one of three seats; there are blocks for all."""
+def num_preempted(scheduler: str, preemption: str, first_quantum: int) -> int:
+    """How many of some crowds are preempted, where three sequences run and blocks suffice."""
     total = 0
     for number in range(6):
         engine = build_memory_engine(
@@ -111,20 +111,20 @@ def given_way(scheduler: str, preemption: str, first_quantum: int) -> int:
             num_host_blocks=400,
         )
         watched = WatchedScheduler.install(engine, None, 3)
-        workload = crowd(number)
+        workload = mixed_workload(number)
         check_served(engine, workload, serve(engine, workload, max_steps=MAX_STEPS))
-        total += len(watched.given_way)
+        total += len(watched.preempted)
     return total
 
 
 @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode", "iteration_level"])
 class TestPreemptions:
     @pytest.mark.parametrize("preemption", ["recompute", "swap", "auto"])
-    def test_single_sequences_forked_groups_and_searches_leave_their_seats(
+    def test_single_sequences_forked_groups_and_beam_searches_are_preempted(
         self, scheduler: str, preemption: str
     ) -> None:
-        assert given_way(scheduler, preemption, first_quantum=2) >= 6
-        assert given_way(scheduler, preemption, first_quantum=1000) == 0
+        assert num_preempted(scheduler, preemption, first_quantum=2) >= 6
+        assert num_preempted(scheduler, preemption, first_quantum=1000) == 0
 
-    def test_nobody_does_who_was_admitted_to_run_to_the_end(self, scheduler: str) -> None:
-        assert given_way(scheduler, "never", first_quantum=2) == 0
+    def test_none_whose_blocks_are_reserved_to_its_end_is_preempted(self, scheduler: str) -> None:
+        assert num_preempted(scheduler, "never", first_quantum=2) == 0

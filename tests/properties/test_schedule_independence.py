@@ -1,4 +1,4 @@
-"""What a request says does not depend on how it was scheduled, and nothing is lost on the way."""
+"""The output of a request does not depend on the schedule, and no block leaks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_text_does_not_depend_on_the_schedule_for_long(
 def check_with_failures(
     values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
 ) -> None:
-    """Steps that fail take only their own requests along; the others say what they always say."""
+    """Steps that fail end only their own requests; the others keep the output they have alone."""
     engine = build_memory_engine(REGISTRY, **values)
     FailingExecutor.install(engine, before=before, after=after)
     for group in serve(engine, workload).values():

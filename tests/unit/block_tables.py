@@ -5,12 +5,14 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
+from paged_core.ids import SeqId
 from paged_core.interfaces.allocator import AllocatorParts
 from paged_core.interfaces.evictor import EvictorParts
 from paged_core.kv_cache import KVCache
 from paged_core.registry import Registry
-from paged_core.request import Request, SamplingParams
-from paged_core.sequence import SeqId, SequenceGroup, SequenceState
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
+from paged_core.sequence import SequenceGroup, SequenceState
 
 REGISTRY = Registry.discover()
 _ids = count()
@@ -49,7 +51,7 @@ def make_cache(
 
 
 def make_group(prompt: list[int] | int, n: int = 1, **fields: Any) -> SequenceGroup:
-    """A request that waits; a number stands for a prompt of so many tokens that counts up."""
+    """A waiting group; a number gives a prompt of that many tokens, ``0, 1, 2, ...``."""
     tokens = list(range(prompt)) if isinstance(prompt, int) else prompt
     number = next(_ids)
     sampling = fields.pop("sampling", SamplingParams(n=n))
@@ -89,6 +91,14 @@ def fork(cache: KVCache, group: SequenceGroup, n: int) -> list[SequenceState]:
     for number, sequence in enumerate(group.live):
         sequence.tokens.append(1000 + number)
     return group.live
+
+
+def plan_unknown(cache: KVCache, sequence: SequenceState, num_tokens: int) -> None:
+    """Plan a step over tokens the last of which a step under way is still drawing."""
+    sequence.num_unknown = 1
+    cache.reserve(sequence, num_tokens)
+    cache.take_changes()
+    sequence.num_scheduled += num_tokens
 
 
 def grow(cache: KVCache, sequence: SequenceState, num_tokens: int = 1) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from paged_backends.cpu.compiler import CannotCompile
-from paged_backends.cpu.instruction_set import EMULATED, NoSuchInstructions
-from paged_backends.cpu.instruction_set import SETS as ALL
-from paged_backends.cpu.kernels import Kernels
+from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cpu.instruction_set import EMULATED, NoSuchInstructions
+from paged_backends.kernels.cpu.instruction_set import SETS as ALL
+from paged_backends.kernels.cpu.tensor_kernels import Kernels
 
 SETS = [one.name for one in (*ALL, *EMULATED)]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from paged_core.engine import Engine
 from paged_core.interfaces.observer import Observer
-from paged_core.request import Request, SamplingParams
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_core.step import NewSequence
 from paged_core.testing.memory_engine import build_memory_engine
@@ -23,8 +24,10 @@ def engine_with(
     observers: Sequence[Observer] = (),
     **settings: Any,
 ) -> Engine:
-    """An engine that says ``text`` to everyone, if it is given, the first token after a prompt
-    first; ``capacity`` is what its executor says of itself."""
+    """An engine that generates ``text``, if given, for every request.
+
+    ``capacity`` replaces fields of the capacity that its executor reports.
+    """
     engine = build_memory_engine(observers=observers, **settings)
     engine.capacity = replace(engine.capacity, **(capacity or {}))
     if text is not None:
@@ -45,7 +48,7 @@ def finish(engine: Engine) -> None:
         if not engine.has_unfinished:
             return
         engine.step()
-    raise AssertionError("no end in sight")
+    raise AssertionError("unfinished")
 
 
 def run(engine: Engine, *requests: Request) -> list[SequenceGroup]:

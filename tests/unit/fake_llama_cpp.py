@@ -1,4 +1,4 @@
-"""Stands for llama-cpp-python: the functions that our peer calls.
+"""A fake of llama-cpp-python: the functions that our peer calls.
 
 They keep tokens instead of keys and values, and refuse arguments of another type, positions with
 gaps, and requests that do not fit.

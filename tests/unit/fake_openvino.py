@@ -1,4 +1,4 @@
-"""Stands for OpenVINO GenAI: the classes that our peer uses.
+"""A fake of OpenVINO GenAI: the classes that our peer uses.
 
 They refuse attributes and arguments of another type, as the real ones do.
 """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_core.interfaces.attention import AttentionBatch
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
+from unit.packed_attention import PackedAttention
 
 
 class BoundlessAttention(TorchAttention):
@@ -49,3 +51,13 @@ class LateAttention(TorchAttention):
                 return result
 
         return Late()
+
+
+class UnreadAttention(PackedAttention):
+    """Owns its layout, and copies block by block, over blocks that are still to be read."""
+
+    def copy_blocks(
+        self, source: Any, origins: Sequence[int], target: Any, destinations: Sequence[int], /
+    ) -> None:
+        for origin, destination in zip(origins, destinations, strict=True):
+            super().copy_blocks(source, [origin], target, [destination])

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from paged_core.block_key import BlockKey
 from paged_core.component import ComponentSettings
+from paged_core.ids import BlockId
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.interfaces.victim import Victim
-from paged_core.sequence import BlockId, SequenceGroup
+from paged_core.sequence import SequenceGroup
 from paged_policies.allocators.hash_cached import HashCachedAllocator, HashCachedSettings
 from paged_policies.allocators.uncached import UncachedAllocator
 
@@ -33,7 +34,7 @@ class FaultyHashCachedSettings(HashCachedSettings):
 
 
 class LeakyAllocator(UncachedAllocator):
-    """Loses the last block of whatever it is given back three at a time."""
+    """Frees only the first two blocks when more are freed at once."""
 
     def free(self, blocks: Iterable[BlockId], /) -> None:
         given = list(blocks)
@@ -86,7 +87,7 @@ class UnretractingAllocator(HashCachedAllocator):
 
 
 class NewestDuplicateAllocator(HashCachedAllocator):
-    """Of equal blocks it finds the one that was published last."""
+    """Of equal blocks it finds the last published."""
 
     def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
         found: list[BlockId] = []
@@ -190,7 +191,7 @@ class ActingVictim(_Victim):
 
 
 class ForgetfulVictim(_Victim):
-    """Chooses nobody where there is only one."""
+    """Chooses no group if there is only one candidate."""
 
     def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
         return candidates[-2]
@@ -218,7 +219,7 @@ class CountingVictim(_Victim):
 
 
 class RollingVictim(_Victim):
-    """Rolls dice that nobody can roll again."""
+    """Uses random numbers without a seed."""
 
     def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
         return choice(list(candidates))
@@ -308,7 +309,7 @@ class MeddlingObserver(_Observer):
 
 
 class ClosingObserver(_Observer):
-    """Cannot be closed before it has heard anything."""
+    """Cannot be closed before its first step."""
 
     def on_step(self, step: StepRecord, /) -> None:
         self.steps += 1

@@ -6,8 +6,8 @@ from random import choice
 from typing import Any
 
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
-from paged_core.sequence import BlockId
 from paged_policies.evictors.lru import LruEvictor
 from paged_policies.evictors.ranked import RankedEvictor
 
@@ -57,7 +57,7 @@ class KeepingEvictor(LruEvictor):
 
 
 class SilentEvictor(LruEvictor):
-    """Says nothing when it is told to remove what it does not hold."""
+    """Does not raise when it is to remove a block that it does not hold."""
 
     def remove(self, block: BlockId, /) -> None:
         self._blocks.pop(block, None)
@@ -82,7 +82,7 @@ class SearchingEvictor(_UnsortedEvictor):
 
 
 class RollingEvictor(LruEvictor):
-    """Rolls dice that nobody can roll again."""
+    """Uses random numbers without a seed."""
 
     def evict(self) -> BlockId:
         if len(self) < 2:
@@ -141,17 +141,14 @@ class ConfusingEvictor(LruEvictor):
 
 
 class KeyOrderEvictor(RankedEvictor):
-    """Gives up the content of the lowest key first."""
-
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        super().__init__()
+    """Evicts the content of the lowest key first."""
 
     def rank(self, info: BlockInfo, /) -> Any:
         return (info.content_key or 0, info.last_use)
 
 
 class HoardingEvictor(LruEvictor):
-    """Remembers all content that it was ever told of."""
+    """Remembers all content that was ever added."""
 
     def __init__(self, options: Any, parts: Any, /) -> None:
         super().__init__(options, parts)
@@ -163,7 +160,7 @@ class HoardingEvictor(LruEvictor):
 
 
 class RunScanEvictor(LruEvictor):
-    """Breaks ties among what stands together only: a block of an earlier step ends its scan."""
+    """Breaks ties among adjacent blocks only: a block of another step ends its scan."""
 
     wants_last_step = True
 

@@ -89,15 +89,15 @@ class SociableExecutor(MemoryExecutor):
 
     def collect(self, handle: Any, /) -> StepResult:
         result = super().collect(handle)
-        company = len(handle.sequence_ids) - 1
-        tokens = [(token + company) % 1000 for token in result.token_ids]
+        num_others = len(handle.sequence_ids) - 1
+        tokens = [(token + num_others) % 1000 for token in result.token_ids]
         for seq_id, token in zip(result.sequence_ids, tokens, strict=True):
             self._sequences[seq_id].tokens[-1] = token
         return replace(result, token_ids=tokens)
 
 
 class RememberingExecutor(MemoryExecutor):
-    """Does not learn anew what it was told to forget."""
+    """Keeps removed sequences, and ignores it when they are added again."""
 
     def _learn(self, step: StepInput) -> None:
         strangers = [new for new in step.added if new.id not in self._sequences]

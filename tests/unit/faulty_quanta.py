@@ -62,7 +62,7 @@ class WordlessQuantum(_Order):
 
 
 class NarrowQuantum(_Order):
-    """Knows only what it was told of."""
+    """Raises for a group that was not served yet."""
 
     def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
         return self.served_tokens[group.id] > 4
@@ -73,7 +73,7 @@ class HastyScheduler(TokenBudgetScheduler):
 
     def __init__(self, options: Any, parts: Any, /) -> None:
         super().__init__(options, parts)
-        self._quanta = _Hasty(parts.queue_order, self._promises)
+        self._quanta = _Hasty(parts.queue_order, self._preemptor)
 
 
 class _Hasty(Quanta):
@@ -83,11 +83,11 @@ class _Hasty(Quanta):
 
 
 class ObligingScheduler(TokenBudgetScheduler):
-    """Preempts for whatever waits, better or not."""
+    """Preempts for the first waiting group, even if it does not come before."""
 
     def __init__(self, options: Any, parts: Any, /) -> None:
         super().__init__(options, parts)
-        self._quanta = _Obliging(parts.queue_order, self._promises)
+        self._quanta = _Obliging(parts.queue_order, self._preemptor)
 
 
 class _Obliging(Quanta):
@@ -100,7 +100,6 @@ class _Obliging(Quanta):
 class RestlessScheduler(TokenBudgetScheduler):
     """Preempts when a quantum is over, whether anything waits or not."""
 
-    def _end_quanta(self, plan: Any) -> None:
+    def _end_quanta(self, step: Any) -> None:
         for group in self._quanta.spent(self._running, self._now):
-            self._running.remove(group)
-            self._give_way(plan, group)
+            self._preempt(step, group)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from paged_backends.native.runner import NativeRunner
+from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class PlacelessRunner(NativeRunner):
 
 
 class LeakyRunner(NativeRunner):
-    """Lets each token see a little of who stands before it in the batch."""
+    """Lets each token attend to the token before it in the batch."""
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
         hidden = super().forward(tokens, positions, attend)

@@ -17,7 +17,7 @@ class FaultyTokenBudgetSettings(TokenBudgetSettings):
 
 
 class StarvingScheduler(TokenBudgetScheduler):
-    """Never comes to the request of lowest priority."""
+    """Never admits the request of lowest priority."""
 
     def schedule(self, now: float, /) -> Schedule:
         held = [g for g in self._waiting.ordered() if g.request.priority == 2]
@@ -30,15 +30,15 @@ class StarvingScheduler(TokenBudgetScheduler):
 
 
 class GreedyScheduler(TokenBudgetScheduler):
-    """Takes half as much again as the budget."""
+    """Schedules one and a half times the token budget."""
 
     def __init__(self, options: Any, parts: Any, /) -> None:
         more = options.max_num_batched_tokens * 3 // 2
         super().__init__(options.model_copy(update={"max_num_batched_tokens": more}), parts)
 
 
-class CrowdingScheduler(TokenBudgetScheduler):
-    """Lets more sequences run than there are seats."""
+class TooManySequencesScheduler(TokenBudgetScheduler):
+    """Runs more sequences than ``max_num_seqs``."""
 
     def __init__(self, options: Any, parts: Any, /) -> None:
         more = options.max_num_seqs * 2
@@ -71,7 +71,7 @@ class UnreservedScheduler(TokenBudgetScheduler):
 
 
 class SilentScheduler(TokenBudgetScheduler):
-    """Does not say whom it admits."""
+    """Does not say which groups it admits."""
 
     def schedule(self, now: float, /) -> Schedule:
         plan = super().schedule(now)
@@ -89,7 +89,7 @@ class ModestScheduler(TokenBudgetScheduler):
 
 
 class DiscreetScheduler(TokenBudgetScheduler):
-    """Does not say who had to give way."""
+    """Does not say which groups it preempted."""
 
     def schedule(self, now: float, /) -> Schedule:
         plan = super().schedule(now)
@@ -124,8 +124,20 @@ class IgnoringScheduler(TokenBudgetScheduler):
         return plan
 
 
+class ImpatientScheduler(TokenBudgetScheduler):
+    """Schedules sequences that wait for a step under way."""
+
+    def schedule(self, now: float, /) -> Schedule:
+        plan = super().schedule(now)
+        for group in self._running:
+            for sequence in group.live:
+                if sequence.num_pending == 0:
+                    plan.add(sequence, 1)
+        return plan
+
+
 class DicingScheduler(TokenBudgetScheduler):
-    """Lets newcomers in when it feels like it."""
+    """Admits at random."""
 
     def _admit(self, plan: Any) -> None:
         if random() < 0.7:

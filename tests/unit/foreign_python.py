@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 VLLM = '''
-"""Stands for vLLM: draws the sum of all tokens, and says what else was imported before it."""
+"""A fake of vLLM: generates the sum of all tokens, and reports what was imported before it."""
 import os
 import sys
 

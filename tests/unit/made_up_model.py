@@ -1,4 +1,4 @@
-"""A model without weights, for engines that stand for others.
+"""A model without weights, for the fakes of other engines.
 
 What a sequence generates follows from all of its tokens, so that tokens which were dropped, mixed
 up or left over change it.

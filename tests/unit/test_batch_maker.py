@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from paged_backends.executors.batch import Batch, BatchMaker
 from paged_backends.executors.sequence_rows import SequenceRows
-from paged_core.request import SamplingParams
-from paged_core.sequence import BlockId, SeqId
+from paged_core.ids import BlockId, SeqId
+from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput
 
 SIZE = 4
@@ -61,11 +62,10 @@ class Engine:
         return step
 
     def done(self, batch: Batch) -> None:
-        """Draw the same token for everyone."""
-        self.rows.num_computed_C[batch.rows_S] += 1
-        self.rows.num_tokens_C[batch.rows_S] += 1
-        self.rows.next_token_C[batch.rows_S] = self.number
-        for known in batch.known:
+        """Draw the same token for every sequence."""
+        count = len(batch.sequences)
+        self.rows.advance(batch, np.arange(count), [self.number] * count)
+        for known in batch.sequences:
             self.lengths[known.id] += 1
 
     def _new(self) -> NewSequence:
@@ -104,8 +104,8 @@ def test_what_is_kept_is_what_would_be_made(seed: int) -> None:
             continue
         assert kept is not None
         fresh = BatchMaker(engine.rows, SIZE, CPU)._mixed(step)
-        assert kept.known == fresh.known
-        for name in ("rows_S", "counts_S", "computed_S", "last_S", "draws_S"):
+        assert kept.sequences == fresh.sequences
+        for name in ("rows_S", "counts_S", "computed_S", "last_S", "complete_S"):
             assert (getattr(kept, name) == getattr(fresh, name)).all(), name
         for name in ("tokens_T", "positions_T"):
             assert torch.equal(getattr(kept, name), getattr(fresh, name)), name
@@ -114,7 +114,7 @@ def test_what_is_kept_is_what_would_be_made(seed: int) -> None:
             assert torch.equal(getattr(one, name), getattr(other, name)), name
             assert getattr(one, name).dtype == getattr(other, name).dtype
         assert (one.max_query_len, one.max_seq_len) == (other.max_query_len, other.max_seq_len)
-        for place, known in enumerate(kept.known):
+        for place, known in enumerate(kept.sequences):
             blocks = engine.tables[known.id][: -(-int(one.seq_lens[place]) // SIZE)]
             assert one.block_tables[place, : len(blocks)].tolist() == blocks
         engine.done(kept)

@@ -10,7 +10,8 @@ import pytest
 from paged_core.cli import main
 from paged_core.errors import RequestError
 from paged_core.llm import LLM
-from paged_core.request import FinishReason, Request, SamplingParams
+from paged_core.request import FinishReason, Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_core.testing.memory_engine import build_memory_engine
 from paged_core.testing.text_alone import check_nothing_leaked, check_said, search_alone
@@ -41,11 +42,11 @@ class TestParameters:
             SamplingParams(**values)
 
     def test_a_width_that_can_never_run_is_refused(self) -> None:
-        seats = build_memory_engine(scheduler={"name": "token_budget", "max_num_seqs": 3})
+        engine = build_memory_engine(scheduler={"name": "token_budget", "max_num_seqs": 3})
         with pytest.raises(RequestError, match=r"beam_width=4 .*max_num_seqs=3"):
-            seats.add(request(beam_width=4))
+            engine.add(request(beam_width=4))
         with pytest.raises(RequestError, match=r"best_of=4 .*max_num_seqs=3"):
-            seats.add(request(best_of=4, temperature=1.0))
+            engine.add(request(best_of=4, temperature=1.0))
         runs = build_memory_engine(block_allocator="contiguous", scheduler="iteration_level")
         with pytest.raises(RequestError, match="use beam_width=1"):
             runs.add(request(beam_width=2))
@@ -72,14 +73,14 @@ def searching(engine: Any, *, max_tokens: int = 8, **sampling: Any) -> SequenceG
 
 
 class TestSearch:
-    def test_counts_all_its_seats_from_the_start_to_the_end(self) -> None:
+    def test_counts_all_its_beams_from_the_start_to_the_end(self) -> None:
         engine = build_memory_engine()
         group = searching(engine, beam_width=3)
-        seats = []
+        num_seqs = []
         while engine.has_unfinished:
-            seats.append(group.seats)
+            num_seqs.append(group.num_seqs)
             engine.step()
-        assert set(seats) == {3}
+        assert set(num_seqs) == {3}
 
     def test_beams_share_the_blocks_of_what_they_have_in_common(self) -> None:
         engine = build_memory_engine(block_size=4)
@@ -148,6 +149,14 @@ class TestSearch:
         assert 1 <= len(group.sequences) <= 2
         assert {each.finish_reason for each in group.sequences} == {FinishReason.ABORT}
 
+    def test_a_finished_search_is_forgotten(self) -> None:
+        engine = build_memory_engine()
+        run(engine, request(beam_width=2))
+        assert not engine._requests._beams._searches
+        group = searching(engine, beam_width=2)
+        engine.abort(group.id)
+        assert not engine._requests._beams._searches
+
     @pytest.mark.parametrize("preemption", ["recompute", "swap"])
     @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
     def test_preempted_searches_find_the_same(self, scheduler: str, preemption: str) -> None:
@@ -192,7 +201,7 @@ class TestBestOf:
         assert [sequence.index for sequence in group.sequences] == [0, 1]
         for sequence in group.sequences:
             assert sequence.score == pytest.approx(sequence.cumulative_logprob / 6)
-            assert sequence.logprobs is None, "nobody asked for them"
+            assert sequence.logprobs is None, "they were not requested"
 
     def test_one_that_failed_is_not_passed_over(self) -> None:
         engine = build_memory_engine()

@@ -1,4 +1,4 @@
-"""The clairvoyant evictor: what it is told, and that it refuses to guess."""
+"""The clairvoyant evictor: the future that it is given, and its refusal to run without one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 from paged_core.cli import main
 from paged_core.errors import SettingsError
-from paged_core.future import Future
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.future import Future
 from paged_core.registry import Registry
 from paged_core.request import Request
-from paged_core.sequence import BlockId
 from paged_core.settings import settings_class
 from paged_core.wiring import build_engine
 from paged_plugins.decisions.foresight import foresee

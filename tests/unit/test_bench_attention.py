@@ -11,7 +11,7 @@ import torch
 
 from paged_core.cli import main
 from paged_core.errors import SettingsError
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 from paged_plugins.bench.attention_case import AttentionCase
 
 Capture = pytest.CaptureFixture[str]
@@ -60,10 +60,10 @@ def test_the_component_of_the_settings_is_measured_alone(capsys: Capture) -> Non
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (("--batch", "3by4"), "SEQUENCES|say how many sequences"),
-        (("--batch", "0x4"), "say how many sequences"),
+        (("--batch", "3by4"), "SEQUENCES|give the number of sequences"),
+        (("--batch", "0x4"), "give the number of sequences"),
         (("--backends", "torsch"), "torch"),
-        (("--num-heads", "3", "--num-kv-heads", "2"), "no multiple"),
+        (("--num-heads", "3", "--num-kv-heads", "2"), "not a multiple"),
         (("--backends", "cpu", "--dtype", "float16"), "cpu"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``bench compare``: contenders in processes of their own, which take turns."""
+"""``bench compare``: engines in processes of their own, which take turns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,11 @@ from paged_plugins.bench.compare_command import task_for
 from paged_plugins.bench.comparison import compare
 from paged_plugins.bench.comparison_table import memory, print_comparison, speeds
 from paged_plugins.bench.peer_process import PeerProcess
-from paged_plugins.bench.peers.contender import Task
+from paged_plugins.bench.peers.peer_engine import Task
 from paged_plugins.bench.peers.table import OURS
 from paged_plugins.bench.workloads import NAMED, Item, Workload
 from unit import foreign_python
+from unit.bench_tasks import bench_task
 
 Capture = pytest.CaptureFixture[str]
 
@@ -36,17 +36,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_models.save("llama", tmp_path_factory.mktemp("llama")))
 
 
-def task(model: str) -> Task:
+def own_task(model: str, **changes: Any) -> Task:
+    """A task for our own engine, which reads ``settings`` alone."""
     settings = {"model": model, "dtype": "float32", "threads": 1, "num_blocks": 32}
-    return Task(
-        model=model,
-        dtype="float32",
-        threads=1,
-        max_model_len=64,
-        longest_request=64,
-        cache_gib=1,
-        settings=settings,
-    )
+    return bench_task(model, settings=settings, **changes)
 
 
 def run(capfd: Capture, *argv: str, status: int = 0) -> str:
@@ -123,11 +116,11 @@ def test_says_before_all_else_that_a_workload_is_too_long(model: str, capfd: Cap
     with pytest.raises(
         EngineError, match=r"the engine serves requests of \d+ tokens, and the long"
     ):
-        PeerProcess(OURS, replace(task(model), longest_request=1 << 20))
+        PeerProcess(OURS, own_task(model, longest_request=1 << 20))
 
 
 def test_an_interrupted_comparison_leaves_no_process(model: str) -> None:
-    with pytest.raises(KeyboardInterrupt), PeerProcess(OURS, task(model)) as ours:
+    with pytest.raises(KeyboardInterrupt), PeerProcess(OURS, own_task(model)) as ours:
         process = psutil.Process(ours._process.pid)
         raise KeyboardInterrupt
     assert not process.is_running()
@@ -137,12 +130,12 @@ def test_an_interrupted_comparison_leaves_no_process(model: str) -> None:
 def test_a_comparison_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     program = (
         "import os\n"
-        "from unit.test_bench_peer_python import task\n"
+        "from unit.bench_tasks import bench_task\n"
         "from paged_plugins.bench.peer_process import PeerProcess\n"
         "from paged_plugins.bench.peer_python import PeerPython\n"
         "from paged_plugins.bench.peers.table import PEERS\n"
         f"python = PeerPython({foreign_python.make(tmp_path)!r})\n"
-        "print(PeerProcess(PEERS['vllm'], task(), python)._process.pid, flush=True)\n"
+        "print(PeerProcess(PEERS['vllm'], bench_task(), python)._process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -178,13 +171,13 @@ def test_errors(argv: tuple[str, ...], message: str, capfd: Capture) -> None:
     assert message in run(capfd, *argv, status=2)
 
 
-def test_a_contender_that_cannot_load_says_why() -> None:
+def test_an_engine_that_cannot_load_says_why() -> None:
     with pytest.raises(EngineError, match=r"paged_core: .*no folder"):
-        PeerProcess(OURS, task("./none"))
+        PeerProcess(OURS, own_task("./none"))
 
 
-def test_a_contender_that_fails_says_why(model: str) -> None:
-    with PeerProcess(OURS, task(model)) as ours, pytest.raises(EngineError, match="vocabulary"):
+def test_an_engine_that_fails_says_why(model: str) -> None:
+    with PeerProcess(OURS, own_task(model)) as ours, pytest.raises(EngineError, match="vocabulary"):
         ours.run([Item([100_000], 2)])
 
 
@@ -207,7 +200,7 @@ class TestTask:
         assert task_for(settings, [NAMED["W4"]]).cache_gib >= 1
 
 
-class Contender:
+class PeerEngine:
     """Answers at once, and notes when it was its turn."""
 
     version, vocab_size, start_seconds = "1", 50, 1.5
@@ -226,8 +219,8 @@ class Contender:
         return True
 
 
-def compared(*contenders: Any, repeats: int = 3) -> dict[str, Any]:
-    row = compare(Workload("W7", "", lambda _: CHAT), contenders, repeats, lambda: None)
+def compared(*engines: Any, repeats: int = 3) -> dict[str, Any]:
+    row = compare(Workload("W7", "", lambda _: CHAT), engines, repeats, lambda: None)
     return row | {"model": "m", "dtype": "bfloat16", "repeats": repeats}
 
 
@@ -235,7 +228,7 @@ class TestRows:
     def test_they_take_turns_and_rest(self) -> None:
         order: list[str] = []
         names = (OURS.name, "a", "b")
-        compared(*(Contender(name, [1.0] * 3, order) for name in names))
+        compared(*(PeerEngine(name, [1.0] * 3, order) for name in names))
         rest = iter(order)
         assert [name for name, then in zip(rest, rest, strict=True) if then == "rest"] == [
             *(OURS.name, "a", "b", "a", "b", OURS.name, "b", OURS.name, "a"),
@@ -243,9 +236,9 @@ class TestRows:
 
     def test_medians_and_the_best_other(self) -> None:
         row = compared(
-            Contender(OURS.name, [2.0, 1.0, 9.0], []),
-            Contender("a", [8.0, 6.0, 7.0], []),
-            Contender("b", [5.0, 1.0, 5.0], []),
+            PeerEngine(OURS.name, [2.0, 1.0, 9.0], []),
+            PeerEngine("a", [8.0, 6.0, 7.0], []),
+            PeerEngine("b", [5.0, 1.0, 5.0], []),
         )
         assert [one["output_tokens_per_s"] for one in row["contenders"]] == [7.0, 2.0, 2.8]
         assert [one["ratio"] for one in row["contenders"]] == [1.0, 3.5, 2.5]
@@ -254,13 +247,13 @@ class TestRows:
 
     def test_another_number_of_tokens_is_an_error(self) -> None:
         with pytest.raises(EngineError, match="a generated 4 tokens instead of 3"):
-            compared(Contender(OURS.name, [1.0], []), Contender("a", [1.0], [], 1), repeats=1)
+            compared(PeerEngine(OURS.name, [1.0], []), PeerEngine("a", [1.0], [], 1), repeats=1)
 
     def test_the_table(self, capsys: Capture) -> None:
         row = compared(
-            Contender(OURS.name, [1.0] * 3, []),
-            Contender("a", [2.0] * 3, []),
-            Contender("b", [4.0] * 3, []),
+            PeerEngine(OURS.name, [1.0] * 3, []),
+            PeerEngine("a", [2.0] * 3, []),
+            PeerEngine("b", [4.0] * 3, []),
         )
         rows = [row, row | {"workload": "W8", "ratio_to_best": 0.5}]
         assert list(speeds(rows)) == [
@@ -276,6 +269,6 @@ class TestRows:
         assert ["engine", "W7", "W8"] in [line.split() for line in out.splitlines()]
 
     def test_without_others_there_is_no_best(self) -> None:
-        row = compared(Contender(OURS.name, [1.0] * 3, []))
+        row = compared(PeerEngine(OURS.name, [1.0] * 3, []))
         assert row["best_peer"] is row["ratio_to_best"] is None
         assert list(speeds([row])) == [[f"{OURS.name} 1", 14.0]]

@@ -1,4 +1,4 @@
-"""Contenders of other environments, where nothing of ours and of what we need is installed."""
+"""Peers in other virtual environments, where neither our package nor its dependencies exist."""
 
 from __future__ import annotations
 
@@ -13,27 +13,15 @@ from paged_plugins.bench.comparison import warm_up
 from paged_plugins.bench.peer_choice import installed_peers, named_peers
 from paged_plugins.bench.peer_process import PeerProcess
 from paged_plugins.bench.peer_python import PeerPython
-from paged_plugins.bench.peers.contender import Task
 from paged_plugins.bench.peers.table import PEERS
 from paged_plugins.bench.workloads import Item
 from unit import foreign_python
+from unit.bench_tasks import bench_task
 
 
 @pytest.fixture
 def python(tmp_path: Path) -> str:
     return foreign_python.make(tmp_path)
-
-
-def task(model: str = "m") -> Task:
-    return Task(
-        model=model,
-        dtype="float32",
-        threads=1,
-        max_model_len=64,
-        longest_request=64,
-        cache_gib=5,
-        settings={},
-    )
 
 
 def script(path: Path, body: str) -> str:
@@ -88,10 +76,10 @@ class TestProcess:
         self, python: str, capfd: pytest.CaptureFixture[str]
     ) -> None:
         items = [Item([1, 2, 3], 2), Item([4], 1), Item([5], 3, follows=0)]
-        with PeerProcess(PEERS["vllm"], task(), PeerPython(python)) as contender:
-            answer = contender.run(items)
-        assert contender.version == "paged_plugins 5 GiB"
-        assert contender.vocab_size is None
+        with PeerProcess(PEERS["vllm"], bench_task(cache_gib=5), PeerPython(python)) as engine:
+            answer = engine.run(items)
+        assert engine.version == "paged_plugins 5 GiB"
+        assert engine.vocab_size is None
         assert answer["outputs"] == [[6, 6], [4], [23, 23, 23]]
         assert answer["elapsed"] > 0
         assert answer["peak_memory"] > 1 << 20
@@ -106,24 +94,26 @@ class TestProcess:
     )
     def test_one_that_does_not_start(self, model: str, message: str, python: str) -> None:
         with pytest.raises(EngineError, match=message):
-            PeerProcess(PEERS["vllm"], task(model), PeerPython(python))
+            PeerProcess(PEERS["vllm"], bench_task(model), PeerPython(python))
 
     def test_settles(self, python: str) -> None:
-        told: list[str] = []
-        with PeerProcess(PEERS["vllm"], task(), PeerPython(python)) as contender:
-            warm_up([contender], told.append)
-            assert contender.settle(5)
-        assert told == []
-        assert contender.settle(0)  # it has ended, and uses nothing
+        messages: list[str] = []
+        with PeerProcess(PEERS["vllm"], bench_task(cache_gib=5), PeerPython(python)) as engine:
+            warm_up([engine], messages.append)
+            assert engine.settle(5)
+        assert messages == []
+        assert engine.settle(0)  # it has ended, and uses nothing
 
-    def test_says_who_does_not(self, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        told: list[str] = []
+    def test_names_the_peer_that_stays_busy(
+        self, python: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        messages: list[str] = []
         used = itertools.count()  # a second of the processor with every look
         monkeypatch.setattr(PeerProcess, "_processor_seconds", lambda self: float(next(used)))
-        with PeerProcess(PEERS["vllm"], task(), PeerPython(python)) as contender:
-            assert not contender.settle(0.1)
-            warm_up([contender], told.append)
-        (line,) = told
+        with PeerProcess(PEERS["vllm"], bench_task(cache_gib=5), PeerPython(python)) as engine:
+            assert not engine.settle(0.1)
+            warm_up([engine], messages.append)
+        (line,) = messages
         assert line.startswith("vllm uses the processor while it waits for requests")
 
 
@@ -153,20 +143,20 @@ class TestChoice:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(PeerPython, "has", lambda _, package: package != "vllm")
-        model, told = str(tmp_path / "model"), []
-        chosen = installed_peers(model, "bfloat16", told.append)
+        model, messages = str(tmp_path / "model"), []
+        chosen = installed_peers(model, "bfloat16", messages.append)
         assert [one.peer.name for one in chosen] == ["transformers_static", "transformers_single"]
         assert {one.python.path for one in chosen} == {sys.executable}
-        assert [line.partition(":")[0] for line in told] == [
+        assert [line.partition(":")[0] for line in messages] == [
             "left out openvino",
             "left out llama_cpp",
         ]
-        assert f"{model}.bf16.gguf does not exist; make it with" in told[1]
-        assert not any("\n" in line for line in told)
+        assert f"{model}.bf16.gguf does not exist; make it with" in messages[1]
+        assert not any("\n" in line for line in messages)
         with pytest.raises(SettingsError, match=r"peer 'llama_cpp' has no checkpoint: .*\.gguf"):
             named_peers(["llama_cpp"], model, "bfloat16")
         (tmp_path / "model.bf16.gguf").touch()
         assert named_peers(["llama_cpp"], model, "bfloat16")
         assert "llama_cpp" in {
-            one.peer.name for one in installed_peers(model, "bfloat16", told.append)
+            one.peer.name for one in installed_peers(model, "bfloat16", messages.append)
         }

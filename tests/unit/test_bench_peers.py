@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from paged_plugins.bench.peers.contender import Task
 from paged_plugins.bench.peers.llama_cpp import LlamaCpp, num_common
 from paged_plugins.bench.peers.openvino import OpenVino
+from paged_plugins.bench.peers.peer_engine import Task
 from paged_plugins.bench.peers.server import measure
 from paged_plugins.bench.peers.vllm import Vllm, cores_to_use
 from paged_plugins.bench.workloads import NAMED, Item
+from unit.bench_tasks import bench_task
 from unit.fake_llama_cpp import LlamaLibrary
 from unit.fake_openvino import ContinuousBatchingPipeline, openvino_modules
 from unit.made_up_model import VOCAB_SIZE, expected, generated
@@ -25,14 +26,7 @@ CHAT = [*ITEMS, Item([4, 4], 2, follows=1), Item([1, 2, 3], 4, follows=0), Item(
 
 
 def task(model: object, dtype: str = "bfloat16", **changes: Any) -> Task:
-    fields = {
-        "threads": 2,
-        "max_model_len": 64,
-        "longest_request": 64,
-        "cache_gib": 3,
-        "settings": {},
-    } | changes
-    return Task(model=str(model), dtype=dtype, **fields)
+    return bench_task(model, **{"dtype": dtype, "threads": 2, "cache_gib": 3, **changes})
 
 
 class TestVllm:
@@ -64,9 +58,9 @@ class TestVllm:
         return asked
 
     def test_generates(self, asked: dict[str, Any]) -> None:
-        contender = Vllm(task("some/model"))
-        assert contender.version == "0.32"
-        assert measure(contender, CHAT)["outputs"] == expected(CHAT)
+        engine = Vllm(task("some/model"))
+        assert engine.version == "0.32"
+        assert measure(engine, CHAT)["outputs"] == expected(CHAT)
         assert (asked["model"], asked["dtype"]) == ("some/model", "bfloat16")
         assert (asked["max_model_len"], asked["distributed_executor_backend"]) == (64, "uni")
 
@@ -114,9 +108,9 @@ class TestOpenVino:
         return OpenVino
 
     def test_generates(self, load: type[OpenVino], tmp_path: Path) -> None:
-        contender = load(task(tmp_path / "model"))
-        assert contender.version == "2026.4.1.0"
-        assert measure(contender, CHAT)["outputs"] == expected(CHAT)
+        engine = load(task(tmp_path / "model"))
+        assert engine.version == "2026.4.1.0"
+        assert measure(engine, CHAT)["outputs"] == expected(CHAT)
 
     @pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", "bf16"), ("float32", "f32")])
     def test_what_it_is_asked(
@@ -168,16 +162,16 @@ class TestLlamaCpp:
 
     @pytest.mark.parametrize("items", [ITEMS, CHAT, [Item([3] * 24, 4)] * 2, [Item([5], 1)]])
     def test_generates(self, items: list[Item], library: LlamaLibrary, tmp_path: Path) -> None:
-        contender = LlamaCpp(task(tmp_path / "model"))
+        engine = LlamaCpp(task(tmp_path / "model"))
         for _ in range(2):
-            assert measure(contender, items)["outputs"] == expected(items)
+            assert measure(engine, items)["outputs"] == expected(items)
 
     @pytest.mark.parametrize("name", ["W1", "W3", "W7"])
     def test_workloads(self, name: str, library: LlamaLibrary, tmp_path: Path) -> None:
-        contender = LlamaCpp(task(tmp_path / "model"))
+        engine = LlamaCpp(task(tmp_path / "model"))
         for turn in range(2):
             items = NAMED[name].items(turn, vocab_size=VOCAB_SIZE)
-            assert measure(contender, items)["outputs"] == expected(items)
+            assert measure(engine, items)["outputs"] == expected(items)
         assert max(map(len, library.batches)) <= 2048
 
     def test_a_common_prefix_is_computed_once(self, library: LlamaLibrary, tmp_path: Path) -> None:
@@ -188,16 +182,16 @@ class TestLlamaCpp:
     def test_a_later_turn_computes_what_it_adds(
         self, library: LlamaLibrary, tmp_path: Path
     ) -> None:
-        contender = LlamaCpp(task(tmp_path / "model"))
-        measure(contender, CHAT)
+        engine = LlamaCpp(task(tmp_path / "model"))
+        measure(engine, CHAT)
         assert sum(map(len, library.batches)) == sum(
             len(item.prompt) + (item.follows is not None) + item.num_output - 1 for item in CHAT
         )
 
     def test_room_follows_the_workload(self, library: LlamaLibrary, tmp_path: Path) -> None:
-        contender = LlamaCpp(task(tmp_path / "model"))
+        engine = LlamaCpp(task(tmp_path / "model"))
         for items in (ITEMS, ITEMS, [Item([5] * 200, 100)], CHAT):
-            assert measure(contender, items)["outputs"] == expected(items)
+            assert measure(engine, items)["outputs"] == expected(items)
         sizes = [(context["n_seq_max"], context["n_ctx"]) for context in library.contexts]
         assert sizes == [(2, 512), (1, 512), (2, 512)]
         assert library.contexts[0]["n_threads"] == 2
@@ -216,12 +210,12 @@ class TestLlamaCpp:
         assert capsys.readouterr().err == "a real problem\n"
 
     def test_failures(self, library: LlamaLibrary, tmp_path: Path) -> None:
-        contender = LlamaCpp(task(tmp_path / "model"))
+        engine = LlamaCpp(task(tmp_path / "model"))
         with pytest.raises(RuntimeError, match="a context of 300 sequences of 256 tokens"):
-            contender.prepare(300, 100)
-        contender.prepare(1, 100)
+            engine.prepare(300, 100)
+        engine.prepare(1, 100)
         with pytest.raises(RuntimeError, match="llama_decode ended with status 1"):
-            contender.run([Item([1] * 300, 1)])
+            engine.run([Item([1] * 300, 1)])
         library.loads = False
         with pytest.raises(RuntimeError, match=r"cannot load .*model\.bf16\.gguf"):
             LlamaCpp(task(tmp_path / "model"))

@@ -140,7 +140,7 @@ def build(scheduler: str, queue_order: str, num_waiting: int) -> Any:
 
 class TestSteadyState:
     @pytest.mark.parametrize("scheduler", sorted(Registry.discover().of("scheduler")))
-    def test_everybody_runs_and_nobody_joins(self, scheduler: str) -> None:
+    def test_all_sequences_run_and_no_request_is_admitted(self, scheduler: str) -> None:
         engine = build(scheduler, "fcfs", 7)
         executor = engine.executor
         assert isinstance(executor, NullExecutor)
@@ -212,4 +212,4 @@ def test_the_work_does_not_grow_with_the_queue(
 ) -> None:
     few = keys_asked_for(monkeypatch, scheduler, queue_order, 10)
     assert keys_asked_for(monkeypatch, scheduler, queue_order, 1000) == few
-    assert max(few) <= 8 + 4  # those that run, and who stands at the head
+    assert max(few) <= 8 + 4  # the running requests, and the head of the queue

@@ -1,4 +1,4 @@
-"""Items that follow one another: their prompts, their order, and how an engine completes them."""
+"""Conversations: their prompts, their order, and how an engine completes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHAT = [
 
 @st.composite
 def chats(draw: st.DrawFn) -> list[Item]:
-    """Draw conversations whose turns are mixed, each turn after the one that it follows."""
+    """Draw interleaved conversations, each turn after the one that it follows."""
     items: list[Item] = []
     ends: list[int | None] = [None] * draw(st.integers(1, 4))
     for which in draw(st.lists(st.integers(0, len(ends) - 1), min_size=1, max_size=12)):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from paged_core.cli import main
-from paged_core.layer import LayerSpec
-from paged_core.model_size import ModelSize
-from paged_plugins.bench.memory_peak import forget_peak, peak_memory
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.model_size import ModelSize
+from paged_plugins.bench.memory_peak import peak_memory, reset_peak
 from paged_plugins.bench.roofline import Rates, least_seconds, measure_rates
 from paged_plugins.bench.turns import rounds
 from paged_plugins.bench.workloads import NAMED, Item, drawn
@@ -132,7 +132,7 @@ def test_memory_is_counted_anew() -> None:
     assert peak_memory() >= len(held)
     del held
     before = peak_memory()
-    forget_peak()
+    reset_peak()
     assert 0 < peak_memory() <= before
 
 

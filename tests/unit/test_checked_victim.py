@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paged_core.checked_victim import CheckedVictim
 from paged_core.component import Component
 from paged_core.errors import PluginError
+from paged_core.interfaces.checked_victim import CheckedVictim
 from paged_core.testing import build_memory_engine, check_nothing_leaked, registry_with
 from paged_core.testing.workload import simple_request
 from paged_policies.victims.newest import NewestSettings, NewestVictim
@@ -14,7 +14,7 @@ from unit.faulty_components import FaultySettings
 
 
 class Absent(NewestVictim):
-    """Chooses a group that nobody knows."""
+    """Chooses a group that is not a candidate."""
 
     def choose(self, candidates: object, now: float, /) -> object:  # type: ignore[override]
         return None

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 import typer
 
-from paged_core import __version__, cli, slots
+from paged_core import __version__, cli, plugin
 from paged_core.cli import frame, main
 from paged_core.cli.options import Given, expanded
 from paged_core.cli.plugins import choices
@@ -58,6 +58,22 @@ class TestFrame:
         message = run(capsys, "config", "--num-blokcs", "3", status=2)
         assert "No such option: --num-blokcs" in message
         assert "--num-blocks" in message
+
+    def test_the_commands_of_the_core_come_from_its_plugin(self, capsys: Capture) -> None:
+        registry = Registry(()).extended(plugin, plugin="core")
+        assert set(registry.commands) == {"generate", "plugins", "config", "schema"}
+        message = run(capsys, "config", "--block-plugin", "core", status=2)
+        assert message.startswith("no command is called 'config'")
+        assert "plugin 'core' (paged-core " in message
+
+    def test_a_command_with_two_providers_is_refused(
+        self, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        theirs = Command("schema", "m:f", "Theirs.")
+        both = Registry.discover().extended(theirs, plugin="theirs")
+        monkeypatch.setattr(Registry, "discover", lambda **_: both)
+        message = run(capsys, "schema", status=2)
+        assert "use --block-plugin core or --block-plugin theirs" in message
 
     def test_a_command_of_a_blocked_plugin_is_gone(self, capsys: Capture) -> None:
         assert "\n  replay " not in run(capsys, "--help", BLOCK_PLUGIN="decisions")
@@ -111,6 +127,17 @@ class TestConfig:
         assert sources["scheduler.name"] == {"layer": "yaml", "from": str(file)}
         assert sources["seed"] == {"layer": "env", "from": "PAGED_CORE_SEED"}
         assert sources["model"]["layer"] == "default"
+
+    def test_env_file_and_secrets(self, capsys: Capture, tmp_path: Path) -> None:
+        file = tmp_path / "own.env"
+        file.write_text("PAGED_CORE_SEED=5\n")
+        (tmp_path / "secrets").mkdir()
+        (tmp_path / "secrets" / "paged_core_threads").write_text("2\n")
+        argv = ("--env-file", str(file), "--secrets-dir", str(tmp_path / "secrets"))
+        settings, sources = config(capsys, *argv)
+        assert (settings["seed"], settings["threads"]) == (5, 2)
+        assert sources["seed"] == {"layer": "env", "from": str(file)}
+        assert sources["threads"]["from"] == str(tmp_path / "secrets" / "paged_core_threads")
 
     def test_every_value_has_a_source(self, capsys: Capture) -> None:
         settings, sources = config(capsys)
@@ -169,6 +196,11 @@ class TestConfig:
         )
         assert "--scheduler.name says 'fcfs'" in both
 
+    @pytest.mark.parametrize("option", ["--config", "--env-file", "--secrets-dir", "--seed"])
+    def test_a_replay_refuses_settings(self, capsys: Capture, option: str) -> None:
+        message = run(capsys, "replay", "scenario.yaml", option, "1", status=2)
+        assert message.startswith(f"{option} has no effect here")
+
     def test_help_shows_each_components_own_default(self, capsys: Capture) -> None:
         """Help made from a union once showed the defaults of its last member for all."""
         text = " ".join(run(capsys, "config", "--help").replace("│", " ").split())
@@ -181,8 +213,8 @@ class TestPlugins:
     def test_shape(self, capsys: Capture) -> None:
         found = json.loads(run(capsys, "plugins", "--json"))
         assert set(found) == {"plugins", "components"}
-        for plugin in found["plugins"]:
-            assert set(plugin) == {"name", "distribution", "version", "status", "reason"}
+        for found_plugin in found["plugins"]:
+            assert set(found_plugin) == {"name", "distribution", "version", "status", "reason"}
         for one in found["components"]:
             keys = {"slot", "name", "plugin", "status", "default", "summary", "options"}
             assert set(one) == keys
@@ -240,7 +272,7 @@ class TestPlugins:
 
 
 def test_components_of_broken_plugins_are_listed() -> None:
-    core = Registry(()).extended(slots, plugin="core")
+    core = Registry(()).extended(plugin, plugin="core")
     parts = (Component("scheduler", FastSettings, "m:F"), Component("gone", FastSettings, "m:F"))
     old = Plugin("old", "dist-old", "1", components=parts).broken("too old")
     found = [choice for choice in choices(Registry((*core.plugins, old))) if choice.component]
@@ -254,37 +286,6 @@ def test_schema(capsys: Capture) -> None:
     schema = json.loads(run(capsys, "schema"))
     assert "token_budget" in schema["properties"]["scheduler"]["anyOf"][0]["enum"]
     assert schema["additionalProperties"] is False
-
-
-def test_doctor(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("paged_core.cli.machine._torch", lambda: {"version": None})
-    monkeypatch.setattr(Component, "obstacle", lambda self: f"no {self.name} here")
-    found = json.loads(run(capsys, "doctor", "--json", CACHE_DIR=str(tmp_path)))
-    assert {"python", "platform", "cpu", "memory", "torch", "cuda", "compiler"} <= set(
-        found["machine"]
-    )
-    assert found["machine"]["cache_dir"] == str(tmp_path)
-    reasons = {(one["slot"], one["name"]): one["reason"] for one in found["components"]}
-    assert reasons["scheduler", "token_budget"] == "no token_budget here"
-    assert "no token_budget here" in run(capsys, "doctor")
-
-
-def test_doctor_says_how_a_component_would_serve(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("paged_core.cli.machine._torch", lambda: {"version": None})
-    monkeypatch.setattr(Component, "obstacle", lambda self: None)
-    monkeypatch.setattr("paged_backends.cpu.obstacle.details", lambda: "with wings")
-    assert "yes: with wings" in run(capsys, "doctor")
-
-    def fails() -> str:
-        raise OSError("no wings")
-
-    monkeypatch.setattr("paged_backends.cpu.obstacle.details", fails)
-    found = json.loads(run(capsys, "doctor", "--json"))
-    details = {(one["slot"], one["name"]): one["details"] for one in found["components"]}
-    assert details["attention", "cpu"] == "its details failed: OSError: no wings"
-    assert details["attention", "torch"] == ""
 
 
 class FastSettings(ComponentSettings):
@@ -310,7 +311,7 @@ def two(given: Given) -> int:
 class TestCommandsOfPlugins:
     def session(self, target: str) -> frame.Session:
         session = frame.Session({})
-        registry = Registry(()).extended(slots, plugin="core")
+        registry = Registry(()).extended(plugin, plugin="core")
         more = (
             Command("mine", f"{__name__}:{target}", "Does it."),
             Component("scheduler", FastSettings, "m:F"),

@@ -1,4 +1,4 @@
-"""What things cost, in instructions: how it grows, whatever the machine is."""
+"""Costs counted in bytecode instructions, and how they grow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from paged_core.block_key import BlockKey
 from paged_core.cli.options import Given
-from paged_core.future import Future
+from paged_core.ids import BlockId
 from paged_core.interfaces.allocator import (
     AllocatorParts,
     BlockAllocator,
@@ -20,10 +20,10 @@ from paged_core.interfaces.allocator import (
     SupportsReservation,
 )
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.future import Future
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsQuantum
+from paged_core.interfaces.service import service_of
 from paged_core.registry import Registry
-from paged_core.sequence import BlockId
-from paged_core.service import service_of
 from paged_core.testing.evictor_cost import evictor_cost
 from paged_core.testing.policy_subjects import empty_cache, waiting_groups
 from paged_core.testing.work import Watched, work
@@ -206,14 +206,14 @@ def test_a_step_grows_linearly_with_what_is_scheduled(scheduler: str) -> None:
 
 @pytest.mark.parametrize("scheduler", sorted(REGISTRY.of("scheduler")))
 def test_a_step_does_not_depend_on_how_many_wait(scheduler: str) -> None:
-    idle, *crowded = (step_cost(scheduler, 64, waiting) for waiting in (0, 1000, 10_000))
-    for cost in crowded:
-        assert cost == pytest.approx(crowded[0], rel=0.01)
+    idle, *loaded = (step_cost(scheduler, 64, waiting) for waiting in (0, 1000, 10_000))
+    for cost in loaded:
+        assert cost == pytest.approx(loaded[0], rel=0.01)
         assert cost <= 1.15 * idle
 
 
 @pytest.mark.parametrize("queue_order", sorted(REGISTRY.of("queue_order")))
-def test_no_order_makes_a_full_step_of_the_default_scheduler_depend_on_who_waits(
+def test_under_no_order_a_full_step_depends_on_the_waiting_requests(
     queue_order: str,
 ) -> None:
     few, many = (step_cost("token_budget", 16, waiting, queue_order) for waiting in (100, 2000))

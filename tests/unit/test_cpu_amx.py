@@ -18,10 +18,10 @@ from torch import Tensor
 
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings
-from paged_backends.cpu import library
-from paged_backends.cpu.compiler import Compiler
-from paged_backends.cpu.instruction_set import NoSuchInstructions, choose
-from paged_backends.cpu.library import Library
+from paged_backends.kernels.cpu import bindings
+from paged_backends.kernels.cpu.bindings import Bindings
+from paged_backends.kernels.cpu.compiler import CppCompiler
+from paged_backends.kernels.cpu.instruction_set import NoSuchInstructions, choose
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.settings import EngineSettings
 from paged_core.testing.attention_scene import Scene
@@ -140,14 +140,14 @@ def refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
         def __call__(self) -> int:
             return errno.ENOSPC
 
-    monkeypatch.setattr(library.ctypes, "CDLL", Refused)
+    monkeypatch.setattr(bindings.ctypes, "CDLL", Refused)
 
 
 @pytest.mark.usefixtures("refused_once")
 def test_a_set_that_the_system_refuses_gives_way() -> None:
-    best, *others = (one.name for one in choose("auto", Compiler.find()))
+    best, *others = (one.name for one in choose("auto", CppCompiler.find()))
     with structlog.testing.capture_logs() as logs:
-        chosen = Library.load().instruction_set
+        chosen = Bindings.load().instruction_set
     assert chosen == others[0]
     (passed,) = (log for log in logs if log["event"] == "instruction_set_passed_over")
     assert passed["name"] == best
@@ -157,4 +157,4 @@ def test_a_set_that_the_system_refuses_gives_way() -> None:
 @pytest.mark.usefixtures("refused_once")
 def test_a_set_that_was_named_and_is_refused_is_an_error() -> None:
     with pytest.raises(NoSuchInstructions, match=f"use portable: {os.strerror(errno.ENOSPC)}"):
-        Library.load("portable")
+        Bindings.load("portable")

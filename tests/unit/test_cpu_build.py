@@ -11,39 +11,46 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from paged_backends.attention.settings import CpuSettings
-from paged_backends.cpu import instruction_set
-from paged_backends.cpu.compiler import CannotCompile, Compiler
-from paged_backends.cpu.instruction_set import EMULATED, SETS, NoSuchInstructions, choose
-from paged_backends.cpu.library import UNITS, Library
-from paged_backends.cpu.library_cache import library
-from paged_backends.cpu.obstacle import obstacle
+from paged_backends.kernels import build as kernels_of_any_language
+from paged_backends.kernels import library_cache
+from paged_backends.kernels.build import Build, CannotCompile
+from paged_backends.kernels.cpu import instruction_set
+from paged_backends.kernels.cpu.bindings import UNITS, Bindings, kernels_build
+from paged_backends.kernels.cpu.compiler import SOURCES, CppCompiler, cpp_build
+from paged_backends.kernels.cpu.instruction_set import EMULATED, SETS, NoSuchInstructions, choose
+from paged_backends.kernels.cpu.obstacle import obstacle
+from paged_backends.kernels.cpu.set_names import InstructionSetName
+from paged_backends.kernels.library_cache import library
 from paged_backends.runners.settings import NativeSettings
+from paged_core import LLM
+from paged_core.errors import PagedCoreError, SettingsError
 from paged_core.registry import Registry
 
-UNIT = ["detect.cpp"]
+SMALLEST = cpp_build("one", ["detect.cpp"])
 """The smallest library there is."""
 
 
-class Counting(Compiler):
+class Counting(CppCompiler):
     """Notes what it builds."""
 
-    def build(self, sources: Sequence[Path], extra: Sequence[str], target: Path) -> None:
+    def build(self, sources: Sequence[Path], flags: Sequence[str], target: Path, /) -> None:
         built.append(target)
-        super().build(sources, extra, target)
+        super().build(sources, flags, target)
 
 
 built: list[Path] = []
 
 
 @pytest.fixture
-def compiler() -> Compiler:
+def compiler() -> CppCompiler:
     built.clear()
     try:
-        found = Compiler.find()
+        found = CppCompiler.find()
     except CannotCompile as error:
         pytest.skip(str(error))
     return Counting(found.command, found.version)
@@ -59,32 +66,34 @@ def script(folder: Path, name: str, text: str) -> Path:
 # ---------------------------------------------------------------------- the cache
 
 
-def test_is_built_once(tmp_path: Path, compiler: Compiler) -> None:
-    path = library("one", UNIT, (), compiler, tmp_path)
-    assert library("one", UNIT, (), compiler, tmp_path) == path
+def test_is_built_once(tmp_path: Path, compiler: CppCompiler) -> None:
+    path = library(SMALLEST, compiler, tmp_path)
+    assert library(SMALLEST, compiler, tmp_path) == path
     assert len(built) == 1
     assert ctypes.CDLL(str(path)).paged_core_instruction_sets() >= 0
     assert not list(tmp_path.glob("*.tmp*"))
 
 
-def test_other_flags_make_another_library(tmp_path: Path, compiler: Compiler) -> None:
-    first = library("one", UNIT, (), compiler, tmp_path)
-    assert library("one", UNIT, ("-DX",), compiler, tmp_path) != first
+def test_other_flags_make_another_library(tmp_path: Path, compiler: CppCompiler) -> None:
+    first = library(SMALLEST, compiler, tmp_path)
+    assert library(cpp_build("one", ["detect.cpp"], ["-DX"]), compiler, tmp_path) != first
     newer = Counting(compiler.command, "another version")
-    assert library("one", UNIT, (), newer, tmp_path) != first
+    assert library(SMALLEST, newer, tmp_path) != first
     assert len(built) == 3
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x7fELF not a library"])
-def test_a_damaged_file_is_built_again(tmp_path: Path, compiler: Compiler, damage: bytes) -> None:
-    path = library("one", UNIT, (), compiler, tmp_path)
+def test_a_damaged_file_is_built_again(
+    tmp_path: Path, compiler: CppCompiler, damage: bytes
+) -> None:
+    path = library(SMALLEST, compiler, tmp_path)
     path.write_bytes(damage)
-    assert library("one", UNIT, (), compiler, tmp_path) == path
+    assert library(SMALLEST, compiler, tmp_path) == path
     assert len(built) == 2
     assert len(path.read_bytes()) > len(damage)
 
 
-def test_a_second_process_waits_for_the_first(tmp_path: Path, compiler: Compiler) -> None:
+def test_a_second_process_waits_for_the_first(tmp_path: Path, compiler: CppCompiler) -> None:
     log = tmp_path / "log"
     slow = script(
         tmp_path,
@@ -93,9 +102,9 @@ def test_a_second_process_waits_for_the_first(tmp_path: Path, compiler: Compiler
         f'exec {" ".join(compiler.command)} "$@"',
     )
     program = (
-        "from paged_backends.cpu.compiler import Compiler\n"
-        "from paged_backends.cpu.library_cache import library\n"
-        "print(library('one', ['detect.cpp'], (), Compiler.find()))"
+        "from paged_backends.kernels.cpu.compiler import CppCompiler, cpp_build\n"
+        "from paged_backends.kernels.library_cache import library\n"
+        "print(library(cpp_build('one', ['detect.cpp']), CppCompiler.find()))"
     )
     environ = {**os.environ, "CXX": str(slow), "PAGED_CORE_CACHE_DIR": str(tmp_path / "cache")}
     processes = [
@@ -110,75 +119,75 @@ def test_a_second_process_waits_for_the_first(tmp_path: Path, compiler: Compiler
 
 
 def test_the_folder_is_for_the_user_alone(
-    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
     folder = tmp_path / "kernels"
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
-    path = library("one", UNIT, (), compiler)
+    path = library(SMALLEST, compiler)
     assert path.parent == folder
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_what_lay_in_a_folder_open_to_others_is_not_trusted(
-    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
-    path = library("one", UNIT, (), compiler)
+    path = library(SMALLEST, compiler)
     path.write_bytes(b"planted")
     path.with_suffix(".sha256").write_text(hashlib.sha256(b"planted").hexdigest())
     path.parent.chmod(0o770)
-    assert library("one", UNIT, (), compiler) == path
+    assert library(SMALLEST, compiler) == path
     assert path.read_bytes() != b"planted"
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_library_that_cannot_be_loaded_is_built_again(
-    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
-    useless = library("one", UNIT, (), compiler).read_bytes()  # it lacks the functions
+    useless = library(SMALLEST, compiler).read_bytes()  # it lacks the functions
     (portable,) = (one for one in SETS if one.name == "portable")
-    path = library("kernels-portable", UNITS, portable.flags, Compiler.find())
+    path = library(kernels_build(portable), CppCompiler.find())
     path.unlink()
     path.write_bytes(useless)
     path.with_suffix(".sha256").write_text(hashlib.sha256(useless).hexdigest())
-    assert Library.load("portable").path == path
+    assert Bindings.load("portable").path == path
     assert path.read_bytes() != useless
 
 
 def test_without_a_compiler_what_another_made_serves(
-    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
-    path = Library.load("portable").path
+    path = Bindings.load("portable").path
     assert path.is_file()
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     assert obstacle() is None
-    assert Library.load("portable").path == path
-    assert Library.load("auto").path == path
+    assert Bindings.load("portable").path == path
+    assert Bindings.load("auto").path == path
     path.unlink()
     with pytest.raises(CannotCompile, match="install g"):
-        Library.load("portable")
+        Bindings.load("portable")
 
 
 def test_a_home_that_cannot_be_written_works(
-    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path / "file"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    path = library("one", UNIT, (), compiler)
+    path = library(SMALLEST, compiler)
     assert path.parent.parent == tmp_path
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert library("one", UNIT, (), compiler) == path
+    assert library(SMALLEST, compiler) == path
     assert len(built) == 1
 
 
 def test_a_link_in_place_of_the_folder_is_not_followed(
-    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -187,8 +196,36 @@ def test_a_link_in_place_of_the_folder_is_not_followed(
     monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(CannotCompile, match="PAGED_CORE_CACHE_DIR"):
-        library("one", UNIT, (), compiler)
+        library(SMALLEST, compiler)
     assert not list(elsewhere.iterdir())
+
+
+class Concatenating:
+    """The compiler of another language: its libraries are the sources, one after another."""
+
+    identity = ("concatenate", "1")
+
+    def build(self, sources: Sequence[Path], flags: Sequence[str], target: Path, /) -> None:
+        target.write_bytes(b"".join(source.read_bytes() for source in sources))
+
+
+def test_another_language_brings_sources_and_a_compiler_of_its_own(tmp_path: Path) -> None:
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for name in ("a.cu", "b.cu", "shared.h"):
+        (sources / name).write_text(name)
+    build = Build(name="gpu", sources=sources, units=("a.cu", "b.cu"), flags=("-O3",))
+    path = library(build, Concatenating(), tmp_path)
+    assert path.read_bytes() == b"a.cub.cu"
+    assert path.name.startswith("gpu-")
+    (sources / "shared.h").write_text("changed")
+    assert library(build, Concatenating(), tmp_path) != path
+
+
+def test_the_cache_of_libraries_knows_no_language() -> None:
+    """It is shared by them: what it imports of the kernels is what every language has."""
+    for module in (library_cache, kernels_of_any_language):
+        assert "kernels.cpu" not in Path(str(module.__file__)).read_text("utf-8")
 
 
 # ---------------------------------------------------------------------- the compiler
@@ -198,9 +235,9 @@ def test_without_a_compiler_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(CannotCompile, match="install g"):
-        Compiler.find({"PATH": ""})
+        CppCompiler.find({"PATH": ""})
     with pytest.raises(CannotCompile, match="CXX=no-such-compiler does not run"):
-        Compiler.find({"PATH": os.environ["PATH"], "CXX": "no-such-compiler"})
+        CppCompiler.find({"PATH": os.environ["PATH"], "CXX": "no-such-compiler"})
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
@@ -208,11 +245,11 @@ def test_without_a_compiler_it_says_what_to_install(
     assert "install g++" in str(Registry.discover().get("attention", "cpu").obstacle())
 
 
-def test_cxx_is_honoured_with_its_arguments(tmp_path: Path, compiler: Compiler) -> None:
+def test_cxx_is_honoured_with_its_arguments(tmp_path: Path, compiler: CppCompiler) -> None:
     fake = script(tmp_path, "mine", f'exec {" ".join(compiler.command)} "$@"')
-    found = Compiler.find({"PATH": os.environ["PATH"], "CXX": f"{fake} -O1"})
+    found = CppCompiler.find({"PATH": os.environ["PATH"], "CXX": f"{fake} -O1"})
     assert found.command == (str(fake), "-O1")
-    assert library("one", UNIT, (), found, tmp_path).is_file()
+    assert library(SMALLEST, found, tmp_path).is_file()
 
 
 def test_what_the_compiler_says_is_told(tmp_path: Path) -> None:
@@ -221,11 +258,11 @@ def test_what_the_compiler_says_is_told(tmp_path: Path) -> None:
         "broken",
         'case "$*" in --version) echo fake 1;; *) echo "x.cpp: error: boom" >&2; exit 1;; esac',
     )
-    found = Compiler.find({"PATH": os.environ["PATH"], "CXX": str(fake)})
+    found = CppCompiler.find({"PATH": os.environ["PATH"], "CXX": str(fake)})
     folder = tmp_path / "made"
     folder.mkdir()
     with pytest.raises(CannotCompile, match="boom"):
-        library("one", UNIT, (), found, folder)
+        library(SMALLEST, found, folder)
     assert {path.suffix for path in folder.iterdir()} == {".lock"}
 
 
@@ -233,7 +270,7 @@ def test_what_the_compiler_says_is_told(tmp_path: Path) -> None:
 
 
 def test_what_the_processor_lacks_is_refused(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+    compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(instruction_set, "available", lambda _: [SETS[-1]])
     with pytest.raises(NoSuchInstructions, match="'avx2'; it can run: portable"):
@@ -241,7 +278,7 @@ def test_what_the_processor_lacks_is_refused(
     assert choose("auto", compiler) == [SETS[-1]]
 
 
-def test_portable_is_always_there(compiler: Compiler) -> None:
+def test_portable_is_always_there(compiler: CppCompiler) -> None:
     there = instruction_set.available(compiler)
     assert there[-1].name == "portable"
     names = [one.name for one in there if not one.name.endswith("_mixed")]
@@ -253,7 +290,7 @@ def test_portable_is_always_there(compiler: Compiler) -> None:
     ("answer", "best"), [(31, "avx512_amx"), (15, "avx512_bf16_mixed"), (7, "avx512_bf16")]
 )
 def test_slow_pairs_come_second(
-    answer: int, best: str, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+    answer: int, best: str, compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Detector:
         def __init__(self, _path: str) -> None: ...
@@ -271,7 +308,7 @@ def test_slow_pairs_come_second(
 
 @pytest.mark.slow
 def test_a_compiler_that_knows_fewer_sets_gets_the_next(
-    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = script(
         tmp_path,
@@ -281,15 +318,28 @@ def test_a_compiler_that_knows_fewer_sets_gets_the_next(
     )
     monkeypatch.setenv("CXX", str(old))
     monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
-    assert Library.load("auto").instruction_set == "portable"
+    assert Bindings.load("auto").instruction_set == "portable"
 
 
 def test_the_sources_are_shipped() -> None:
-    from paged_backends.cpu.library import UNITS
-    from paged_backends.cpu.library_cache import SOURCES
-
     assert all((SOURCES / unit).is_file() for unit in UNITS)
-    assert shutil.which("c++") is None or Compiler.find().version
+    assert shutil.which("c++") is None or CppCompiler.find().version
+
+
+def test_settings_name_the_instruction_sets_that_there_are() -> None:
+    assert set(get_args(InstructionSetName)) == {one.name for one in (*SETS, *EMULATED)}
+
+
+def test_the_refusal_names_the_setting(
+    compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instruction_set, "available", lambda _: [SETS[-1]])
+    with pytest.raises(
+        SettingsError, match=r"^runner\.kernels: .* run 'avx2'; it can run: portable"
+    ):
+        LLM("demo", runner={"name": "native", "kernels": "avx2"}, attention="torch")
+    with pytest.raises(PagedCoreError, match=r"attention\.instruction_set: .* cannot run 'avx2'"):
+        LLM("demo", attention={"name": "cpu", "instruction_set": "avx2"}, runner="transformers")
 
 
 @pytest.mark.parametrize("one", [*SETS, *EMULATED], ids=lambda one: one.name)
@@ -300,9 +350,9 @@ def test_every_instruction_set_can_be_asked_for(one: instruction_set.Instruction
 
 def test_a_library_of_other_structures_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
-        path = Library.load("portable").path
+        path = Bindings.load("portable").path
     except CannotCompile as error:
         pytest.skip(str(error))
-    monkeypatch.setattr("paged_backends.cpu.library.BYTES", (1, 2, 3, 4, 5, 6, 7))
+    monkeypatch.setattr("paged_backends.kernels.cpu.bindings.BYTES", (1, 2, 3, 4, 5, 6, 7))
     with pytest.raises(CannotCompile, match=r"structures of \(.*\) bytes, and these are \(1, 2, 3"):
-        Library.open("portable", path)
+        Bindings.open("portable", path)

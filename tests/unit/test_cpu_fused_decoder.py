@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,11 +12,12 @@ from torch.nn import functional
 
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings
-from paged_backends.cpu.fused_decoder import FusedDecoder, FusedLayer, FusedNorm
-from paged_backends.cpu.kernels import Kernels
+from paged_backends.kernels.cpu.tensor_kernels import Kernels
+from paged_backends.runners.native.fused_decoder import FusedDecoder, FusedLayer, FusedNorm
 from paged_core.interfaces.attention import AttentionBatch, AttentionParts
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
+from paged_core.testing.attention_batch import attention_batch
 from unit.cpu_kernels import SETS, load
 
 HEADS, KV_HEADS, DIM, WIDTH, INNER, BLOCK = 6, 2, 32, 100, 96, 4
@@ -123,18 +125,7 @@ class Model:
 
 def batch_of(lengths: Sequence[tuple[int, int]]) -> AttentionBatch:
     """A batch of these cached and new tokens; sequence s owns the blocks 5 s .. 5 s + 4."""
-    starts, slots = [0], list[int]()
-    for index, (cached, new) in enumerate(lengths):
-        starts.append(starts[-1] + new)
-        slots += [index * 5 * BLOCK + position for position in range(cached, cached + new)]
-    return AttentionBatch(
-        query_start=torch.tensor(starts, dtype=torch.int32),
-        seq_lens=torch.tensor([sum(both) for both in lengths], dtype=torch.int32),
-        block_tables=torch.arange(5 * len(lengths), dtype=torch.int32).view(-1, 5),
-        slot_mapping=torch.tensor(slots),
-        max_query_len=max(new for _, new in lengths),
-        max_seq_len=max(sum(both) for both in lengths),
-    )
+    return attention_batch(np.arange(5 * len(lengths)).reshape(-1, 5), lengths, BLOCK)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -198,5 +189,5 @@ def test_refuses_what_it_does_not_cover() -> None:
         up=weight,
         down=weight,
     )
-    with pytest.raises(ValueError, match="no multiple of 32"):
+    with pytest.raises(ValueError, match="not a multiple of 32"):
         FusedDecoder(kernels, [layer], activation="silu", eps=1e-6)

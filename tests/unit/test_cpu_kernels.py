@@ -100,12 +100,10 @@ def test_linear_refuses_what_does_not_fit() -> None:
     x, out = random(6, 64, dtype=torch.float32), torch.zeros(6, 50)[:, :33]
     for wrong in (x[:, :60], x.bfloat16(), random(64, 6, dtype=torch.float32).T):
         with pytest.raises(
-            ValueError, match=r"the weight takes rows of 64 numbers in torch\.float32"
+            ValueError, match=r"the weight takes contiguous rows of 64 numbers in torch\.float32"
         ):
             kernels.linear(wrong, packed)
-    with pytest.raises(
-        ValueError, match="rows of residual lie 33 numbers apart and those of out 50"
-    ):
+    with pytest.raises(ValueError, match="the row stride of residual is 33 and that of out 50"):
         kernels.linear(x, packed, residual=torch.zeros(6, 33), out=out)
 
 

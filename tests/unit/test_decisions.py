@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_core.request import Request, SamplingParams
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.testing.memory_engine import build_memory_engine, serve
 from paged_core.testing.workload import Workload
 from paged_plugins.decisions.diff import first_difference
@@ -102,7 +103,7 @@ class TestScenario:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"settings": {"block_size": 4}}, "settings.num_blocks must be given"),
+            ({"settings": {"block_size": 4}}, "give settings.num_blocks"),
             ({"requests": SMALL["requests"] * 2}, "two requests have the same id"),
             ({"requests": [{"id": "A", "prompt": 1}]}, "requests.0.output"),
             ({"requests": [{"id": "A", "prompt": 1, "output": 0}]}, "requests.0.output"),
@@ -157,7 +158,7 @@ class TestReplay:
         )
         assert trace[1] == line(1, scheduled={"A": 1}, finished=["A"], free_blocks=8)
 
-    def test_arrivals_leave_out_steps_in_which_nobody_waits(self) -> None:
+    def test_steps_without_unfinished_requests_are_left_out(self) -> None:
         requests = [*SMALL["requests"], {"id": "B", "step": 5, "prompt": 1, "output": 1}]
         assert [step["step"] for step in self.trace(requests=requests)] == [0, 1, 5]
 
@@ -167,7 +168,7 @@ class TestReplay:
         assert [step["step"] for step in trace] == [3]
 
     def test_aborts(self) -> None:
-        trace = self.trace(aborts=[{"id": "A", "step": 1}, {"id": "nobody", "step": 1}])
+        trace = self.trace(aborts=[{"id": "A", "step": 1}, {"id": "unknown", "step": 1}])
         assert len(trace) == 1
 
     def test_stops_after_max_steps(self) -> None:
@@ -218,7 +219,7 @@ class TestReplay:
         path = write(tmp_path / "s.json", {**SMALL, "requests": requests, "max_steps": 2})
         assert main(["replay", str(path)], {"PATH": ""}) == 0
         *_, refused, last = capsys.readouterr().out.splitlines()
-        assert refused.startswith("B was not served to its end: the prompt has 3000 tokens")
+        assert refused.startswith("B was not completed: the prompt has 3000 tokens")
         assert last == "stopped after 2 steps; unfinished: A C"
         assert main(["replay", str(path), "--json"], {"PATH": ""}) == 0
         assert all(json.loads(text) for text in capsys.readouterr().out.splitlines())
@@ -347,7 +348,7 @@ def test_traces_that_are_matched_by_name_are_missed_by_name(
     assert main(["diff", str(one), str(two)], {"PATH": ""}) == 2
     said = capsys.readouterr().err
     assert "only one of the two files has a trace of no name, a, b;" in said
-    assert "matched by the name of their scenario" in said
+    assert "matched by the scenario name" in said
 
 
 class TestSideBySide:
@@ -372,24 +373,24 @@ class TestSideBySide:
         )
 
     def test_of_long_queues_what_the_other_lacks_is_shown(self) -> None:
-        crowd = [f"r{number}" for number in range(40)]
-        ours, theirs = line(running=crowd), line(running=[*crowd[:20], *crowd[21:], "new"])
+        names = [f"r{number}" for number in range(40)]
+        ours, theirs = line(running=names), line(running=[*names[:20], *names[21:], "new"])
         (row,) = (r for r in side_by_side(("a", "b"), (ours, theirs)) if "running" in r)
         assert row.split("running")[1].split() == [
-            *("r20", "and", "39", "that", "both", "have"),
-            *("new", "and", "39", "that", "both", "have"),
+            *("r20", "and", "39", "in", "both"),
+            *("new", "and", "39", "in", "both"),
         ]
 
     def test_of_long_queues_the_first_place_that_differs_is_shown(self) -> None:
-        crowd = [f"r{number}" for number in range(40)]
-        turned = [*crowd[:30], *reversed(crowd[30:])]
+        names = [f"r{number}" for number in range(40)]
+        turned = [*names[:30], *reversed(names[30:])]
         (row,) = (
             r
-            for r in side_by_side(("a", "b"), (line(running=crowd), line(running=turned)))
+            for r in side_by_side(("a", "b"), (line(running=names), line(running=turned)))
             if "running" in r
         )
-        assert "from place 30: r30 r31" in row
-        assert "from place 30: r39 r38" in row
+        assert "from index 30: r30 r31" in row
+        assert "from index 30: r39 r38" in row
 
     def test_totals_count_what_happened(self) -> None:
         trace = [line(0, scheduled={"A": 5}, cached={"A": 4}), line(1, preempted=["A", "B"])]

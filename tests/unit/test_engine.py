@@ -1,4 +1,4 @@
-"""The front door, the ways in which a request ends, and what is left when something fails."""
+"""Checks of new requests, the ways in which a request ends, and the state after an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paged_core.testing.text_alone import check_nothing_leaked, text_alone
 from unit.engines import EOS, engine_with, finish, request, run
 
 
-class TestFrontDoor:
+class TestAdding:
     @pytest.mark.parametrize(
         ("bad", "message"),
         [
@@ -44,6 +44,13 @@ class TestFrontDoor:
             engine.add(request())
         finish(engine)
         engine.add(request())
+
+    def test_refuses_what_can_never_have_its_run_of_blocks(self) -> None:
+        engine = engine_with(
+            block_allocator="contiguous", scheduler="iteration_level", num_blocks=8, block_size=4
+        )
+        with pytest.raises(RequestError, match=r"'A' can never run: .* adjacent blocks"):
+            engine.add(request("A", max_tokens=None))
 
     def test_the_longest_prompt_that_leaves_room_is_served(self) -> None:
         (group,) = run(engine_with(), request(prompt=range(63), max_tokens=5))
@@ -140,7 +147,7 @@ class TestSequences:
         engine = engine_with(scheduler=scheduler, block_size=4)
         group = engine.add(request(prompt=range(10), n=3, temperature=1.0, max_tokens=4))
         engine.step()
-        assert (group.forked, len(group.live), group.seats) == (True, 3, 3)
+        assert (group.forked, len(group.live), group.num_seqs) == (True, 3, 3)
         assert engine.kv_cache.num_blocks - engine.kv_cache.num_free == 3
         engine.step()
         assert engine.kv_cache.num_blocks - engine.kv_cache.num_free == 5
@@ -178,7 +185,7 @@ class TestAbort:
         )
 
     def test_of_what_is_unknown_does_nothing(self) -> None:
-        assert engine_with().abort("nobody") is None
+        assert engine_with().abort("unknown") is None
 
     def test_while_it_waits(self) -> None:
         engine = self.small(scheduler={"max_num_seqs": 1})

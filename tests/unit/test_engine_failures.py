@@ -1,4 +1,4 @@
-"""What is left when something fails: a request, a step, an observer."""
+"""The state of the engine after the failure of a request, a step or an observer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
-from paged_core.request import FinishReason, Request, SamplingParams
+from paged_core.request import FinishReason, Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_core.step import NewSequence, StepInput, StepResult
 from paged_core.testing.failing_executor import FailingExecutor
@@ -108,9 +109,9 @@ class TestFailures:
         engine = engine_with(scheduler={"name": scheduler, "max_num_seqs": 2}, block_size=4)
         FailingExecutor.install(engine, **{when: {1}})
         a, b, c = (engine.add(each) for each in self.workload())
-        assert engine.step() == []
+        assert engine.step().finished == []
         with capture_logs() as logs:
-            assert engine.step() == [a, b]
+            assert engine.step().finished == [a, b]
         assert [log["requests"] for log in logs if log["event"] == "step_failed"] == [["A", "B"]]
         for group in (a, b):
             assert group.sequences[0].finish_reason is FinishReason.ERROR
@@ -122,7 +123,7 @@ class TestFailures:
         check_nothing_leaked(engine)
 
     @pytest.mark.parametrize("when", ["before", "after"])
-    def test_nobody_finds_what_a_failed_step_was_to_fill(self, when: str) -> None:
+    def test_blocks_of_a_failed_step_are_not_found(self, when: str) -> None:
         engine = engine_with(block_size=4)
         FailingExecutor.install(engine, **{when: {0}})
         engine.add(request("A", range(12)))
@@ -249,7 +250,7 @@ class TestObservers:
         assert fine.closed
         assert not broken.closed
 
-    def test_nothing_is_recorded_for_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_observers_nothing_is_recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = engine_with(observers=[Observer()])
-        monkeypatch.setattr("paged_core.engine.step_record", None)
+        monkeypatch.setattr("paged_core.step_recorder._step_record", None)
         run(engine, request())

@@ -22,7 +22,8 @@ def state_of(cache: KVCache, *groups: SequenceGroup) -> Any:
     counters = [
         (s.num_computed, s.num_scheduled, s.capacity) for group in groups for s in group.live
     ]
-    return tables, counters, cache.num_free, cache.num_free_host, repr(cache._changes)
+    publishing = repr({**vars(cache._publishing), "_allocator": None, "_prefixes": None})
+    return tables, counters, cache.num_free, cache.num_free_host, repr(cache._changes), publishing
 
 
 class TestReserve:
@@ -94,7 +95,7 @@ class TestFork:
         assert cache.distinct_blocks(group) == 2
         assert second.num_computed == 6
 
-    def test_whoever_writes_first_copies_and_the_last_keeps_the_original(self) -> None:
+    def test_all_but_the_last_that_writes_get_a_copy(self) -> None:
         cache = make_cache(block_size=4)
         group = started(cache, 6, n=3)
         sequences = fork(cache, group, 3)
@@ -135,7 +136,7 @@ class TestFork:
         assert not cache.take_changes().copies
         assert cache.num_free == 7
 
-    def test_release_gives_back_what_nobody_else_holds(self) -> None:
+    def test_release_frees_blocks_that_are_not_shared(self) -> None:
         cache = make_cache(block_size=4)
         group = started(cache, 6, n=2)
         parent, child = fork(cache, group, 2)
@@ -170,6 +171,7 @@ class TestSwap:
         assert out.removed == [sequence.id]
         assert (cache.num_free, cache.num_free_host) == (8, 1)
         assert sequence.num_computed == 10
+        assert sequence.num_scheduled == 10
         cache.swap_in(group)
         assert cache.num_free_host == 1, "the host blocks are read by the step to come"
         back = cache.take_changes()
@@ -245,7 +247,7 @@ class TestSwap:
         assert [saved[b] for b in child.table.host_blocks] == [shared, tail]
         assert cache.num_free_host == 1
 
-    def test_who_comes_back_cannot_leave_in_the_same_step(self) -> None:
+    def test_a_group_is_not_swapped_out_by_the_step_that_swaps_it_in(self) -> None:
         cache = make_cache(num_host_blocks=16)
         group = started(cache, 10)
         cache.swap_out(group)
@@ -307,7 +309,7 @@ class TestChanges:
         assert (changes.edit_ids, changes.edit_indices) == ([sequence.id], [1])
         assert changes.edit_blocks == sequence.table.blocks[1:]
 
-    def test_who_came_and_went_in_one_step_is_not_mentioned(self) -> None:
+    def test_a_sequence_admitted_and_released_in_one_step_is_not_mentioned(self) -> None:
         cache = make_cache()
         group = make_group(4)
         cache.admit(group.live[0], 4)
@@ -315,7 +317,7 @@ class TestChanges:
         changes = cache.take_changes()
         assert (changes.added, changes.removed) == ({}, [])
 
-    def test_who_left_and_came_back_is_removed_and_added(self) -> None:
+    def test_a_sequence_released_and_admitted_again_is_removed_and_added(self) -> None:
         cache = make_cache(block_size=4)
         group = started(cache, 4)
         (sequence,) = group.live
@@ -334,7 +336,7 @@ class TestChanges:
         assert cache.take_changes().removed == [group.live[0].id]
         assert cache.take_changes().removed == []
 
-    def test_a_failed_step_names_again_who_is_to_be_forgotten(self) -> None:
+    def test_a_failed_step_names_removed_sequences_again(self) -> None:
         cache = make_cache()
         group = started(cache, 4)
         cache.release_group(group)

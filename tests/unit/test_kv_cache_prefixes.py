@@ -1,4 +1,4 @@
-"""Blocks that are found by what they hold, and blocks that give way to equal ones."""
+"""Blocks that are found by their content, and blocks that are merged with equal ones."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from paged_core.kv_cache import KVCache
-from paged_core.request import SamplingParams
+from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
-from unit.block_tables import fork, grow, make_cache, make_group, started
+from unit.block_tables import fork, grow, make_cache, make_group, plan_unknown, started
 
 
 class TestPrefixes:
@@ -44,7 +44,7 @@ class TestPrefixes:
         started(cache, 8, cache_salt="a")
         assert not cache.lookup(make_group(8, adapter="a").live[0], 8).blocks
 
-    def test_nobody_skips_what_must_report_its_prompt(self) -> None:
+    def test_are_not_used_where_the_prompt_is_reported(self) -> None:
         cache = make_cache(block_size=4)
         started(cache, 8)
         asking = make_group(8, sampling=SamplingParams(prompt_logprobs=0)).live[0]
@@ -98,8 +98,98 @@ class TestPrefixes:
         assert cache.num_free == 8
 
 
+class TestUnknownTokens:
+    """Steps that are planned while the one before is under way, and draws a token."""
+
+    @staticmethod
+    def scheduled_ahead(**options: Any) -> tuple[KVCache, SequenceGroup]:
+        """8 tokens are scheduled, of which 7 are known."""
+        cache = make_cache(block_size=4, **options)
+        group = started(cache, 7)
+        plan_unknown(cache, group.live[0], 1)
+        return cache, group
+
+    @staticmethod
+    def draw(group: SequenceGroup, token: int = 7) -> None:
+        """The step under way is back with a token, and a next one draws another."""
+        (sequence,) = group.live
+        sequence.tokens.append(token)
+        sequence.num_computed = 8
+
+    def test_are_counted(self) -> None:
+        _, group = self.scheduled_ahead()
+        (sequence,) = group.live
+        assert (sequence.num_tokens, len(sequence.tokens), sequence.num_pending) == (8, 7, 0)
+
+    def test_a_block_is_published_once_its_tokens_are_known(self) -> None:
+        cache, group = self.scheduled_ahead()
+        (sequence,), other = group.live, make_group(8).live[0]
+        assert sequence.table.num_published == len(cache.lookup(other, 8).blocks) == 1
+        self.draw(group)
+        cache.reserve(sequence, 1)
+        hit = cache.lookup(other, 8)
+        assert list(hit.blocks) == sequence.table.blocks[:2]
+        assert hit.num_settled == 2, "a step that was planned before fills it"
+
+    def test_a_block_that_they_fill_can_be_merged_later(self) -> None:
+        cache, group = self.scheduled_ahead(merge_duplicates=True)
+        equal = started(cache, 8).live[0].table.blocks
+        assert group.live[0].table.blocks[1] != equal[1]
+        self.draw(group)
+        cache.reserve(group.live[0], 1)
+        assert group.live[0].table.blocks[:2] == equal
+
+    def test_are_not_looked_up(self) -> None:
+        cache, group = self.scheduled_ahead()
+        started(cache, 8)
+        assert len(cache.lookup(group.live[0], 8).blocks) == 1
+        assert len(group.live[0].table.keys) == 1
+
+    def test_a_later_step_that_fails_retracts_the_block(self) -> None:
+        cache, group = self.scheduled_ahead()
+        self.draw(group)
+        cache.reserve(group.live[0], 1)
+        cache.retract(cache.take_changes())
+        assert len(cache.lookup(make_group(8).live[0], 8).blocks) == 1
+
+    def test_count_in_what_a_recomputed_group_takes(self) -> None:
+        cache = make_cache(num_blocks=16, block_size=4)
+        group = started(cache, 7, n=2)
+        first, second = fork(cache, group, 2)
+        assert cache.blocks_to_restore(group) == 2 + 2 - 1
+        first.num_unknown = second.num_unknown = 1
+        assert cache.blocks_to_restore(group) == 3 + 3 - 1
+
+    def test_count_in_a_run_that_is_reserved(self) -> None:
+        cache = make_cache(num_blocks=3, allocator="contiguous", reserve="exact")
+        group = make_group(8)
+        (sequence,) = group.live
+        sequence.num_unknown = 5
+        assert not cache.can_start(sequence)
+        sequence.num_unknown = 4
+        assert cache.can_start(sequence)
+        cache.admit(sequence, 8)
+        assert len(sequence.table.blocks) == 3
+
+    @pytest.mark.parametrize("swapped_in_before", [False, True])
+    def test_a_group_is_swapped_with_all_that_is_scheduled(self, swapped_in_before: bool) -> None:
+        cache, group = self.scheduled_ahead(num_host_blocks=4)
+        (sequence,) = group.live
+        cache.swap_out(group)
+        assert (sequence.num_computed, sequence.num_scheduled) == (7, 8)
+        cache.take_changes()
+        self.draw(group)
+        if swapped_in_before:
+            started(cache, 8)
+        cache.swap_in(group)
+        changes = cache.take_changes()
+        assert len(changes.swap_in) == (0 if swapped_in_before else 1)
+        assert (sequence.num_scheduled, sequence.table.num_published) == (8, 2)
+        assert list(cache.lookup(make_group(8).live[0], 8).blocks) == sequence.table.blocks
+
+
 class TestMerging:
-    """Where the allocator lets a filled block give way to an equal one."""
+    """Where the allocator merges a block that fills with an equal one."""
 
     @staticmethod
     def cache(**options: Any) -> KVCache:

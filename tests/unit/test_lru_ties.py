@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from paged_core.engine import Engine
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
 from paged_core.registry import Registry
-from paged_core.sequence import BlockId
 from paged_core.settings import settings_class
 from paged_core.testing.memory_engine import build_memory_engine
 from paged_core.testing.workload import simple_request
@@ -62,23 +62,23 @@ def test_a_scenario_that_tells_them_apart(ties: str, cached: int) -> None:
     assert steps[2]["cached"] == {"D": cached}
 
 
-def told(engine: Engine) -> dict[BlockId, BlockInfo]:
-    """What the evictor of an engine will be told, by block."""
+def record_added(engine: Engine) -> dict[BlockId, BlockInfo]:
+    """What will be added to the evictor of an engine, by block; filled as the engine runs."""
     evictor: Evictor = engine.kv_cache._allocator._evictor  # type: ignore[attr-defined]
-    heard: dict[BlockId, BlockInfo] = {}
+    added: dict[BlockId, BlockInfo] = {}
     add = evictor.add
 
-    def hear(block: BlockId, info: BlockInfo) -> None:
-        heard[block] = info
+    def record(block: BlockId, info: BlockInfo) -> None:
+        added[block] = info
         add(block, info)
 
-    evictor.add = hear  # type: ignore[method-assign, assignment]
-    return heard
+    evictor.add = record  # type: ignore[method-assign, assignment]
+    return added
 
 
-def last_steps(heard: dict[BlockId, BlockInfo]) -> dict[int, int | None]:
+def last_steps(added: dict[BlockId, BlockInfo]) -> dict[int, int | None]:
     """The last steps of one request, by length of the prefix."""
-    return {info.num_tokens: info.last_step for info in heard.values()}
+    return {info.num_tokens: info.last_step for info in added.values()}
 
 
 def engine(**settings: Any) -> Engine:
@@ -98,86 +98,86 @@ def test_where_the_last_step_is_not_told_the_departure_stands_for_it() -> None:
 class TestLastStep:
     def test_of_what_finishes_it_is_the_step_in_which_it_does(self) -> None:
         running = engine()
-        heard = told(running)
+        added = record_added(running)
         running.add(simple_request("A", 4, 3))
         for _ in range(3):
             running.step()
         assert not running.has_unfinished
-        assert last_steps(heard) == {4: 2}
+        assert last_steps(added) == {4: 2}
 
     def test_of_what_is_given_up_it_is_not_the_step_of_that(self) -> None:
         """A is computed in steps 0 and 1; in step 2 a prompt takes the step for itself."""
         running = engine()
-        heard = told(running)
+        added = record_added(running)
         running.add(simple_request("A", 4, 20))
         running.step()
         running.step()
         running.add(simple_request("B", 9, 20))
         running.step()
         running.abort("A")
-        assert last_steps(heard) == {4: 1}
-        heard.clear()
+        assert last_steps(added) == {4: 1}
+        added.clear()
         running.abort("B")
-        assert last_steps(heard) == {4: 2, 8: 2}
+        assert last_steps(added) == {4: 2, 8: 2}
 
     @pytest.mark.parametrize("preemption", ["recompute", "swap"])
     def test_of_what_is_preempted_it_is_the_last_one_before(self, preemption: str) -> None:
-        """B has to give way when A takes the fifth of five blocks."""
+        """B is preempted when A takes the fifth of five blocks."""
         running = engine(num_blocks=5, preemption=preemption, num_host_blocks=8)
-        heard = told(running)
+        added = record_added(running)
         running.add(simple_request("A", 6, 8))
         group = running.add(simple_request("B", 5, 8))
-        while not heard:
+        while not added:
             running.step()
         assert not group.finished
-        assert last_steps(heard) == {4: running.num_steps - 2}
+        assert last_steps(added) == {4: running.num_steps - 2}
 
     def test_of_a_shared_block_it_is_the_last_of_any_that_held_it(self) -> None:
         """B finds the block of A and runs in step 2; A, which last ran in step 1, leaves last."""
         running = engine()
-        heard = told(running)
+        added = record_added(running)
         stem = (1, 2, 3, 4)
         running.add(simple_request("A", (*stem, 5), 20))
         running.step()
         running.step()
         running.add(simple_request("B", (*stem, 6), 1))
         running.step()
-        assert not heard, "A still holds it"
+        assert not added, "A still holds it"
         running.abort("A")
-        assert last_steps(heard) == {4: 2}
+        assert last_steps(added) == {4: 2}
 
     def test_it_is_noted_only_where_the_evictor_wants_to_know(self) -> None:
         running = engine(evictor="lru")
         assert not running.kv_cache.notes_steps
-        heard = told(running)
+        added = record_added(running)
         running.add(simple_request("A", 4, 1))
         running.step()
-        assert last_steps(heard) == {4: None}
+        assert last_steps(added) == {4: None}
 
 
 class TestContentKey:
     def test_it_outlives_an_eviction(self) -> None:
         running = build_memory_engine(REGISTRY, num_blocks=4, max_model_len=16)
-        heard = told(running)
+        added = record_added(running)
         found = []
         for name, prompt in (("A", tuple(range(8))), ("other", 15), ("again", tuple(range(8)))):
-            heard.clear()
+            added.clear()
             group = running.add(simple_request(name, prompt, 1))
             running.step()
             assert group.num_cached == 0
-            found.append({info.num_tokens: info.content_key for info in heard.values()})
+            found.append({info.num_tokens: info.content_key for info in added.values()})
         first, between, again = found
         assert first == again
         assert len({*first.values(), *between.values()}) == 2 + 3
 
     def test_equal_tokens_of_another_salt_are_other_content(self) -> None:
         running = build_memory_engine(REGISTRY)
-        heard = told(running)
+        added = record_added(running)
         keys = set()
         for salt in (None, "salt", "pepper"):
-            heard.clear()
+            added.clear()
             request = simple_request(f"with {salt}", (1, 2, 3, 4), 1)
             running.add(replace(request, cache_salt=salt))
             running.step()
-            keys.update(info.content_key for info in heard.values())
+            keys.update(info.content_key for info in added.values())
         assert len(keys) == 3

@@ -72,7 +72,7 @@ class TestLevels:
         sunk, joined, late = make_group(1), make_group(8, arrival=5.0), make_group(8, arrival=9.0)
         start(order, sunk)
         decode(order, sunk, 3, now=7.0)
-        sunk.give_way(Status.WAITING, 8.0)
+        sunk.status, sunk.waiting_since = Status.WAITING, 8.0
         ranked = sorted([late, joined, sunk], key=lambda group: order.key(group, 10.0))
         assert ranked == [joined, sunk, late]
 
@@ -80,7 +80,7 @@ class TestLevels:
         order, group = make(), make_group(1)
         start(order, group)
         decode(order, group, 2)
-        group.give_way(Status.WAITING, 1.0)
+        group.status, group.waiting_since = Status.WAITING, 1.0
         group.status = Status.RUNNING
         order.served(group, 3, 2.0)
         order.served(group, 50, 2.0)
@@ -107,7 +107,7 @@ class TestQuantum:
         assert order.quantum_over(group, 0.0)
         assert level(order, group) == 1
 
-    def test_is_over_after_the_first_quantum_wherever_it_stands(self) -> None:
+    def test_is_over_after_the_first_quantum_on_every_level(self) -> None:
         order, group = make(), make_group(9)
         start(order, group)
         decode(order, group, 3)
@@ -120,7 +120,7 @@ class TestQuantum:
         order, group = make(), make_group(17)
         start(order, group)
         decode(order, group, 4)
-        group.give_way(Status.SWAPPED, 5.0)
+        group.status, group.waiting_since = Status.SWAPPED, 5.0
         group.status = Status.RUNNING
         decode(order, group, 3, now=6.0)
         assert not order.quantum_over(group, 6.0)
@@ -140,7 +140,7 @@ class TestPromotion:
         order, group = make(promote_after=10.0), make_group(16)
         start(order, group)
         assert level(order, group, now=15.0) == 2, "it runs"
-        group.give_way(status, 15.0)
+        group.status, group.waiting_since = status, 15.0
         assert level(order, group, now=24.9) == 2
         assert level(order, group, now=25.0) == 0
 

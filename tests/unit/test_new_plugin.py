@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from paged_core.cli import main
-from paged_core.cli.new_plugin import LAYOUT, PAGES, SUMMARIES
+from paged_core.plugin import paged_core_slots
 from paged_core.registry import Registry
-from paged_core.slots import paged_core_slots
+from paged_plugins.scaffold.new_plugin import LAYOUT, PAGES, SUMMARIES
 
 ROOT = Path(__file__).parents[2]
-TEMPLATES = ROOT / "src" / "paged_core" / "templates" / "plugin"
+TEMPLATES = ROOT / "plugins" / "paged_plugins" / "scaffold" / "templates" / "plugin"
 
 
 @pytest.mark.parametrize("slot", SUMMARIES)
@@ -76,12 +76,12 @@ def test_there_is_no_template_that_nothing_uses() -> None:
         ("9", "a letter first\n"),
         ("", "a letter first\n"),
         ("../up", "such as 'up'"),
-        ("class", "a word of Python's own"),
-        ("json", "a module of Python's own"),
+        ("class", "a keyword of Python"),
+        ("json", "a module of the standard library"),
         ("fcfs", "queue_order 'fcfs' exists"),
         ("policies", "plugin 'policies' (paged-core"),
         ("torch", "a package 'torch' is installed"),
-        ("auto", "let the engine choose"),
+        ("auto", "lets the engine choose"),
     ],
 )
 def test_a_name_that_will_not_do_is_refused(
@@ -99,8 +99,8 @@ def test_a_slot_without_a_template_is_refused(
 ) -> None:
     assert main(["new-plugin", "mine-own", "--slot", "victm", "--out", str(tmp_path)]) == 2
     assert "did you mean 'victim'?" in capsys.readouterr().err
-    assert main(["new-plugin", "mine-own", "--slot", "scheduler", "--out", str(tmp_path)]) == 2
-    assert "docs/tutorial.md shows how to write one" in capsys.readouterr().err
+    assert main(["new-plugin", "mine-own", "--slot", "runner", "--out", str(tmp_path)]) == 2
+    assert "docs/interfaces/runner.md shows how to write one" in capsys.readouterr().err
     assert main(["new-plugin", "mine-own", "--slot", "block-allocator"]) == 2
     assert "docs/interfaces/block_allocator.md shows" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())

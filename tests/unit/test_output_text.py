@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_core.output_text import OutputText
-from paged_core.outputs import CompletionOutput, RequestMetrics, RequestOutput, to_json
 from paged_core.request import FinishReason
+from paged_core.text.output_text import OutputText
+from paged_core.text.outputs import CompletionOutput, RequestMetrics, RequestOutput, to_json
 
 
 class Spelling:

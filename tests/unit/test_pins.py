@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from paged_core.engine import Engine
 from paged_core.errors import EngineError, RequestError
 from paged_core.llm import LLM
-from paged_core.pins import Pin, PinState
 from paged_core.registry import Registry
-from paged_core.request import FinishReason, SamplingParams
+from paged_core.request import FinishReason
+from paged_core.requests.pins import Pin, PinState
+from paged_core.sampling_params import SamplingParams
 from paged_core.testing.engine_settings import engine_settings
 from paged_core.testing.failing_executor import FailingExecutor
 from paged_core.testing.memory_engine import build_memory_engine, serve
@@ -47,7 +48,7 @@ class TestHolding:
         engine.release(pin)
         assert engine.kv_cache.num_free == 64, "releasing it again changes nothing"
 
-    def test_requests_find_it_whatever_passed_through_the_cache_since(self) -> None:
+    def test_requests_hit_it_after_other_prompts_have_filled_the_cache(self) -> None:
         engine = build_memory_engine(num_blocks=26)
         pinned(engine)
         for number in range(20):
@@ -84,6 +85,14 @@ class TestHolding:
         (group,) = run(engine, request("A", (*PREFIX, 1)))
         assert group.num_cached == 16
         engine.release(second)
+        check_nothing_leaked(engine)
+
+    def test_a_request_of_its_id_that_comes_later_changes_nothing(self) -> None:
+        engine = build_memory_engine()
+        pin = pinned(engine)
+        run(engine, request(pin.id, (1, 2)))
+        assert pin.state is PinState.HELD
+        engine.release(pin)
         check_nothing_leaked(engine)
 
 
@@ -181,7 +190,7 @@ class TestRefusals:
 class TestNoDeadlock:
     @pytest.mark.parametrize("preemption", ["recompute", "swap", "never"])
     @pytest.mark.parametrize("scheduler", sorted(REGISTRY.of("scheduler")))
-    def test_whoever_is_alone_runs_to_the_end(self, scheduler: str, preemption: str) -> None:
+    def test_a_request_alone_runs_to_the_end(self, scheduler: str, preemption: str) -> None:
         engine = build_memory_engine(
             scheduler=scheduler, preemption=preemption, num_blocks=22, watermark=0.0
         )

@@ -53,7 +53,7 @@ def test_nano_vllm_publishes_blocks_after_the_step() -> None:
 
 
 def test_without_chunks_one_that_is_alone_is_cut_where_there_is_a_threshold() -> None:
-    """Against the rules of vLLM V1, under which it would wait for company for ever."""
+    """Unlike vLLM V1, under which it would wait until another request comes."""
     options = {"name": "token_budget", "max_num_batched_tokens": 16, "chunked_prefill": False}
     request = {"id": "A", "prompt": 20, "output": 1}
     cut = {**options, "long_prefill_token_threshold": 6}

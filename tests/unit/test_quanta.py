@@ -46,7 +46,7 @@ class TurningSettings(ComponentSettings):
 
 
 class Turning(OverFromFive):
-    """The least urgent goes first from second 10 on, and every quantum is over."""
+    """The largest priority value comes first from second 10 on, and every quantum is over."""
 
     stable = False
 
@@ -67,16 +67,16 @@ HONOUR = ["token_budget", "prefill_or_decode", "iteration_level"]
 
 
 def engine_of(
-    scheduler: str, seats: int = 1, options: dict[str, Any] | None = None, **values: Any
+    scheduler: str, max_num_seqs: int = 1, options: dict[str, Any] | None = None, **values: Any
 ) -> Engine:
-    table = {"name": scheduler, "max_num_seqs": seats, **(options or {})}
+    table = {"name": scheduler, "max_num_seqs": max_num_seqs, **(options or {})}
     return build_memory_engine(
         REGISTRY, **{"scheduler": table, "queue_order": "over_from_five", **values}
     )
 
 
 def running(engine: Engine, *requests: Request) -> list[SequenceGroup]:
-    """These requests, which decode by now."""
+    """Add requests, and step until they decode."""
     groups = [engine.add(each) for each in requests]
     for _ in range(4):
         engine.step()
@@ -98,8 +98,8 @@ def finished_at(*groups: SequenceGroup) -> list[float]:
 
 
 @pytest.mark.parametrize("scheduler", HONOUR)
-class TestWhoGivesWay:
-    def test_one_whose_quantum_is_over_to_one_that_comes_before_it(self, scheduler: str) -> None:
+class TestWhichGroupIsPreempted:
+    def test_one_whose_quantum_is_over_for_one_that_comes_before_it(self, scheduler: str) -> None:
         engine = engine_of(scheduler)
         (worse,) = running(engine, simple_request("worse", 5, 20, priority=5))
         better = engine.add(simple_request("better", 5, 4))
@@ -108,7 +108,7 @@ class TestWhoGivesWay:
         assert first < last
         assert (worse.num_preemptions, better.num_preemptions) == (1, 0)
 
-    def test_not_to_one_that_comes_after_it(self, scheduler: str) -> None:
+    def test_not_for_one_that_comes_after_it(self, scheduler: str) -> None:
         engine = engine_of(scheduler)
         (here,) = running(engine, simple_request("here", 5, 20, priority=5))
         later = engine.add(simple_request("later", 5, 4, priority=5))
@@ -123,14 +123,14 @@ class TestWhoGivesWay:
         assert worse.num_preemptions == better.num_preemptions == 0
 
     def test_not_where_there_is_room_for_both(self, scheduler: str) -> None:
-        engine = engine_of(scheduler, seats=2)
+        engine = engine_of(scheduler, max_num_seqs=2)
         (worse,) = running(engine, simple_request("worse", 5, 20, priority=5))
         better = engine.add(simple_request("better", 5, 4))
         check_ended(engine, worse, better)
         assert worse.num_preemptions == 0
 
     def test_for_blocks_too(self, scheduler: str) -> None:
-        engine = engine_of(scheduler, seats=8, num_blocks=8)
+        engine = engine_of(scheduler, max_num_seqs=8, num_blocks=8)
         (worse,) = running(engine, simple_request("worse", 16, 12, priority=5))
         better = engine.add(simple_request("better", 16, 4))
         check_ended(engine, worse, better)
@@ -139,7 +139,7 @@ class TestWhoGivesWay:
         assert (worse.num_preemptions, better.num_preemptions) == (1, 0)
 
     def test_not_if_it_would_not_make_enough_room(self, scheduler: str) -> None:
-        engine = engine_of(scheduler, seats=3)
+        engine = engine_of(scheduler, max_num_seqs=3)
         over, lasting = running(
             engine,
             simple_request("over", 5, 20, priority=5),
@@ -150,14 +150,14 @@ class TestWhoGivesWay:
         assert over.num_preemptions == lasting.num_preemptions == 0
 
     def test_the_last_in_the_order_first_and_no_more_than_have_to(self, scheduler: str) -> None:
-        engine = engine_of(scheduler, seats=3)
+        engine = engine_of(scheduler, max_num_seqs=3)
         groups = running(engine, *(simple_request(f"p{p}", 5, 20, priority=p) for p in (7, 5, 6)))
         better = engine.add(simple_request("better", 5, 4))
         check_ended(engine, *groups, better)
         assert [group.num_preemptions for group in groups] == [1, 0, 0]
 
-    def test_a_group_gives_way_as_a_whole(self, scheduler: str) -> None:
-        engine = engine_of(scheduler, seats=3)
+    def test_a_group_is_preempted_as_a_whole(self, scheduler: str) -> None:
+        engine = engine_of(scheduler, max_num_seqs=3)
         (group,) = running(engine, simple_request("group", 5, 20, n=3, priority=5))
         better = engine.add(simple_request("better", 5, 4))
         check_ended(engine, group, better)
@@ -171,10 +171,10 @@ class TestWhoGivesWay:
         assert worse.num_preemptions == 0
 
     @pytest.mark.parametrize("num_host_blocks", [30, 2])
-    def test_what_is_swapped_out_comes_back_in_its_turn(
+    def test_a_swapped_out_group_is_resumed_by_its_place_in_the_order(
         self, scheduler: str, num_host_blocks: int
     ) -> None:
-        """Where the host is full it is computed again; then it stands in the queue."""
+        """If the host is full it is recomputed, and waits in the queue."""
         engine = engine_of(scheduler, preemption="swap", num_host_blocks=num_host_blocks)
         (worse,) = running(engine, simple_request("worse", 9, 20, priority=5))
         better = [engine.add(simple_request(name, 5, 4)) for name in ("one", "two")]
@@ -187,7 +187,7 @@ class TestWhoGivesWay:
         assert one < two < last
         assert worse.num_preemptions == (num_host_blocks == 2)
 
-    def test_to_one_that_is_swapped_out_too(self, scheduler: str) -> None:
+    def test_for_one_that_is_swapped_out_too(self, scheduler: str) -> None:
         engine = engine_of(scheduler, queue_order="turning", preemption="swap", num_host_blocks=30)
         (five,) = running(engine, simple_request("five", 9, 20, priority=5))
         other = engine.add(simple_request("other", 5, 20))
@@ -201,7 +201,7 @@ class TestWhoGivesWay:
         assert first < last
 
     @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-    def test_one_that_is_out_can_be_given_up(self, scheduler: str, preemption: str) -> None:
+    def test_a_preempted_group_can_be_aborted(self, scheduler: str, preemption: str) -> None:
         engine = engine_of(scheduler, preemption=preemption)
         (worse,) = running(engine, simple_request("worse", 5, 20, priority=5))
         better = engine.add(simple_request("better", 5, 4))
@@ -224,7 +224,7 @@ class TestWhoGivesWay:
         assert worse.num_preemptions == 0
 
     def test_no_prompt_that_is_being_computed(self, scheduler: str) -> None:
-        """Or two could push each other out for ever before either has drawn anything."""
+        """Or two could preempt each other for ever before either has generated a token."""
         if scheduler != "token_budget":
             pytest.skip("it computes prompts in one piece")
         engine = engine_of(scheduler, options={"max_num_batched_tokens": 4})
@@ -238,8 +238,8 @@ class TestWhoGivesWay:
         assert worse.num_preemptions == 1
 
 
-def test_a_batch_that_nobody_joins_stays_together() -> None:
-    """Under ``static_batch``, whatever the order says of who runs."""
+def test_a_static_batch_is_not_preempted() -> None:
+    """Under ``static_batch``, with any order."""
     for order in ("over_from_five", "priority"):
         engine = engine_of("static_batch", queue_order=order)
         (worse,) = running(engine, simple_request("worse", 5, 20, priority=5))
@@ -250,7 +250,7 @@ def test_a_batch_that_nobody_joins_stays_together() -> None:
 
 def test_for_tokens_too() -> None:
     """Two that decode take all tokens of a step."""
-    engine = engine_of("token_budget", seats=8, options={"max_num_batched_tokens": 2})
+    engine = engine_of("token_budget", max_num_seqs=8, options={"max_num_batched_tokens": 2})
     groups = running(engine, *(simple_request(f"p{p}", 1, 20, priority=p) for p in (5, 6)))
     better = engine.add(simple_request("better", 1, 4))
     engine.step()
@@ -263,7 +263,7 @@ def test_for_tokens_too() -> None:
 
 
 def lines(scheduler: str, preemption: str) -> list[dict[str, Any]]:
-    """Two requests, one seat; A is given its quantum of 4 by its prompt and a token."""
+    """Two requests, of which one runs; A has used its quantum of 4 after its prompt and a token."""
     values = {
         "name": "worked out by hand",
         "settings": {
@@ -283,7 +283,7 @@ def lines(scheduler: str, preemption: str) -> list[dict[str, Any]]:
     return list(replay(Scenario.model_validate(values), REGISTRY))
 
 
-def told(trace: list[dict[str, Any]], key: str) -> list[Any]:
+def column(trace: list[dict[str, Any]], key: str) -> list[Any]:
     return [line[key] for line in trace]
 
 
@@ -292,7 +292,7 @@ class TestTraces:
 
     def test_token_budget_admits_the_head_in_the_same_step(self) -> None:
         trace = lines("token_budget", "recompute")
-        assert told(trace, "scheduled") == [
+        assert column(trace, "scheduled") == [
             {"A": 4},
             {"A": 1},
             {"B": 2},
@@ -300,11 +300,11 @@ class TestTraces:
             {"A": 6},
             {"A": 1},
         ]
-        assert told(trace, "preempted") == [[], [], ["A"], [], [], []]
+        assert column(trace, "preempted") == [[], [], ["A"], [], [], []]
 
     def test_token_budget_swaps(self) -> None:
         trace = lines("token_budget", "swap")
-        assert told(trace, "scheduled") == [
+        assert column(trace, "scheduled") == [
             {"A": 4},
             {"A": 1},
             {"B": 2},
@@ -312,12 +312,12 @@ class TestTraces:
             {"A": 1},
             {"A": 1},
         ]
-        assert told(trace, "swapped_out") == [[], [], ["A"], [], [], []]
-        assert told(trace, "swapped_in") == [[], [], [], [], ["A"], []]
+        assert column(trace, "swapped_out") == [[], [], ["A"], [], [], []]
+        assert column(trace, "swapped_in") == [[], [], [], [], ["A"], []]
 
     def test_prefill_or_decode_admits_the_head_in_the_next_step(self) -> None:
         trace = lines("prefill_or_decode", "recompute")
-        assert told(trace, "scheduled") == [
+        assert column(trace, "scheduled") == [
             {"A": 4},
             {"A": 1},
             {},
@@ -326,10 +326,10 @@ class TestTraces:
             {"A": 6},
             {"A": 1},
         ]
-        assert told(trace, "preempted") == [[], [], ["A"], [], [], [], []]
+        assert column(trace, "preempted") == [[], [], ["A"], [], [], [], []]
 
     def test_prefill_or_decode_swaps(self) -> None:
         trace = lines("prefill_or_decode", "swap")
-        assert told(trace, "swapped_out") == [[], [], ["A"], [], [], [], []]
-        assert told(trace, "swapped_in") == [[], [], [], [], [], ["A"], []]
-        assert told(trace, "scheduled")[2:] == [{}, {"B": 2}, {"B": 1}, {"A": 1}, {"A": 1}]
+        assert column(trace, "swapped_out") == [[], [], ["A"], [], [], [], []]
+        assert column(trace, "swapped_in") == [[], [], [], [], [], ["A"], []]
+        assert column(trace, "scheduled")[2:] == [{}, {"B": 2}, {"B": 1}, {"A": 1}, {"A": 1}]

@@ -1,4 +1,4 @@
-"""The recipes under examples/recipes do what they say, and the documentation shows them all."""
+"""The recipes under examples/recipes improve their metric, and the documentation shows them all."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def test_every_scenario_is_compared(compare: Any) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_figure_is_lower_with_it(path: Path, compare: Any) -> None:
+def test_the_metric_is_lower_with_the_recipe(path: Path, compare: Any) -> None:
     without, with_it = compare.measure(path.stem)
     assert with_it < without
 
 
-def test_the_victim_by_recompute_cost_beats_the_one_that_looks_at_tokens_alone(
+def test_the_victim_by_recompute_cost_is_better_than_fewest_computed(
     compare: Any,
 ) -> None:
     name = "victim_by_recompute_cost"
@@ -52,7 +52,7 @@ def test_the_victim_by_recompute_cost_beats_the_one_that_looks_at_tokens_alone(
     assert compare.measure(name)[1] < computed
 
 
-def test_one_with_aging_goes_before_some_short_ones_and_after_others(compare: Any) -> None:
+def test_with_aging_a_long_request_overtakes_later_short_ones(compare: Any) -> None:
     scenario = compare.read_case(FOLDER / "short_first_with_aging.yaml").scenario
     ends = [
         name for line in compare.replay(scenario, compare.registry()) for name in line["finished"]
@@ -62,14 +62,14 @@ def test_one_with_aging_goes_before_some_short_ones_and_after_others(compare: An
 
 def urgent(compare: Any, **changes: Any) -> Any:
     """The trace of the recipe, and the scenario; with other options of the scheduler."""
-    scenario = compare.read_case(FOLDER / "urgent_takes_a_seat.yaml").scenario
+    scenario = compare.read_case(FOLDER / "preempt_for_urgent.yaml").scenario
     scheduler = {**scenario.settings["scheduler"], **changes}
     values = {**scenario.settings, "preemption": "swap", "scheduler": scheduler}
     scenario = scenario.model_copy(update={"settings": values})
     return list(compare.replay(scenario, compare.registry())), scenario
 
 
-def test_an_urgent_one_takes_a_seat_from_one_that_is_swapped_out(compare: Any) -> None:
+def test_an_urgent_request_swaps_out_a_running_one(compare: Any) -> None:
     trace, _ = urgent(compare, swap_in_by_order=True)
     assert trace[3]["swapped_out"] == ["bulk2"]
     assert (trace[3]["scheduled"], trace[3]["swapped_in"]) == ({"bulk1": 1}, [])
@@ -82,14 +82,16 @@ def test_an_urgent_one_takes_a_seat_from_one_that_is_swapped_out(compare: Any) -
     assert total == prompts + 29 + 29 + 4  # nothing is computed twice
 
 
-def test_without_the_option_whoever_is_swapped_out_is_back_at_once(compare: Any) -> None:
+def test_without_swap_in_by_order_the_swapped_out_request_is_swapped_in_at_once(
+    compare: Any,
+) -> None:
     trace, scenario = urgent(compare)
     assert trace[3]["swapped_out"] == trace[3]["swapped_in"] == ["bulk2"]
     assert compare.last_step_of("urgent")(trace, scenario) > 30
 
 
 class TestCheapest(VictimConformance):
-    """The plugin among the recipes is a sound one."""
+    """The victim of ``parts.py`` passes the conformance kit."""
 
     component = "cheapest"
 

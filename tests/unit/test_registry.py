@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from paged_core import slots
+from paged_core import plugin
 from paged_core.component import Command, Component, ComponentSettings, Profile, Slot
-from paged_core.errors import PluginError
+from paged_core.errors import _MOVED, PluginError
 from paged_core.registry import Plugin, Registry
 from paged_core.settings import settings_class
 
@@ -73,6 +74,11 @@ def test_a_plugin_is_found_with_what_it_brings(install: Install) -> None:
     ("code", "reason"),
     [
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        (
+            "from paged_core.layer import LayerSpec",
+            "ModuleNotFoundError: No module named 'paged_core.layer'; import "
+            "paged_core.interfaces.layer",
+        ),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         (
             "@hookimpl\ndef paged_core_component(): ...",
@@ -163,7 +169,7 @@ def paged_core_profiles():
 """
 
 
-def test_a_profile_of_two_plugins_stands_in_nobodys_way_until_it_is_chosen(
+def test_a_profile_of_two_plugins_is_an_error_only_if_it_is_chosen(
     install: Install,
 ) -> None:
     install("one", PROFILE)
@@ -213,7 +219,7 @@ class LifoSettings(ComponentSettings):
 
 @pytest.fixture
 def core() -> Registry:
-    return Registry(()).extended(slots, plugin="core")
+    return Registry(()).extended(plugin, plugin="core")
 
 
 def test_extended_takes_records_and_modules(core: Registry) -> None:
@@ -224,7 +230,7 @@ def test_extended_takes_records_and_modules(core: Registry) -> None:
         Slot("router", "m:Router"),
     )
     assert list(registry.of("queue_order")) == ["fifo2"]
-    assert set(registry.profiles) == set(registry.commands) == {"mine"}
+    assert set(registry.profiles) == set(registry.commands) - set(core.commands) == {"mine"}
     assert not core.of("queue_order")
     with pytest.raises(PluginError, match="nothing declares, 'nowhere'"):
         core.extended(Component("nowhere", FifoSettings, "m:Fifo"))
@@ -259,3 +265,19 @@ def test_first_party_plugins_are_sound() -> None:
         names = slot.default if isinstance(slot.default, tuple) else (slot.default,)
         for name in names:
             assert (name == "auto" and slot.auto) or name in registry.of(slot.key)
+
+
+def test_every_module_that_moved_is_where_the_message_says() -> None:
+    for name, folder in _MOVED.items():
+        assert find_spec(f"paged_core.{name}") is None
+        assert find_spec(f"paged_core.{folder}.{name}") is not None
+
+
+def test_a_factory_of_a_module_that_moved_is_refused_with_the_remedy() -> None:
+    component = Component("runner", _OldSettings, "paged_core.outputs:Runner")
+    with pytest.raises(PluginError, match=r"; import paged_core\.text\.outputs$"):
+        component.load()
+
+
+class _OldSettings(ComponentSettings):
+    name: Literal["old"] = "old"

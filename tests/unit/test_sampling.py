@@ -13,27 +13,33 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paged_backends.sampling import Choose, Row, Sampler, choose, kernel_choice
-from paged_backends.sampling.noise import uniform
-from paged_backends.sampling.ranking import leading
-from paged_core.request import LogitsProcessor, SamplingParams
+from paged_backends.sampling import (
+    RandomSample,
+    Row,
+    Sampler,
+    kernel_random_sample,
+    random_sample,
+)
+from paged_backends.sampling.random_numbers import uniform
+from paged_backends.sampling.ranking import top_logits
+from paged_core.sampling_params import LogitsProcessor, SamplingParams
 from unit.cpu_kernels import SETS, load
 
 VOCAB = 80
 EOS = 7
 
 
-chooses: list[Choose] = [choose]
-"""How samplers draw by chance: the last one counts."""
+ways: list[RandomSample] = [random_sample]
+"""How samplers draw at random: the last one counts."""
 
 
 @pytest.fixture(scope="module", autouse=True, params=["torch", *SETS])
-def _every_way_to_choose(request: pytest.FixtureRequest) -> Iterator[None]:
+def _every_way_to_sample(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run everything here with each of them."""
     name = request.param
-    chooses.append(choose if name == "torch" else kernel_choice(load(name)))
+    ways.append(random_sample if name == "torch" else kernel_random_sample(load(name)))
     yield
-    chooses.pop()
+    ways.pop()
 
 
 def make_sampler(vocab_size: int = VOCAB, seed: int = 0) -> Sampler:
@@ -42,7 +48,7 @@ def make_sampler(vocab_size: int = VOCAB, seed: int = 0) -> Sampler:
         seed=seed,
         eos_token_ids=frozenset({EOS}),
         device="cpu",
-        choose=chooses[-1],
+        random_sample=ways[-1],
     )
 
 
@@ -65,7 +71,7 @@ def make_logits(num_rows: int, seed: int = 0, vocab_size: int = VOCAB) -> torch.
 # --- references -----------------------------------------------------------------------------------
 
 
-def edited_by_loops(logits: torch.Tensor, row: Row) -> list[float]:
+def processed_by_loops(logits: torch.Tensor, row: Row) -> list[float]:
     """Bias, penalties and the minimum length, by vLLM's definitions."""
     params = row.sampling
     values = [float(value) for value in logits]
@@ -189,18 +195,18 @@ def test_a_draw_is_one_the_parameters_allow(rows: list[Row], seed: int, coarse: 
     assert torch.equal(logits, before)
     assert draws.failed == {}
     for values, row, token in zip(logits, rows, draws.token_ids, strict=True):
-        edited = edited_by_loops(values, row)
+        processed = processed_by_loops(values, row)
         if row.sampled:
             loose = replace(
                 row.sampling,
                 top_p=min(1.0, row.sampling.top_p + 1e-5),
                 min_p=row.sampling.min_p * (1 - 1e-5),
             )
-            kept = kept_by_loops(edited, loose)
-            near = [other for other in kept if abs(edited[other] - edited[token]) < 1e-5]
+            kept = kept_by_loops(processed, loose)
+            near = [other for other in kept if abs(processed[other] - processed[token]) < 1e-5]
             assert token in kept or near  # equals in float32, and which comes first is chance
         else:
-            assert edited[token] == pytest.approx(max(edited), abs=1e-5)
+            assert processed[token] == pytest.approx(max(processed), abs=1e-5)
 
 
 @settings(max_examples=100, deadline=None)
@@ -281,9 +287,9 @@ def test_all_ways_draw_the_same(scale: float, vocab_size: int) -> None:
         for index in range(count)
     ]
     found = make_sampler(vocab_size).draw(logits, rows).token_ids
-    chooses.append(choose)
+    ways.append(random_sample)
     expected = make_sampler(vocab_size).draw(logits, rows).token_ids
-    chooses.pop()
+    ways.pop()
     assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1  # rounding
 
 
@@ -485,9 +491,9 @@ def test_logprobs_of_given_tokens_break_ties_by_id() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.sampled_from([37, 200, 3000]))
-def test_leading_agrees_with_a_sort(seed: int, width: int, vocab_size: int) -> None:
+def test_top_logits_agree_with_a_sort(seed: int, width: int, vocab_size: int) -> None:
     logits = make_logits(3, seed, vocab_size).round(decimals=1)
-    values, ids = leading(logits, width)
+    values, ids = top_logits(logits, width)
     whole = torch.sort(logits, dim=-1, descending=True, stable=True)
     width = min(width, vocab_size)
     assert torch.equal(values, whole.values[:, :width])

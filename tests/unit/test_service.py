@@ -1,4 +1,4 @@
-"""How orders are told what was served, in the form of today and in that of before."""
+"""Calls of ``served`` and ``left`` of an order, with and without the time of the step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 from paged_core.component import Component
 from paged_core.errors import PluginError
 from paged_core.interfaces.queue_order import QueueOrder
+from paged_core.interfaces.service import service_of
 from paged_core.sequence import SequenceGroup
-from paged_core.service import service_of
 from paged_core.testing.memory_engine import build_memory_engine, serve
 from paged_core.testing.registry import registry_with
 from paged_core.testing.workload import Workload, simple_request
@@ -22,49 +22,49 @@ from unit.faulty_components import FaultySettings
 
 class _Order(QueueOrder):
     def __init__(self, options: Any = None, parts: Any = None, /) -> None:
-        self.told: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         return 0
 
 
 class Silent(_Order):
-    """Does not want to hear of it."""
+    """Has neither ``served`` nor ``left``."""
 
 
 class Timely(_Order):
     def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
-        self.told.append((group.id, num_tokens, now))
+        self.calls.append((group.id, num_tokens, now))
 
     def left(self, group: SequenceGroup, /) -> None:
-        self.told.append((group.id, "left"))
+        self.calls.append((group.id, "left"))
 
 
 class Optional(_Order):
     def served(self, group: SequenceGroup, num_tokens: int, now: float = 0.0) -> None:
-        self.told.append((group.id, num_tokens, now))
+        self.calls.append((group.id, num_tokens, now))
 
     def left(self, group: SequenceGroup, /) -> None:
-        self.told.append((group.id, "left"))
+        self.calls.append((group.id, "left"))
 
 
 class AnyNumber(_Order):
-    def served(self, *told: Any) -> None:
-        group, *rest = told
-        self.told.append((group.id, *rest))
+    def served(self, *arguments: Any) -> None:
+        group, *rest = arguments
+        self.calls.append((group.id, *rest))
 
     def left(self, group: SequenceGroup, /) -> None:
-        self.told.append((group.id, "left"))
+        self.calls.append((group.id, "left"))
 
 
 class Timeless(_Order):
-    """As orders were written before there was a time."""
+    """As of 0.1: ``served`` does not take the time."""
 
     def served(self, group: SequenceGroup, num_tokens: int, /) -> None:
-        self.told.append((group.id, num_tokens))
+        self.calls.append((group.id, num_tokens))
 
     def left(self, group: SequenceGroup, /) -> None:
-        self.told.append((group.id, "left"))
+        self.calls.append((group.id, "left"))
 
 
 class Demanding(_Order):
@@ -76,26 +76,26 @@ class Demanding(_Order):
 
 
 def serve_one(kind: type[_Order]) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
-    """Serve a request under an order; return what it was told, and what was logged of it."""
+    """Serve a request under an order; return the calls of it and the warnings logged."""
     record = Component("queue_order", FaultySettings, f"{__name__}:{kind.__name__}", summary="-")
     with capture_logs() as logs:
         engine = build_memory_engine(registry_with(record), queue_order="faulty")
         serve(engine, Workload(((0, simple_request("A", 5, 3)),)))
     order = engine.scheduler._order  # type: ignore[attr-defined]
     warnings = [dict(log) for log in logs if log["event"] == "interface_deprecated"]
-    return order.told, warnings
+    return order.calls, warnings
 
 
 @pytest.mark.parametrize("kind", [Timely, Optional, AnyNumber])
-def test_is_told_with_the_time_of_the_step(kind: type[_Order]) -> None:
-    told, warnings = serve_one(kind)
-    assert told == [("A", 5, 0.0), ("A", 1, 1.0), ("A", 1, 2.0), ("A", "left")]
+def test_is_called_with_the_time_of_the_step(kind: type[_Order]) -> None:
+    calls, warnings = serve_one(kind)
+    assert calls == [("A", 5, 0.0), ("A", 1, 1.0), ("A", 1, 2.0), ("A", "left")]
     assert warnings == []
 
 
-def test_one_that_takes_no_time_is_told_without_and_a_warning_says_what_to_do() -> None:
-    told, (warning,) = serve_one(Timeless)
-    assert told == [("A", 5), ("A", 1), ("A", 1), ("A", "left")]
+def test_one_that_takes_no_time_is_called_without_it_and_a_warning_is_logged() -> None:
+    calls, (warning,) = serve_one(Timeless)
+    assert calls == [("A", 5), ("A", 1), ("A", 1), ("A", "left")]
     assert warning["log_level"] == "warning"
     assert warning["queue_order"] == f"{__name__}.Timeless"
     assert "now" in warning["remedy"]

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from paged_core import slots
+from paged_core import plugin
 from paged_core.component import AutoSettings, Component, ComponentSettings, Profile, Slot
+from paged_core.config.entry import Entry, Origin, Text
 from paged_core.errors import PluginError, SettingsError
-from paged_core.layers import Entry, Source, Text
-from paged_core.loading import Resolved, load_settings
 from paged_core.registry import Registry
-from paged_core.settings import EngineSettings, settings_class
+from paged_core.settings import EngineSettings, Resolved, load_settings, settings_class
 
 
 class BudgetSettings(ComponentSettings):
@@ -92,7 +92,7 @@ V0 = "watermark: 0.01\nscheduler: {name: prefill_or_decode, delay_factor: 0.5}\n
 
 def registry() -> Registry:
     parts = [Component(slot, made, "m:F") for slot, some in PARTS.items() for made in some]
-    core = Registry(()).extended(slots, plugin="core")
+    core = Registry(()).extended(plugin, plugin="core")
     return core.extended(*parts, Profile("v0", V0), plugin="fakes")
 
 
@@ -103,9 +103,10 @@ def load(tmp_path: Path, yaml: str = "", cli: str = "", **environ: str) -> Resol
     """Resolve what a file, the command line and the environment say; dots in ``cli`` are paths."""
     file = tmp_path / "engine.yaml"
     file.write_text(yaml)
-    pairs = [word.split("=", 1) for word in cli.split()]
+    words = [word.partition("=") for word in cli.split()]
     options = [
-        Entry(tuple(key.split(".")), Text(value), Source("cli", f"--{key}")) for key, value in pairs
+        Entry(tuple(key.split(".")), Text(text), Origin("cli", f"--{key}"))
+        for key, _, text in words
     ]
     named = {f"PAGED_CORE_{key}": value for key, value in environ.items()}
     return load_settings(registry(), config=file, options=options, environ=named)
@@ -221,7 +222,7 @@ class TestKeywords:
                 {"kv_cache_memory": "much"},
                 "kv_cache_memory: give bytes, such as 2GiB or 500MB, or a fraction, such as 0.5",
             ),
-            ({"kv_cache_memory": 0}, "kv_cache_memory: memory must be more than nothing"),
+            ({"kv_cache_memory": 0}, "kv_cache_memory: memory must be more than 0"),
             (
                 {"kv_cache_memory": 1.5},
                 "kv_cache_memory: a fraction of the memory is at most 1; above that, give whole "
@@ -273,7 +274,7 @@ class TestSlotsOfPlugins:
             settings_class(registry().extended(Slot("seed", "m:Seed")))
 
     def test_a_slot_without_its_default_says_so(self) -> None:
-        made = settings_class(Registry(()).extended(slots, plugin="core"))
+        made = settings_class(Registry(()).extended(plugin, plugin="core"))
         with pytest.raises(SettingsError, match="no scheduler is called 'token_budget'; there are"):
             made()
 
@@ -285,7 +286,7 @@ class TestLayers:
         settings = found.settings
         assert (settings.watermark, settings.block_size) == (0.01, 1)
         assert (settings.num_blocks, settings.threads) == (2, 3)
-        layers = {key: (source.layer, source.origin) for key, source in found.sources.items()}
+        layers = {key: (origin.layer, origin.where) for key, origin in found.origins.items()}
         assert layers["watermark"] == ("profile", "v0")
         assert layers["block_size"] == ("yaml", str(tmp_path / "engine.yaml"))
         assert layers["num_blocks"] == ("env", "PAGED_CORE_NUM_BLOCKS")
@@ -298,23 +299,21 @@ class TestLayers:
     def test_the_highest_layer_wins(self, given_in: list[str]) -> None:
         order = ("profile", "yaml", "env", "cli")
         layers = [
-            [Entry(("num_blocks",), order.index(name) + 1, Source(name, "x"))]  # type: ignore[arg-type]
+            [Entry(("num_blocks",), order.index(name) + 1, Origin(name, "x"))]  # type: ignore[arg-type]
             for name in order
             if name in given_in
         ]
-        settings, sources = Settings.from_layers(layers)
+        settings, origins = Settings.from_layers(layers)
         highest = max(given_in, key=order.index, default="default")
-        assert sources["num_blocks"].layer == highest
+        assert origins["num_blocks"].layer == highest
         assert settings.num_blocks == (order.index(highest) + 1 if given_in else None)
 
     def test_tables_merge_option_by_option(self, tmp_path: Path) -> None:
         yaml = "scheduler: {name: prefill_or_decode, delay_factor: 2}"
         found = load(tmp_path, yaml, SCHEDULER__MAX_NUM_SEQS="64")
         assert found.settings.scheduler == PhasesSettings(max_num_seqs=64, delay_factor=2)
-        assert found.sources["scheduler.delay_factor"].layer == "yaml"
-        assert (
-            found.sources["scheduler.max_num_seqs"].origin == "PAGED_CORE_SCHEDULER__MAX_NUM_SEQS"
-        )
+        assert found.origins["scheduler.delay_factor"].layer == "yaml"
+        assert found.origins["scheduler.max_num_seqs"].where == "PAGED_CORE_SCHEDULER__MAX_NUM_SEQS"
 
     @pytest.mark.parametrize("higher", ["scheduler=token_budget", "scheduler.name=token_budget"])
     def test_another_component_drops_the_table_beneath(self, tmp_path: Path, higher: str) -> None:
@@ -371,6 +370,41 @@ class TestLayers:
         table = '{"name":"prefill_or_decode","delay_factor":1}'
         assert load(tmp_path, SCHEDULER=table).settings.scheduler == PhasesSettings(delay_factor=1)
 
+    @pytest.mark.parametrize(
+        ("yaml", "chosen"),
+        [
+            ("", BudgetSettings(chunked_prefill=False)),
+            ("scheduler: token_budget", BudgetSettings(chunked_prefill=False)),
+            ("scheduler: {max_num_seqs: 3}", BudgetSettings(chunked_prefill=False, max_num_seqs=3)),
+            ("scheduler: {}", BudgetSettings(chunked_prefill=False)),
+        ],
+    )
+    def test_a_variable_for_an_option_is_for_the_component_that_is_chosen_below(
+        self, tmp_path: Path, yaml: str, chosen: BudgetSettings
+    ) -> None:
+        found = load(tmp_path, yaml, SCHEDULER__CHUNKED_PREFILL="false")
+        assert found.settings.scheduler == chosen
+        assert load(tmp_path, yaml, "scheduler.chunked_prefill=no").settings == found.settings
+        under_profile = load(tmp_path, "profile: v0", SCHEDULER__DELAY_FACTOR="2").settings
+        assert under_profile.scheduler == PhasesSettings(delay_factor=2)
+
+    def test_a_variable_for_an_option_of_another_component_names_the_remedy(
+        self, tmp_path: Path
+    ) -> None:
+        assert refusal(tmp_path, SCHEDULER__DELAY_FACTOR="2") == (
+            "scheduler.delay_factor: token_budget has no such option; to set it, name"
+            " prefill_or_decode (PAGED_CORE_SCHEDULER__DELAY_FACTOR)"
+        )
+        assert refusal(tmp_path, ATTENTION__SPEED="2").startswith(
+            "attention.speed: auto has no such option"
+        )
+
+    def test_an_option_of_a_list_is_refused_with_the_variable(self, tmp_path: Path) -> None:
+        assert refusal(tmp_path, OBSERVERS__PATH="x") == (
+            "observers: input should be a valid list, not {'path': 'x'}; write it as JSON"
+            " (PAGED_CORE_OBSERVERS__PATH)"
+        )
+
     def test_profiles_are_chosen_by_any_layer(self, tmp_path: Path) -> None:
         for arguments in (("profile: v0",), ("", "profile=v0")):
             assert load(tmp_path, *arguments).settings.scheduler.name == "prefill_or_decode"
@@ -380,7 +414,180 @@ class TestLayers:
     def test_overrides_lie_over_all(self) -> None:
         environ = {"PAGED_CORE_SEED": "1"}
         found = load_settings(registry(), environ=environ, overrides={"seed": 2})
-        assert (found.settings.seed, found.sources["seed"].layer) == (2, "python")
+        assert (found.settings.seed, found.origins["seed"].layer) == (2, "python")
+
+
+class TestFiles:
+    """TOML, a .env file, a directory of secrets; all are read only where they are named."""
+
+    def test_toml(self, tmp_path: Path) -> None:
+        file = tmp_path / "engine.toml"
+        file.write_text(
+            'num_blocks = 3\nkv_cache_memory = "2GiB"\nscheduler = {name = "prefill_or_decode"}\n'
+            '[[observers]]\nname = "decision_log"\n'
+        )
+        found = load_settings(registry(), config=file, environ={})
+        assert (found.settings.num_blocks, found.settings.kv_cache_memory) == (3, 2**31)
+        assert found.settings.scheduler == PhasesSettings()
+        assert found.settings.observers == (LogSettings(),)
+        assert found.origins["num_blocks"] == Origin("yaml", str(file))
+
+    @pytest.mark.parametrize(
+        ("toml", "message"),
+        [
+            ("seed = x", r"cannot read settings file \S+: Invalid value \(at line 1"),
+            ("seed = 1\nseed = 2\n", r"Cannot overwrite a value \(at line 2"),
+            ("sead = 1", r"sead: no such setting; did you mean 'seed'\? \(\S+engine.toml\)"),
+        ],
+    )
+    def test_broken_toml(self, tmp_path: Path, toml: str, message: str) -> None:
+        file = tmp_path / "engine.toml"
+        file.write_text(toml)
+        with pytest.raises(SettingsError, match=message):
+            load_settings(registry(), config=file, environ={})
+
+    def env_file(self, tmp_path: Path, content: str, **environ: str) -> Resolved:
+        file = tmp_path / ".env"
+        file.write_text(content)
+        return load_settings(registry(), env_file=file, environ=environ)
+
+    def test_an_env_file_lies_under_the_environment_and_over_the_settings_file(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "engine.yaml").write_text("seed: 1\nthreads: 1\nblock_size: 1\n")
+        (tmp_path / "own.env").write_text("PAGED_CORE_SEED=2\nPAGED_CORE_THREADS=2\n")
+        environ = {
+            "PAGED_CORE_CONFIG": str(tmp_path / "engine.yaml"),
+            "PAGED_CORE_ENV_FILE": str(tmp_path / "own.env"),
+            "PAGED_CORE_SEED": "3",
+        }
+        found = load_settings(registry(), environ=environ)
+        settings = found.settings
+        assert (settings.seed, settings.threads, settings.block_size) == (3, 2, 1)
+        assert found.origins["threads"] == Origin("env", str(tmp_path / "own.env"), 2)
+
+    def test_an_env_file_is_read_as_shells_write_it(self, tmp_path: Path) -> None:
+        content = (
+            "# ours\n\n\nexport PAGED_CORE_MODEL='a b'  # a folder\nDATABASE=x\nBARE\n\n"
+            'PAGED_CORE_SCHEDULER="prefill_or_decode"\nPAGED_CORE_SCHEDULER__DELAY_FACTOR=2\n'
+            'PAGED_CORE_THREADS=\nPAGED_CORE_OBSERVERS=["decision_log"]\n'
+        )
+        found = self.env_file(tmp_path, content)
+        assert found.settings.model == "a b"
+        assert found.settings.scheduler == PhasesSettings(delay_factor=2)
+        assert found.settings.observers == (LogSettings(),)
+        lines = [found.origins[key].line for key in ("model", "scheduler.name", "observers")]
+        assert lines == [4, 8, 11]
+        assert pickle.loads(pickle.dumps(found.settings)) == found.settings
+        assert pickle.loads(pickle.dumps(found.origins)) == found.origins
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (
+                "\nPAGED_CORE_SEEED=1",
+                "PAGED_CORE_SEEED sets nothing; did you mean 'PAGED_CORE_SEED'",
+            ),
+            ("PAGED_CORE_SEED", r"\.env, line 1: write NAME=value"),
+            ("A=1\nPAGED_CORE_SEED='1", r"\.env, line 2: write NAME=value, with closed quotes"),
+            ("PAGED_CORE_SEED=x", r"seed: input should be .*\.env, line 1\)"),
+            ("PAGED_CORE_CONFIG=x", r"PAGED_CORE_CONFIG is read from the environment only; set it"),
+        ],
+    )
+    def test_mistakes_in_an_env_file(self, tmp_path: Path, content: str, message: str) -> None:
+        with pytest.raises(SettingsError, match=message):
+            self.env_file(tmp_path, content)
+
+    def test_secrets(self, tmp_path: Path) -> None:
+        (tmp_path / "paged_core_seed").write_text("7\n")
+        (tmp_path / "PAGED_CORE_SCHEDULER__MAX_NUM_SEQS").write_text("9")
+        (tmp_path / "database_password").write_text("x")
+        (tmp_path / "folder").mkdir()
+        found = load_settings(registry(), environ={"PAGED_CORE_SECRETS_DIR": str(tmp_path)})
+        assert found.settings == Settings(seed=7, scheduler={"max_num_seqs": 9})
+        assert found.origins["seed"] == Origin("env", str(tmp_path / "paged_core_seed"))
+        above = {"PAGED_CORE_SEED": "8"}
+        assert load_settings(registry(), secrets_dir=tmp_path, environ=above).settings.seed == 8
+        (tmp_path / "paged_core_sead").write_text("1")
+        with pytest.raises(SettingsError, match="PAGED_CORE_SEAD sets nothing; did you mean"):
+            load_settings(registry(), secrets_dir=tmp_path, environ={})
+
+    @pytest.mark.parametrize("variable", ["ENV_FILE", "SECRETS_DIR"])
+    def test_what_cannot_be_read_is_refused(self, tmp_path: Path, variable: str) -> None:
+        """The sources of pydantic-settings pass over a file that does not exist."""
+        missing = tmp_path / "missing"
+        with pytest.raises(SettingsError, match=rf"missing: No such .* \(PAGED_CORE_{variable}\)"):
+            load_settings(registry(), environ={f"PAGED_CORE_{variable}": str(missing)})
+
+    def test_the_working_directory_is_not_looked_at(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / ".env").write_text("PAGED_CORE_SEED=2\n")
+        monkeypatch.chdir(tmp_path)
+        assert load_settings(registry(), environ={}).settings == Settings()
+
+    @pytest.mark.skipif(os.name == "nt", reason="pipes have no path there")
+    def test_a_pipe_will_do(self) -> None:
+        read_end, write_end = os.pipe()
+        os.write(write_end, b"seed: 4\n")
+        os.close(write_end)
+        try:
+            found = load_settings(registry(), config=f"/dev/fd/{read_end}", environ={})
+        finally:
+            os.close(read_end)
+        assert found.settings.seed == 4
+
+
+class Application(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="MYAPP_", env_nested_delimiter="__")
+
+    port: int = 8000
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+
+
+class TestInsideOtherSettings:
+    def application(self, monkeypatch: pytest.MonkeyPatch, **environ: str) -> Application:
+        monkeypatch.setenv("PAGED_CORE_NUM_BLOCKS", "3")  # not ours to read here
+        for name, value in environ.items():
+            monkeypatch.setenv(f"MYAPP_{name}", value)
+        return Application()
+
+    def test_nested_variables(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        application = self.application(
+            monkeypatch,
+            PORT="80",
+            ENGINE__NUM_BLOCKS="64",
+            ENGINE__SCHEDULER__MAX_NUM_SEQS="8",
+            ENGINE__EVICTOR="arc",
+            ENGINE__QUEUE_ORDER='{"name": "fair", "input_weight": 2}',
+            ENGINE__OBSERVERS='["decision_log"]',
+            ENGINE__PROFILE="vllm-v1",
+        )
+        assert application.port == 80
+        assert application.engine == EngineSettings(
+            profile="vllm-v1",
+            num_blocks=64,
+            scheduler={"max_num_seqs": 8},
+            evictor="arc",
+            queue_order={"name": "fair", "input_weight": 2},
+            observers=["decision_log"],
+        )
+        copy = pickle.loads(pickle.dumps(application.engine))
+        assert copy == application.engine
+        assert Application(**application.model_dump()) == application
+
+    def test_an_option_that_is_a_table(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        environ = {"QUEUE_ORDER__NAME": "fair", "QUEUE_ORDER__WEIGHTS": '{"a": 2}'}
+        named = {f"ENGINE__{key}": value for key, value in environ.items()}
+        engine = self.application(monkeypatch, **named).engine
+        assert engine == EngineSettings(queue_order={"name": "fair", "weights": {"a": 2}})
+
+    def test_defaults(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.application(monkeypatch).engine == EngineSettings()
+
+    def test_mistakes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(SettingsError, match="did you mean 'num_blocks'"):
+            self.application(monkeypatch, ENGINE__NUM_BLOK="64")
 
 
 class TestMistakesOfLayers:
@@ -416,7 +623,7 @@ class TestMistakesOfLayers:
             ("- 1", "/engine.yaml, line 1: settings must be a mapping of keys to values"),
             ("a: 1\nb: [1,\n", "/engine.yaml, line 3: not valid YAML: "),
             ("seed: 1\nseed: 2", "/engine.yaml, line 2: the key 'seed' is given twice"),
-            ("1: 2", "/engine.yaml, line 1: the key 1 is not a name; quote it if it is meant"),
+            ("1: 2", "/engine.yaml, line 1: the key is not text; quote it"),
             ("a: 1\n---\nb: 2", "/engine.yaml, line 2: not valid YAML: but found another document"),
             ("profile: v0\nsead: 1", "sead: no such setting; did you mean 'seed'?"),
         ],

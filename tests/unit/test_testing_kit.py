@@ -1,4 +1,4 @@
-"""The conformance kit is itself tested: what is wrong on purpose is caught."""
+"""The conformance kit finds components that are wrong on purpose."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from conformance import test_evictors
 from paged_core import testing
 from paged_core.component import Component, ComponentSettings
 from paged_core.errors import PluginError
+from paged_core.ids import BlockId
 from paged_core.registry import Registry
-from paged_core.request import SamplingParams
-from paged_core.sequence import BlockId, SequenceGroup
+from paged_core.sampling_params import SamplingParams
+from paged_core.sequence import SequenceGroup
 from paged_core.settings import settings_class
 from paged_core.testing import (
     POLICY_SLOTS,
@@ -173,7 +174,7 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
         [
             schedulers.StarvingScheduler,
             schedulers.GreedyScheduler,
-            schedulers.CrowdingScheduler,
+            schedulers.TooManySequencesScheduler,
             schedulers.ForgettingScheduler,
             schedulers.RepeatingScheduler,
             schedulers.UnreservedScheduler,
@@ -184,6 +185,7 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
             schedulers.PickyScheduler,
             schedulers.IgnoringScheduler,
             schedulers.DicingScheduler,
+            schedulers.ImpatientScheduler,
             quanta.HastyScheduler,
             quanta.ObligingScheduler,
             quanta.RestlessScheduler,
@@ -217,6 +219,7 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
             attention.UncappedAttention,
             attention.ForgetfulAttention,
             attention.LateAttention,
+            attention.UnreadAttention,
         ],
     ),
     (
@@ -233,29 +236,29 @@ FAULTS: list[tuple[type[ComponentConformance], type[ComponentSettings], list[typ
 ]
 
 CAUGHT_BY = {
-    "SortingEvictor": "comparisons among 64 .* as the logarithm does",
-    "SearchingEvictor": "as the logarithm does",
-    "RollingEvictor": "runs cannot be repeated|told the same",
-    "ConfusingEvictor": "content keys tell equal content",
-    "KeyOrderEvictor": "content keys tell equal content",
-    "HoardingEvictor": "left [0-9]+ bytes behind",
-    "RunScanEvictor": "has to go first",
-    "LateVictim": "chose someone else",
+    "SortingEvictor": "comparisons among 64 .* no faster than the logarithm",
+    "SearchingEvictor": "no faster than the logarithm",
+    "RollingEvictor": "runs cannot be repeated|the same calls",
+    "ConfusingEvictor": "content keys may only be compared",
+    "KeyOrderEvictor": "content keys may only be compared",
+    "HoardingEvictor": "left [0-9]+ bytes allocated",
+    "RunScanEvictor": "must be evicted first",
+    "LateVictim": "chose another group",
     "CountingVictim": "it changed group 'r0'.num_preemptions from 0 to 1",
     "RollingVictim": "runs cannot be repeated",
     "MarkingOrder": "num_cached from None to 0",
     "RollingOrder": "runs cannot be repeated",
     "MarkingQuantum": "num_preemptions from 0 to",
-    "CountingQuantum": "asked again it says something else",
+    "CountingQuantum": "a second call returns something else",
     "RollingQuantum": "runs cannot be repeated",
     "WordlessQuantum": "not bools",
-    "ExcessivePreemption": "tokens are set aside",
+    "ExcessivePreemption": "tokens are reserved",
     "HoardingPreemption": "fits alone, but is refused",
     "TouchingPreemption": "num_preemptions from 0 to 1",
-    "AlternatingPreemption": "same answer",
-    "StarvingScheduler": "no end in sight",
+    "AlternatingPreemption": "same mode",
+    "StarvingScheduler": "unfinished after",
     "GreedyScheduler": "is the budget of a step",
-    "CrowdingScheduler": "sequences run",
+    "TooManySequencesScheduler": "sequences run",
     "ForgettingScheduler": "remove\\(\\)",
     "RepeatingScheduler": "twice",
     "UnreservedScheduler": "too few blocks",
@@ -263,12 +266,13 @@ CAUGHT_BY = {
     "ModestScheduler": "were taken from the cache",
     "DiscreetScheduler": "not among the preempted",
     "UnderstatingScheduler": "2 sequences run, 1 may",
+    "ImpatientScheduler": "for 1 tokens, 0 are left",
     "PickyScheduler": "fits alone, but is refused",
     "IgnoringScheduler": "fits alone, but is ignored",
     "DicingScheduler": "the first time|shorter than|longer than",
-    "HastyScheduler": "no end in sight",
+    "HastyScheduler": "unfinished after",
     "ObligingScheduler": "preempted for what came later",
-    "RestlessScheduler": "nothing else was there",
+    "RestlessScheduler": "there was no other request",
 }
 
 
@@ -278,9 +282,9 @@ def first_failure(
     settings: type[ComponentSettings],
     folder: Path,
 ) -> tuple[str, BaseException] | None:
-    """Run a conformance class on a component until a test fails; say which, and why.
+    """Run a conformance class on a component until a test fails; return its name and the error.
 
-    Failures are not made small first: that would take minutes.
+    Failures are not shrunk: that would take minutes.
     """
     record = Component(
         conformance.slot, settings, f"{made.__module__}:{made.__name__}", summary="wrong"
@@ -331,7 +335,7 @@ def test_catches(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found = first_failure(conformance, made, settings, tmp_path)
-    assert found is not None, f"nobody noticed: {made.__doc__}"
+    assert found is not None, f"no test noticed: {made.__doc__}"
     name, error = found
     assert "round_trip" not in name
     assert not isinstance(error, (PluginError, ImportError, AttributeError)), error
@@ -388,7 +392,7 @@ class TestHelpers:
         groups = serve(engine, workload)
         check_served(engine, workload, groups)
         groups["A"].sequences[0].tokens[-1] += 1
-        with pytest.raises(AssertionError, match="alone it says"):
+        with pytest.raises(AssertionError, match="alone it has"):
             check_served(engine, workload, groups)
         engine.kv_cache._allocator.allocate(2)
         with pytest.raises(AssertionError, match="2 device blocks leaked"):
@@ -405,7 +409,7 @@ class TestHelpers:
 
     def test_serve_notices_what_does_not_end(self) -> None:
         engine = build_memory_engine()
-        with pytest.raises(AssertionError, match="no end in sight after 3 steps"):
+        with pytest.raises(AssertionError, match="unfinished after 3 steps"):
             serve(engine, Workload(((0, simple_request("A", 5, 40)),)), max_steps=3)
 
 

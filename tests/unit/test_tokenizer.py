@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
-from paged_backends.tokenizer import CheckpointTokenizer, load_tokenizer
+from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.errors import CheckpointError, RequestError
 
 CORPUS = ["The quick brown fox jumps over the lazy dog, and the dog does not mind. "] * 4 + [
@@ -329,7 +329,7 @@ def test_loading_and_chatting_imports_neither_torch_nor_transformers(tmp_path: P
     folder = save(tmp_path / "light", byte_level(), chat_template="{{ messages[0].content }}")
     code = (
         "import sys\n"
-        "from paged_backends.tokenizer import load_tokenizer\n"
+        "from paged_backends.text.tokenizer import load_tokenizer\n"
         f"tokenizer = load_tokenizer({str(folder)!r})\n"
         "tokenizer.chat([{'role': 'user', 'content': 'hello'}])\n"
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))\n"

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from paged_backends.attention import torch_attention
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
-from paged_core.interfaces.attention import AttentionBatch, AttentionParts
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.attention import AttentionParts
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.testing.attention_batch import attention_batch
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 
@@ -74,7 +75,7 @@ class Scene:
         self.keys = [tokens(length, layer.num_kv_heads) for length in lengths]
         self.values = [tokens(length, layer.num_kv_heads) for length in lengths]
         self.backend = backend()
-        # what no sequence owns is not a number: reading any of it shows
+        # memory that no sequence owns is NaN: reading any of it shows
         self.cache = torch.full(self.backend.cache_shape(layer, num_blocks), math.nan, dtype=dtype)
         self.attention = self.backend.bind(layer, self.cache)
 
@@ -91,21 +92,10 @@ class Scene:
         return list(out.split([self.chunks[index][1] for index in members]))
 
     def _forward(self, rows: list[tuple[int, int, int, torch.Tensor]]) -> torch.Tensor:
-        size = self.layer.block_size
-        starts, slots = [0], list[int]()
-        for index, cached, new, _ in rows:
-            starts.append(starts[-1] + new)
-            slots += [
-                int(self.tables[index, position // size]) * size + position % size
-                for position in range(cached, cached + new)
-            ]
-        batch = AttentionBatch(
-            query_start=torch.tensor(starts, dtype=torch.int32),
-            seq_lens=torch.tensor([cached + new for _, cached, new, _ in rows], dtype=torch.int32),
-            block_tables=self.tables[[index for index, *_ in rows]].int(),
-            slot_mapping=torch.tensor(slots),
-            max_query_len=max(new for _, _, new, _ in rows),
-            max_seq_len=max(cached + new for _, cached, new, _ in rows),
+        batch = attention_batch(
+            self.tables[[index for index, *_ in rows]].numpy(),
+            [(cached, new) for _, cached, new, _ in rows],
+            self.layer.block_size,
         )
         parts = [
             (self.keys[index][cached : cached + new], self.values[index][cached : cached + new])
@@ -194,7 +184,7 @@ def test_a_row_hardly_depends_on_the_rest_of_the_batch() -> None:
         torch.testing.assert_close(out, alone, atol=1e-6, rtol=1e-6)
 
 
-def test_a_sequence_that_holds_no_numbers_spoils_no_other() -> None:
+def test_nan_in_a_sequence_spoils_no_other() -> None:
     scene = Scene(LAYER, [(6, 1), (2, 1), (0, 3)], 3)
     scene.values[0][:] = math.nan
     scene.keys[0][:] = math.inf

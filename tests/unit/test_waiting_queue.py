@@ -16,7 +16,7 @@ from unit.block_tables import make_group
 
 
 class Arrival(QueueOrder):
-    """Everybody is equal."""
+    """All groups have the same key."""
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         return 0
@@ -72,7 +72,7 @@ class TestQueue:
         assert queue.ordered() == [high, other, low]
         assert queue.head() is high
 
-    def test_anyone_can_be_removed(self) -> None:
+    def test_any_group_can_be_removed(self) -> None:
         queue = WaitingQueue(Arrival())
         first, second, third = groups(0, 0, 0)
         for group in (first, second, third):
@@ -136,7 +136,7 @@ class TestQueue:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Against a plain list that is sorted whenever anyone looks."""
+    """Compared with a list that is sorted at every look-up."""
 
     order: type[QueueOrder] = ByPriority
 

@@ -1,17 +1,14 @@
-"""Component ``cpu``: attention over the paged cache by our own kernels, fused with writing it.
+"""Component ``cpu``: attention over the paged cache by our own kernels, which also write the cache.
 
-A cache is ``[blocks, 2, kv_heads, block_size, head_dim]``: all keys of a block, then its values, so
-that a block is one run of memory and a head's keys are another within it.
+A cache is ``[blocks, 2, kv_heads, block_size, head_dim]``: all keys of a block, then its values. A
+block is contiguous, and so are the keys of a head within it.
 
-A sequence of which one token is computed is read key by key, all heads of a group at once; several
-tokens are computed in tiles. Sequences that begin with the same blocks, because they share a
-prompt, have these read once for all of them. Otherwise how a sequence is divided follows from its
-own length alone, so its result has the same bits in any company and with any number of threads. It
-may differ in the last bits between a token computed alone, in a chunk, and along with others that
-begin as it does; with ``deterministic`` in the settings everything is computed in tiles of one
-sequence, and then it does not.
-
-Shapes: T tokens, S sequences, H query heads, D head_dim.
+A sequence that decodes one token is read key by key, all heads of a group at once; chunks of
+several tokens are computed in tiles. The common blocks of sequences that share a prompt are read
+once for all of them. Otherwise the partition of a sequence depends on its length alone, so that its
+result is bit-identical whatever the rest of the batch and the number of threads are. The last bits
+may differ between a token computed alone, in a chunk, or along with others that share its prefix;
+with ``deterministic: true`` everything is computed in tiles of one sequence, and they do not.
 """
 
 from __future__ import annotations
@@ -23,17 +20,17 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.settings import CpuSettings
-from paged_backends.cpu.compiler import CannotCompile
-from paged_backends.cpu.instruction_set import NoSuchInstructions
-from paged_backends.cpu.library import Library
-from paged_backends.cpu.structs import INT32S, AttentionCall
+from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cpu.bindings import Bindings
+from paged_backends.kernels.cpu.instruction_set import NoSuchInstructions
+from paged_backends.kernels.cpu.structs import INT32S, AttentionCall
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
     AttentionParts,
     LayerAttention,
 )
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 
 _TYPES = {"float32": 0, "bfloat16": 1}
 
@@ -44,27 +41,26 @@ Shape = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of the layers of one shape in one step."""
+    """The work list of the layers of one shape in one step."""
 
     lists: list[Tensor]
-    """Items, joins, shares, members; and room for results of parts of sequences, which the layers
-    use one after another."""
+    """Items, joins, shares, members, and memory for partial results, reused layer by layer."""
     addresses: tuple[int, ...]
-    """Of starts, lengths, tables and slots, and of the lists."""
+    """Of ``starts``, ``lengths``, ``tables`` and ``slots``, and of the lists."""
     counts: tuple[int, ...]
-    """The width of the tables, tokens, items and joins."""
+    """The width of the tables; the numbers of tokens, items and joins."""
 
 
 class Plan:
-    """What the layers of one step share; the work is listed once for each shape and window."""
+    """Of one step; the work is listed once for each shape of layers."""
 
     def __init__(
-        self, library: Library, batch: AttentionBatch, tiles_from: int, num_threads: int
+        self, bindings: Bindings, batch: AttentionBatch, tiles_from: int, num_threads: int
     ) -> None:
-        self._library = library
+        self._bindings = bindings
         self._tiles_from = tiles_from
         self.num_threads = num_threads
-        # held here, because the kernels get bare addresses
+        # kept alive: the kernels get bare addresses
         self.starts = batch.query_start.int().contiguous()
         self.lengths = batch.seq_lens.int().contiguous()
         self.tables = batch.block_tables.int().contiguous()
@@ -72,7 +68,7 @@ class Plan:
         self._work: dict[Shape, Work] = {}
 
     def work(self, shape: Shape) -> Work:
-        """Return the work of layers of this shape."""
+        """Return the work of the layers of this shape."""
         work = self._work.get(shape)
         if work is None:
             work = self._work[shape] = self._list_work(*shape)
@@ -82,7 +78,7 @@ class Plan:
         sizes = (ctypes.c_int64 * 5)()
 
         def plan(*lists: int | None) -> None:
-            self._library.plan(
+            self._bindings.plan(
                 self.starts.data_ptr(),
                 self.lengths.data_ptr(),
                 self.tables.data_ptr(),
@@ -114,8 +110,8 @@ class Plan:
 class PagedLayer:
     """Attention of one layer over its cache."""
 
-    def __init__(self, library: Library, layer: LayerSpec, cache: Tensor) -> None:
-        self._attend = library.attend
+    def __init__(self, bindings: Bindings, layer: LayerSpec, cache: Tensor) -> None:
+        self._attend = bindings.attend
         self._cache = cache
         self._shape = (
             *(layer.block_size, layer.num_heads, layer.num_kv_heads, layer.head_dim),
@@ -157,10 +153,10 @@ class PagedLayer:
         self._attend(self._address)
         return out if wanted is dtype else out.to(wanted)
 
-    def call(self, plan: Plan) -> int:
-        """Return the address of the kernel's argument for the steps of ``plan``.
+    def kernel_call(self, plan: Plan, /) -> int:
+        """Return the address of the kernel's argument for the step of ``plan``.
 
-        Query, key, value and result are left to whoever calls the kernel. It is valid while this
+        The caller of the kernel sets query, key, value and result. It is valid while this
         layer and the plan live.
         """
         if self._plan is not plan:
@@ -183,22 +179,22 @@ class CpuAttention(AttentionBackend):
     def __init__(self, options: CpuSettings, parts: AttentionParts) -> None:
         self._instruction_set = options.instruction_set
         self._tiles_from = 1 if parts.settings.deterministic else 2
-        self._library: Library | None = None
+        self._bindings: Bindings | None = None
 
     @property
-    def library(self) -> Library:
-        """The kernels, compiled where they are not.
+    def bindings(self) -> Bindings:
+        """The kernels, compiled on first use.
 
         Raises:
             CannotCompile: there is no compiler, or it fails.
             NoSuchInstructions: the processor lacks the instruction set that the options name.
         """
-        if self._library is None:
-            self._library = Library.load(self._instruction_set)
-        return self._library
+        if self._bindings is None:
+            self._bindings = Bindings.load(self._instruction_set)
+        return self._bindings
 
     def check(self, layer: LayerSpec, /) -> str | None:
-        """Say what is against ``layer``: its device, its dtype, its numbers, or the kernels."""
+        """Return why ``layer`` cannot be served: device, dtype, heads, slopes, or the kernels."""
         if torch.device(layer.device).type != "cpu":
             return f"it computes on CPUs, and the model is on {layer.device}"
         if layer.dtype not in _TYPES:
@@ -211,8 +207,10 @@ class CpuAttention(AttentionBackend):
         if layer.alibi_slopes is not None and len(layer.alibi_slopes) != layer.num_heads:
             return f"{len(layer.alibi_slopes)} ALiBi slopes for {layer.num_heads} query heads"
         try:
-            _ = self.library
-        except (CannotCompile, NoSuchInstructions) as error:
+            _ = self.bindings
+        except NoSuchInstructions as error:
+            return f"attention.instruction_set: {error}"
+        except CannotCompile as error:
             return str(error)
         return None
 
@@ -221,22 +219,22 @@ class CpuAttention(AttentionBackend):
         return (num_blocks, 2, layer.num_kv_heads, layer.block_size, layer.head_dim)
 
     def plan(self, batch: AttentionBatch, /) -> Plan:
-        """Hold the batch; its work is listed when the first layer asks for it."""
-        return Plan(self.library, batch, self._tiles_from, torch.get_num_threads())
+        """Return a plan that lists the work when the first layer asks for it."""
+        return Plan(self.bindings, batch, self._tiles_from, torch.get_num_threads())
 
     def bind(self, layer: LayerSpec, cache: Tensor, /) -> LayerAttention:
         """Return the attention of ``layer`` over ``cache``.
 
         Raises:
-            ValueError: the cache is no run of memory.
+            ValueError: the cache is not contiguous.
         """
         if not cache.is_contiguous():
             raise ValueError(f"the cache must be contiguous, and its strides are {cache.stride()}")
-        return PagedLayer(self.library, layer, cache)
+        return PagedLayer(self.bindings, layer, cache)
 
 
 def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return it in ``dtype`` with heads whose numbers lie side by side."""
+    """Return it in ``dtype``, the last dimension contiguous."""
     if tensor.dtype is not dtype:
         tensor = tensor.to(dtype)
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

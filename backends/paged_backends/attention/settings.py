@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from paged_backends.kernels.cpu.set_names import InstructionSetName
 from paged_core.component import ComponentSettings
 
 
@@ -19,17 +20,7 @@ class CpuSettings(ComponentSettings):
     """Our own kernels for CPUs, compiled on first use."""
 
     name: Literal["cpu"] = "cpu"
-    instruction_set: Literal[
-        "auto",
-        "avx512_amx",
-        "avx512_bf16",
-        "avx512_bf16_mixed",
-        "avx512",
-        "avx2",
-        "portable",
-        "avx512_amx_emulated",
-        "portable_amx_emulated",
-    ] = Field(
+    instruction_set: Literal["auto", InstructionSetName] = Field(
         "auto",
         description="auto: the best that processor and compiler have; naming one that the "
         "processor lacks is an error",

@@ -1,4 +1,4 @@
-"""Attention of all layers in one step, as an executor hands it to a runner."""
+"""Attention of all layers in one step: the ``attend`` that runners are given."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paged_core.interfaces.attention import LayerAttention
 class StepAttention:
     """Called as ``attend(layer, query, key, value)``.
 
-    Its parts are there for a runner that hands a whole stack of layers to a kernel.
+    It is a :class:`~paged_core.interfaces.runner.SupportsFusedLayers`.
     """
 
     __slots__ = ("layers", "plan")
@@ -21,12 +21,12 @@ class StepAttention:
     def __init__(self, layers: Sequence[LayerAttention], plan: Any) -> None:
         """
         Args:
-            layers: bound once and for all.
+            layers: the bound layers, the same list in every step.
             plan: of this step.
         """
         self.layers = layers
         self.plan = plan
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return what attention of ``layer`` returns."""
+        """Return the attention of ``layer``."""
         return self.layers[layer].forward(query, key, value, self.plan)

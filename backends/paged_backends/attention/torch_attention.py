@@ -1,10 +1,11 @@
-"""Attention over the paged cache in plain PyTorch: slow to nobody's harm, and right on any device.
+"""Component ``torch``: attention over the paged cache in plain PyTorch, correct on any device.
 
-The batch is cut into tiles: sequences of equally many queries and similar length, padded to the
-longest of them, or a run of queries of one long sequence. A tile is a handful of tensor operations.
+The batch is cut into tiles: sequences with the same number of queries and similar length, padded to
+the longest of them, or a run of queries of one long sequence. A tile is a few tensor operations.
 
-Shapes: T tokens in the batch, S sequences, W blocks in a row of the block tables; in a tile N
-sequences, Q queries of each, K keys; H key/value heads, G query heads for each of them, D head_dim.
+Shapes: T tokens in the batch, S sequences, W blocks in a row of the block tables, C slots of the
+cache; in a tile N sequences, Q queries of each, L keys of each; K key/value heads, G query heads
+for each of them, D head_dim.
 """
 
 # ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name
@@ -13,24 +14,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paged_backends.attention.settings import TorchSettings
+from paged_backends.attention.transfer import to_device
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
     AttentionParts,
     LayerAttention,
 )
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 
 _MAX_KEYS = 1 << 14
-"""Keys gathered at once for a tile of several sequences; bounds the copy of the cache."""
+"""Keys of a tile of several sequences; bounds the copy of the cache."""
 _MAX_SCORES = 1 << 19
 """Scores per head computed at once; bounds the score matrix."""
 _SLACK = 2048
-"""Padding that a tile may carry whatever its share."""
+"""Keys of padding that a tile may have, whatever their share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +41,18 @@ class Tile:
     """Part of a batch that is computed at once."""
 
     rows_NQ: Tensor
-    """[N, Q] int64: the queries' places in the batch."""
-    slots_NK: Tensor
-    """[N, K] int64: where the keys lie in the cache; padding repeats the sequence's last key."""
-    distance_NQK: Tensor
-    """[N, Q, K] int64: how far a key lies before the query; negative: after it."""
-    hidden_NQK: Tensor | None
-    """[N, Q, K] bool: keys that a query must not see; ``None``: it sees all."""
+    """[N, Q] int64: indices of the queries in T."""
+    slots_NL: Tensor
+    """[N, L] int64: slots of the keys; padding repeats the sequence's last key."""
+    distance_NQL: Tensor
+    """[N, Q, L] int64: position of the query less that of the key."""
+    hidden_NQL: Tensor | None
+    """[N, Q, L] bool: keys that a query does not see; ``None``: it sees all."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Queries ``first .. first + count`` of one sequence, as positions in it."""
+    """Queries of one sequence at its positions ``first .. first + count``."""
 
     sequence: int
     row: int
@@ -62,14 +65,14 @@ class _Piece:
 
 
 class Plan:
-    """What the layers of one step share; tiles are made once for each sliding window."""
+    """Of one step; tiles are made once for each sliding window."""
 
     def __init__(self, batch: AttentionBatch) -> None:
         self._tables_SW = batch.block_tables
         self.slots_T = batch.slot_mapping
         self._device = batch.slot_mapping.device
-        self._starts: list[int] = batch.query_start.tolist()
-        self._lengths: list[int] = batch.seq_lens.tolist()
+        self._starts: list[int] = batch.query_start_host.tolist()
+        self._lengths: list[int] = batch.seq_lens_host.tolist()
         self._tiles: dict[tuple[int | None, int], list[Tile]] = {}
 
     def tiles(self, window: int | None, block_size: int) -> list[Tile]:
@@ -92,31 +95,29 @@ class Plan:
 
     def _tile(self, pieces: Sequence[_Piece], window: int | None, block_size: int) -> Tile:
         count = pieces[0].count
-        numbers = torch.tensor(
-            [(piece.sequence, piece.row, piece.first) for piece in pieces], device=self._device
-        )
-        sequence_N, row_N, first_N = numbers.unbind(1)
+        numbers = np.array([(piece.sequence, piece.row, piece.first) for piece in pieces])
+        sequence_N, row_N, first_N = to_device(numbers, self._device).unbind(1)
         steps_Q = torch.arange(count, device=self._device)
         query_pos_NQ = first_N[:, None] + steps_Q
         num_keys = max(_num_keys(piece, window) for piece in pieces)
         start_N = torch.zeros_like(first_N)
         if window is not None:
             start_N = (first_N - (window - 1)).clamp_(min=0)
-        key_pos_NK = start_N[:, None] + torch.arange(num_keys, device=self._device)
+        key_pos_NL = start_N[:, None] + torch.arange(num_keys, device=self._device)
         last_N = first_N + (count - 1)
-        held_NK = torch.minimum(key_pos_NK, last_N[:, None])
-        blocks_NK = self._tables_SW[sequence_N[:, None], held_NK // block_size].long()
-        distance_NQK = query_pos_NQ[:, :, None] - key_pos_NK[:, None, :]
-        hidden_NQK = distance_NQK < 0
+        held_NL = torch.minimum(key_pos_NL, last_N[:, None])
+        blocks_NL = self._tables_SW[sequence_N[:, None], held_NL // block_size].long()
+        distance_NQL = query_pos_NQ[:, :, None] - key_pos_NL[:, None, :]
+        hidden_NQL = distance_NQL < 0
         if window is not None:
-            hidden_NQK |= distance_NQK >= window
-        # the tile of one query each, all of them equally long, needs no mask
+            hidden_NQL |= distance_NQL >= window
+        # one query each and equal lengths need no mask
         is_full = count == 1 and all(_num_keys(piece, window) == num_keys for piece in pieces)
         return Tile(
             rows_NQ=row_N[:, None] + steps_Q,
-            slots_NK=blocks_NK * block_size + held_NK % block_size,
-            distance_NQK=distance_NQK,
-            hidden_NQK=None if is_full else hidden_NQK,
+            slots_NL=blocks_NL * block_size + held_NL % block_size,
+            distance_NQL=distance_NQL,
+            hidden_NQL=None if is_full else hidden_NQL,
         )
 
 
@@ -125,61 +126,61 @@ class PagedLayer:
 
     def __init__(self, layer: LayerSpec, cache: Tensor) -> None:
         self._layer = layer
-        self._keys_SHD, self._values_SHD = (part.flatten(0, 1) for part in cache)
-        self._slopes_HG: Tensor | None = None
+        self._keys_CKD, self._values_CKD = (part.flatten(0, 1) for part in cache)
+        self._slopes_KG: Tensor | None = None
         if layer.alibi_slopes is not None:
             slopes = torch.tensor(layer.alibi_slopes, dtype=torch.float32, device=cache.device)
-            self._slopes_HG = slopes.view(layer.num_kv_heads, -1)
+            self._slopes_KG = slopes.view(layer.num_kv_heads, -1)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, plan: Plan, /) -> Tensor:
         """See :class:`~paged_core.interfaces.attention.LayerAttention`."""
         layer = self._layer
-        self._keys_SHD.index_copy_(0, plan.slots_T, key.to(self._keys_SHD.dtype))
-        self._values_SHD.index_copy_(0, plan.slots_T, value.to(self._values_SHD.dtype))
+        self._keys_CKD.index_copy_(0, plan.slots_T, key.to(self._keys_CKD.dtype))
+        self._values_CKD.index_copy_(0, plan.slots_T, value.to(self._values_CKD.dtype))
         out = query.new_empty(query.shape)
         for tile in plan.tiles(layer.sliding_window, layer.block_size):
             shape = tile.rows_NQ.shape
             rows = tile.rows_NQ.flatten()
-            query_NQHGD = query.index_select(0, rows).view(
+            query_NQKGD = query.index_select(0, rows).view(
                 *shape, layer.num_kv_heads, -1, layer.head_dim
             )
-            out_NQHGD = self._attend(query_NQHGD, tile)
-            out.index_copy_(0, rows, out_NQHGD.flatten(0, 1).flatten(1, 2).to(out.dtype))
+            out_NQKGD = self._attend(query_NQKGD, tile)
+            out.index_copy_(0, rows, out_NQKGD.flatten(0, 1).flatten(1, 2).to(out.dtype))
         return out
 
-    def _attend(self, query_NQHGD: Tensor, tile: Tile) -> Tensor:
-        """Return [N, Q, H, G, D] float32."""
+    def _attend(self, query_NQKGD: Tensor, tile: Tile) -> Tensor:
+        """Return [N, Q, K, G, D] float32."""
         layer = self._layer
-        count, queries, heads, group, dim = query_NQHGD.shape
-        keys_NHDK = self._gather(self._keys_SHD, tile).permute(0, 2, 3, 1)
-        values_NHKD = self._gather(self._values_SHD, tile).transpose(1, 2)
-        scaled = query_NQHGD.transpose(1, 2).float() * layer.scale
-        scores = scaled.reshape(count, heads, queries * group, dim) @ keys_NHDK
-        scores_NHQGK = scores.view(count, heads, queries, group, -1)
+        count, queries, heads, group, dim = query_NQKGD.shape
+        keys_NKDL = self._gather(self._keys_CKD, tile).permute(0, 2, 3, 1)
+        values_NKLD = self._gather(self._values_CKD, tile).transpose(1, 2)
+        scaled = query_NQKGD.transpose(1, 2).float() * layer.scale
+        scores = scaled.reshape(count, heads, queries * group, dim) @ keys_NKDL
+        scores_NKQGL = scores.view(count, heads, queries, group, -1)
         if layer.soft_cap is not None:
-            scores_NHQGK = scores_NHQGK.div_(layer.soft_cap).tanh_().mul_(layer.soft_cap)
-        if self._slopes_HG is not None:
-            distance = tile.distance_NQK[:, None, :, None, :].float()
-            scores_NHQGK = scores_NHQGK - self._slopes_HG[:, None, :, None] * distance
-        if tile.hidden_NQK is not None:
-            scores_NHQGK.masked_fill_(tile.hidden_NQK[:, None, :, None, :], float("-inf"))
-        weights = scores_NHQGK.softmax(-1).view(count, heads, queries * group, -1)
-        return (weights @ values_NHKD).view(count, heads, queries, group, dim).transpose(1, 2)
+            scores_NKQGL = scores_NKQGL.div_(layer.soft_cap).tanh_().mul_(layer.soft_cap)
+        if self._slopes_KG is not None:
+            distance = tile.distance_NQL[:, None, :, None, :].float()
+            scores_NKQGL = scores_NKQGL - self._slopes_KG[:, None, :, None] * distance
+        if tile.hidden_NQL is not None:
+            scores_NKQGL.masked_fill_(tile.hidden_NQL[:, None, :, None, :], float("-inf"))
+        weights = scores_NKQGL.softmax(-1).view(count, heads, queries * group, -1)
+        return (weights @ values_NKLD).view(count, heads, queries, group, dim).transpose(1, 2)
 
-    def _gather(self, cache_SHD: Tensor, tile: Tile) -> Tensor:
-        """Return the tile's part of the cache, [N, K, H, D] float32."""
-        rows = cache_SHD.index_select(0, tile.slots_NK.flatten())
-        return rows.view(*tile.slots_NK.shape, *cache_SHD.shape[1:]).float()
+    def _gather(self, cache_CKD: Tensor, tile: Tile) -> Tensor:
+        """Return the keys or values of the tile, [N, L, K, D] float32."""
+        rows = cache_CKD.index_select(0, tile.slots_NL.flatten())
+        return rows.view(*tile.slots_NL.shape, *cache_CKD.shape[1:]).float()
 
 
 class TorchAttention(AttentionBackend):
-    """Component ``torch``. Its cache: key or value, block, offset in it, head, dimension."""
+    """Component ``torch``."""
 
     def __init__(self, options: TorchSettings, parts: AttentionParts) -> None:
-        """Keep nothing: there is nothing to choose."""
+        """There are no options."""
 
     def check(self, layer: LayerSpec, /) -> str | None:
-        """It serves every layer whose numbers fit together."""
+        """Return why the numbers of heads or slopes do not match, if they do not."""
         if layer.num_heads % layer.num_kv_heads:
             return (
                 f"{layer.num_heads} query heads cannot be shared evenly among "
@@ -198,7 +199,7 @@ class TorchAttention(AttentionBackend):
         return 1
 
     def plan(self, batch: AttentionBatch, /) -> Plan:
-        """Sort the batch into tiles, when the first layer asks for them."""
+        """Return a plan that makes tiles when the first layer asks for them."""
         return Plan(batch)
 
     def bind(self, layer: LayerSpec, cache: Tensor, /) -> LayerAttention:
@@ -207,14 +208,14 @@ class TorchAttention(AttentionBackend):
 
 
 def _num_keys(piece: _Piece, window: int | None) -> int:
-    """Keys that a piece looks at: those its first query sees, and its own."""
+    """Keys that a piece reads: those that its first query sees, and its own."""
     if window is None:
         return piece.num_keys
     return min(piece.num_keys, window - 1 + piece.count)
 
 
 def _group(pieces: list[_Piece], window: int | None) -> list[list[_Piece]]:
-    """Put pieces of equally many queries and similar length together, within the bounds."""
+    """Group pieces with the same number of queries and similar length, within the bounds."""
     groups: list[list[_Piece]] = []
     total = 0
     pieces.sort(key=lambda piece: (piece.count, _num_keys(piece, window)))

@@ -1,7 +1,7 @@
 """One step's work as arrays and tensors, made anew or from the step before.
 
-Sequences that decode together do so for many steps: what stays the same between two of them (who
-they are, where their rows lie, their block tables but for single entries) is kept.
+Sequences that decode together do so for many steps: what stays the same between two of them (the
+sequences, their rows, their block tables but for single entries) is kept.
 
 Shapes: T tokens of S sequences in the batch, W blocks per sequence.
 """
@@ -16,46 +16,49 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged_backends.executors.sequence_rows import KnownSequence, SequenceRows
+from paged_backends.attention.transfer import to_device
+from paged_backends.executors.known_sequence import KnownSequence
+from paged_backends.executors.sequence_rows import SequenceRows
+from paged_core.ids import SeqId
 from paged_core.interfaces.attention import AttentionBatch
-from paged_core.sequence import SeqId
 from paged_core.step import StepInput
 
 _SPARE_BLOCKS = 8
-"""Room in kept block tables for blocks to come."""
+"""Columns that kept block tables have to spare, so that they are not widened for every block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One step's work. Arrays and tensors are good until the next batch is made."""
 
-    known: list[KnownSequence]
+    sequences: list[KnownSequence]
     rows_S: NDArray[np.int64]
-    """The sequences' rows."""
+    """The sequences' rows in the arrays of :class:`SequenceRows`."""
     counts_S: NDArray[np.int64]
-    """Tokens to compute."""
+    """Tokens to compute in this step."""
     computed_S: NDArray[np.int64]
-    """Tokens computed before."""
+    """Tokens computed before this step."""
     last_S: NDArray[np.int64]
-    """Place in the batch of each sequence's last token."""
-    draws_S: NDArray[np.bool_]
-    """Who draws: all of its tokens are computed after this step."""
+    """Index in T of each sequence's last token of this step."""
+    complete_S: NDArray[np.bool_]
+    """Whether all tokens of the sequence are computed after this step, so that it can draw one."""
     tokens_T: Tensor
     positions_T: Tensor
     attention: AttentionBatch
 
 
-class _Crowd:
-    """Sequences that compute one token each, again and again."""
+class _DecodeBatch:
+    """Sequences that decode one token each, step after step."""
 
     def __init__(self, ids: list[SeqId], rows: SequenceRows, device: torch.device) -> None:
         count = len(ids)
         self.ids = ids
-        self.known = rows.of(ids)
-        self.rows_S = np.fromiter((known.row for known in self.known), np.int64, count)
+        self.sequences = rows.of(ids)
+        self.rows_S = np.fromiter((sequence.row for sequence in self.sequences), np.int64, count)
         self.owner_S = np.arange(count)
         self.ones_S = np.ones(count, np.int64)
-        self.starts = torch.arange(count + 1, dtype=torch.int32, device=device)
+        self.starts_S = np.arange(count + 1, dtype=np.int32)
+        self.starts = to_device(self.starts_S, device)
         self._places = {seq_id: place for place, seq_id in enumerate(ids)}
         self._rows = rows
         self._device = device
@@ -63,11 +66,11 @@ class _Crowd:
         self.tables = torch.empty(0)
 
     def edit(self, step: StepInput) -> None:
-        """Take over single entries of block tables, which the rows know already."""
+        """Set single entries of the block tables, as was done in those of the rows."""
         if not step.edit_ids:
             return
         if max(step.edit_indices) >= self.tables_SW.shape[1]:
-            self.tables_SW = self.tables_SW[:, :0]  # they are read anew
+            self.tables_SW = self.tables_SW[:, :0]  # read again by reach()
         else:
             for seq_id, index, block in zip(
                 step.edit_ids, step.edit_indices, step.edit_blocks, strict=True
@@ -75,74 +78,77 @@ class _Crowd:
                 place = self._places.get(seq_id)
                 if place is not None:
                     self.tables_SW[place, index] = block
-            self.tables = torch.from_numpy(self.tables_SW).to(self._device)
+            self.tables = to_device(self.tables_SW, self._device)
 
     def reach(self, num_blocks: int) -> None:
-        """See that the tables are so wide."""
+        """Widen the tables to ``num_blocks`` at least."""
         if num_blocks > self.tables_SW.shape[1]:
             self.tables_SW = self._rows.tables_CW[self.rows_S, : num_blocks + _SPARE_BLOCKS]
-            self.tables = torch.from_numpy(self.tables_SW).to(self._device)
+            self.tables = to_device(self.tables_SW, self._device)
 
 
 class BatchMaker:
-    """Makes the batch of each step from what is known of the sequences."""
+    """Makes the batch of each step from the rows of its sequences."""
 
     def __init__(self, rows: SequenceRows, block_size: int, device: torch.device) -> None:
         self._rows = rows
         self._block_size = block_size
         self._device = device
-        self._crowd: _Crowd | None = None
+        self._decode: _DecodeBatch | None = None
 
     def make(self, step: StepInput) -> Batch | None:
-        """Return the batch of a step whose changes the rows know already; ``None``: nobody's."""
+        """Return the batch of a step that the rows have applied; ``None``: it is empty."""
         if max(step.num_tokens, default=0) != 1:
-            self._crowd = None
+            self._decode = None
             return self._mixed(step) if step.sequence_ids else None
-        crowd = self._crowd
-        if crowd is None or step.added or step.removed or step.sequence_ids != crowd.ids:
-            crowd = self._crowd = _Crowd(list(step.sequence_ids), self._rows, self._device)
+        decode = self._decode
+        if decode is None or step.added or step.removed or step.sequence_ids != decode.ids:
+            decode = self._decode = _DecodeBatch(list(step.sequence_ids), self._rows, self._device)
         else:
-            crowd.edit(step)
-        return self._decoding(crowd)
+            decode.edit(step)
+        return self._decoding(decode)
 
-    def _decoding(self, crowd: _Crowd) -> Batch:
-        """One token each."""
+    def _decoding(self, decode: _DecodeBatch) -> Batch:
+        """Return a batch of one token each."""
         rows, size = self._rows, self._block_size
-        rows_S = crowd.rows_S
+        rows_S = decode.rows_S
         computed_S = rows.num_computed_C[rows_S]
-        lengths_S = computed_S + 1
+        lengths_S = (computed_S + 1).astype(np.int32)
         max_seq_len = int(lengths_S.max())
-        crowd.reach(-(-max_seq_len // size))
+        decode.reach(-(-max_seq_len // size))
         blocks_S, offsets_S = np.divmod(computed_S, size)
-        slots_S = crowd.tables_SW[crowd.owner_S, blocks_S] * np.int64(size) + offsets_S
+        slots_S = decode.tables_SW[decode.owner_S, blocks_S] * np.int64(size) + offsets_S
         return Batch(
-            known=crowd.known,
+            sequences=decode.sequences,
             rows_S=rows_S,
-            counts_S=crowd.ones_S,
+            counts_S=decode.ones_S,
             computed_S=computed_S,
-            last_S=crowd.owner_S,
-            draws_S=lengths_S == rows.num_tokens_C[rows_S],
+            last_S=decode.owner_S,
+            complete_S=lengths_S == rows.num_tokens_C[rows_S],
             tokens_T=self._tensor(rows.next_token_C[rows_S]),
             positions_T=self._tensor(computed_S),
             attention=AttentionBatch(
-                query_start=crowd.starts,
-                seq_lens=self._tensor(lengths_S.astype(np.int32)),
-                block_tables=crowd.tables,
+                query_start=decode.starts,
+                seq_lens=self._tensor(lengths_S),
+                block_tables=decode.tables,
                 slot_mapping=self._tensor(slots_S),
+                query_start_host=decode.starts_S,
+                seq_lens_host=lengths_S,
+                block_tables_host=decode.tables_SW,
                 max_query_len=1,
                 max_seq_len=max_seq_len,
             ),
         )
 
     def _mixed(self, step: StepInput) -> Batch:
-        """Any number of tokens each."""
+        """Return a batch of any number of tokens each."""
         rows, size = self._rows, self._block_size
-        known = rows.of(step.sequence_ids)
-        count = len(known)
-        rows_S = np.fromiter((sequence.row for sequence in known), np.int64, count)
+        sequences = rows.of(step.sequence_ids)
+        count = len(sequences)
+        rows_S = np.fromiter((sequence.row for sequence in sequences), np.int64, count)
         counts_S = np.asarray(step.num_tokens, np.int64)
         computed_S = rows.num_computed_C[rows_S]
-        lengths_S = computed_S + counts_S
+        lengths_S = (computed_S + counts_S).astype(np.int32)
         starts = np.zeros(count + 1, np.int32)
         np.cumsum(counts_S, out=starts[1:])
         max_seq_len = int(lengths_S.max())
@@ -152,27 +158,30 @@ class BatchMaker:
         tokens_T = rows.next_token_C[rows_S][owner_T]
         for place in np.flatnonzero(counts_S > 1).tolist():
             begin, end = int(computed_S[place]), int(lengths_S[place])
-            tokens_T[starts[place] : starts[place + 1]] = known[place].tokens[begin:end]
+            tokens_T[starts[place] : starts[place + 1]] = sequences[place].tokens[begin:end]
         blocks_T, offsets_T = np.divmod(positions_T, size)
         slots_T = tables_SW[owner_T, blocks_T] * np.int64(size) + offsets_T
         return Batch(
-            known=known,
+            sequences=sequences,
             rows_S=rows_S,
             counts_S=counts_S,
             computed_S=computed_S,
             last_S=starts[1:].astype(np.int64) - 1,
-            draws_S=lengths_S == rows.num_tokens_C[rows_S],
+            complete_S=lengths_S == rows.num_tokens_C[rows_S],
             tokens_T=self._tensor(tokens_T),
             positions_T=self._tensor(positions_T),
             attention=AttentionBatch(
                 query_start=self._tensor(starts),
-                seq_lens=self._tensor(lengths_S.astype(np.int32)),
+                seq_lens=self._tensor(lengths_S),
                 block_tables=self._tensor(tables_SW),
                 slot_mapping=self._tensor(slots_T),
+                query_start_host=starts,
+                seq_lens_host=lengths_S,
+                block_tables_host=tables_SW,
                 max_query_len=int(counts_S.max()),
                 max_seq_len=max_seq_len,
             ),
         )
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(array, self._device)

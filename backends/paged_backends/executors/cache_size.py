@@ -1,19 +1,19 @@
-"""How many blocks fit, on the device and on the host, and how long a sequence may then be."""
+"""How many blocks fit on the device and on the host, and how long a sequence may be."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
+from paged_backends.attention.cache_layout import layout_of
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBackend
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 from paged_core.log import get_logger
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 _GIB = 1 << 30
 _DEVICE_SHARE = 0.8
-"""Of the memory that is free once the weights are loaded; the rest is for activations."""
+"""Of the memory that is free after the weights are loaded; the rest is for activations."""
 _CPU_SHARE = 0.25
 _CPU_LIMIT = 4 * _GIB
-"""A CPU's memory is shared with everything else on the machine: take it only when asked to."""
+"""Unless settings ask for more: the memory of a CPU is shared with all other processes."""
 _HOST_SHARE = 0.5
 _UNKNOWN_LENGTH = 2048
 _DEFAULT_NUM_SEQS = 256
@@ -34,7 +34,7 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSize:
-    """What was decided."""
+    """Blocks of the cache, and tokens of the longest sequence."""
 
     num_blocks: int
     num_host_blocks: int
@@ -51,31 +51,22 @@ def decide_cache_size(
 ) -> CacheSize:
     """Return the size of the cache for ``layers``, whose weights are loaded already.
 
-    The default is modest: a share of what is free, and never more than the sequences that may run
-    at once could fill.
+    The default is a share of the free memory, and never more than the sequences that may run at
+    once could fill.
+
+    Args:
+        model_length: positions of the model; ``None``: it does not say.
+        needs_host_blocks: whether preemption may swap.
 
     Raises:
-        SettingsError: what is asked for does not fit, or is more than the model has positions for.
+        SettingsError: the settings ask for more memory than is free, or for more tokens than the
+            model has positions.
     """
     length = _length(settings, model_length)
-    block_bytes = sum(
-        prod(backend.cache_shape(layer, 1))
-        * layer.bytes_per_token
-        // (2 * layer.num_kv_heads * layer.head_dim)
-        for layer in layers
-    )
+    layout = layout_of(backend)
+    block_bytes = sum(layout.block_bytes(layer) for layer in layers)
     device = torch.device(layers[0].device)
-    free = _free_memory(device)
-    if settings.num_blocks is not None:
-        num_blocks = settings.num_blocks
-        if num_blocks * block_bytes > free:
-            raise SettingsError(
-                f"num_blocks: {num_blocks} blocks take {_size(num_blocks * block_bytes)}, and "
-                f"{_size(free)} are free on {device}; set it to {free // block_bytes} or less, or "
-                "leave it out"
-            )
-    else:
-        num_blocks = _measure(settings, block_bytes, free, device, length)
+    num_blocks = _device_blocks(settings, block_bytes, device, length)
     pool = num_blocks * settings.block_size
     if settings.max_model_len is None and pool < length:
         log.warning(
@@ -108,7 +99,21 @@ def _length(settings: EngineSettings, model_length: int | None) -> int:
     return asked
 
 
-def _measure(
+def _device_blocks(
+    settings: EngineSettings, block_bytes: int, device: torch.device, length: int
+) -> int:
+    free, asked = _free_memory(device), settings.num_blocks
+    if asked is None:
+        return _fitting_blocks(settings, block_bytes, free, device, length)
+    if asked * block_bytes > free:
+        raise SettingsError(
+            f"num_blocks: {asked} blocks take {_size(asked * block_bytes)}, and {_size(free)} are "
+            f"free on {device}; set it to {free // block_bytes} or less, or leave it out"
+        )
+    return asked
+
+
+def _fitting_blocks(
     settings: EngineSettings, block_bytes: int, free: int, device: torch.device, length: int
 ) -> int:
     asked = settings.kv_cache_memory
@@ -164,14 +169,14 @@ def _host_blocks(
 
 
 def _free_memory(device: torch.device) -> int:
-    """Bytes that this process could still take."""
+    """Return the bytes that this process can still allocate."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min(psutil.virtual_memory().available, _free_in_control_group())
 
 
 def _free_in_control_group() -> int:
-    """Bytes left to a container; without one, more than any machine has."""
+    """Return the bytes left to a container; outside of one, more than any machine has."""
     group = Path("/sys/fs/cgroup")
     try:
         limit = int((group / "memory.max").read_text())

@@ -1,4 +1,5 @@
-"""No model: the cache holds token ids, and the next token is a function of what it reads back."""
+"""Component ``memory``: no model; the cache holds token ids, and the next token is a function of
+the tokens that are read back from it."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from zlib import crc32
 
 from paged_backends.executors.settings import MemorySettings
 from paged_core.errors import SettingsError
+from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
-from paged_core.sequence import BlockId, SeqId
 from paged_core.step import NewSequence, StepInput, StepResult
 
 Draw = Callable[[NewSequence, Sequence[int], int], int]
@@ -17,19 +18,18 @@ Draw = Callable[[NewSequence, Sequence[int], int], int]
 follows ``tokens``, which were read back through the block table."""
 
 EMPTY = -1
-"""What a slot holds that nothing was written to."""
-
+"""The content of a slot that was never written."""
 
 _LOWEST = -8.0
-"""No log-probability is below it."""
+"""No log-probability is lower."""
 
 
 class CorruptCacheError(AssertionError):
-    """A sequence's blocks do not hold its tokens: a component broke a block table."""
+    """A sequence's blocks do not hold its tokens: a component corrupted a block table."""
 
 
 class _Sequence:
-    """An executor's own copy of a sequence."""
+    """The executor's copy of a sequence."""
 
     def __init__(self, new: NewSequence) -> None:
         self.new = new
@@ -43,11 +43,11 @@ class MemoryExecutor(Executor):
     """Runs steps over blocks of token ids, exactly as a real executor runs them over tensors.
 
     Every sequence is read back through its block table before it draws, so a block that is lost,
-    shared wrongly or never filled is found at once. Any token id is served; nothing ends a
-    sequence but its own limits.
+    shared wrongly or never filled is found at once. Any token id is served, and none ends a
+    sequence.
 
     Raises:
-        CorruptCacheError: from ``collect``, if what is read back is not what was written.
+        CorruptCacheError: from ``collect``, if a sequence's blocks do not hold its tokens.
     """
 
     def __init__(self, options: MemorySettings, parts: ExecutorParts, /) -> None:
@@ -101,7 +101,7 @@ class MemoryExecutor(Executor):
         return result
 
     def rank(self, tokens: Sequence[int], count: int) -> dict[int, float]:
-        """The best continuations of ``tokens``: log-probabilities by token id, best first."""
+        """Return log-probabilities of the best continuations by token id, best first."""
         first, size = crc32(repr(("rank", tokens)).encode()), self._options.vocab_size
         ranked = [(first + place) % size for place in range(min(count, size))]
         return {
@@ -110,7 +110,7 @@ class MemoryExecutor(Executor):
         }
 
     def logprob(self, tokens: Sequence[int], token: int) -> float:
-        """The log-probability of ``token`` after ``tokens``: as arbitrary as what is drawn."""
+        """Return the log-probability of ``token`` after ``tokens``: arbitrary, but repeatable."""
         return _LOWEST * (crc32(repr(("logprob", tokens, token)).encode()) % 1000) / 1000
 
     def _extend(self, sequence: _Sequence, result: StepResult) -> None:
@@ -178,6 +178,6 @@ class MemoryExecutor(Executor):
         return content[:num_tokens]
 
     def _draw(self, new: NewSequence, tokens: Sequence[int], index: int) -> int:
-        """A token that depends on every token before it and on nothing else."""
+        """Return a token that depends on all tokens before it, and if sampled on the index."""
         seed = 0 if new.sampling.temperature == 0 else index + 1
         return crc32(repr((seed, tokens)).encode()) % self._options.vocab_size

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
+from paged_backends.attention.cache_layout import layout_of
 from paged_core.interfaces.attention import AttentionBackend
-from paged_core.layer import LayerSpec
-
-_LINE = 64
-"""Bytes of a processor's cache line, at which a layer's cache begins."""
+from paged_core.interfaces.layer import LayerSpec
 
 
 class PagedCache:
-    """One tensor per layer, in the shape that the attention backend asks for; blocks move whole."""
+    """One cache per layer, in the layout of the attention backend; whole blocks are copied."""
 
     def __init__(
         self,
@@ -27,49 +21,36 @@ class PagedCache:
         num_blocks: int,
         num_host_blocks: int,
     ) -> None:
-        self._dim = backend.block_dim()
-        self.layers = [_tensor(layer, backend, num_blocks, layer.device) for layer in layers]
-        self._host = (
-            [_tensor(layer, backend, num_host_blocks, "cpu") for layer in layers]
+        self._layout = layout_of(backend)
+        self.layers = [
+            self._layout.allocate_cache(layer, num_blocks, layer.device) for layer in layers
+        ]
+        """What the backend binds, layer by layer."""
+        self._host = [
+            self._layout.allocate_cache(layer, num_host_blocks, "cpu")
+            for layer in layers
             if num_host_blocks
-            else []
-        )
+        ]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy device blocks; every source is read before any target is written."""
-        if sources:
-            self._move(self.layers, sources, self.layers, targets)
+        self._copy(self.layers, sources, self.layers, targets)
 
     def swap_out(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy device blocks to host blocks."""
-        if sources:
-            self._move(self.layers, sources, self._host, targets)
+        self._copy(self.layers, sources, self._host, targets)
 
     def swap_in(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy host blocks to device blocks."""
-        if sources:
-            self._move(self._host, sources, self.layers, targets)
+        self._copy(self._host, sources, self.layers, targets)
 
-    def _move(
+    def _copy(
         self,
-        read: Sequence[Tensor],
+        read: Sequence[Any],
         sources: Sequence[int],
-        write: Sequence[Tensor],
+        write: Sequence[Any],
         targets: Sequence[int],
     ) -> None:
-        origin = torch.tensor(sources, device=read[0].device)
-        destination = torch.tensor(targets, device=write[0].device)
-        for source, target in zip(read, write, strict=True):
-            blocks = source.index_select(self._dim, origin).to(target.device)
-            target.index_copy_(self._dim, destination, blocks)
-
-
-def _tensor(layer: LayerSpec, backend: AttentionBackend, num_blocks: int, device: str) -> Tensor:
-    shape = backend.cache_shape(layer, num_blocks)
-    dtype = getattr(torch, layer.dtype)
-    if device != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy asks the system for zeros, which take memory only once they are written to
-    return (
-        torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
-    )
+        if sources:
+            for source, target in zip(read, write, strict=True):
+                self._layout.copy_blocks(source, sources, target, targets)

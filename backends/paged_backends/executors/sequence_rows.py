@@ -1,67 +1,36 @@
 """What an executor knows of the sequences: a row of flat arrays for each.
 
 A step over many sequences that each compute one token is a handful of array operations, whatever
-their number; Python looks at single sequences only when they come, go, or get a block.
+their number; Python looks at single sequences only when they are added, removed, or get a block.
 
-Shapes: C rows there are, W blocks per row, S sequences of a batch.
+Shapes: C rows of the arrays, W blocks per row, S sequences of a batch, R tokens drawn for them.
 """
 
+# ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_backends.sampling import Row
-from paged_core.sequence import BlockId, SeqId
+from paged_backends.executors.known_sequence import KnownSequence
+from paged_core.ids import BlockId, SeqId
 from paged_core.step import NewSequence
+
+if TYPE_CHECKING:
+    from paged_backends.executors.batch import Batch
 
 _FIRST_ROWS = 16
 _FIRST_BLOCKS = 16
 
 
-class KnownSequence:
-    """One sequence: its row, its tokens, and how it draws."""
-
-    __slots__ = ("draw", "fan_out", "id", "num_candidates", "prompt_logprobs", "row", "tokens")
-
-    def __init__(self, new: NewSequence, row: int) -> None:
-        self.id = new.id
-        self.row = row
-        self.tokens = list(new.tokens)
-        self.fan_out = new.fan_out
-        self.num_candidates = new.num_candidates
-        self.prompt_logprobs = new.sampling.prompt_logprobs
-        self.draw = Row(
-            sampling=new.sampling,
-            tokens=self.tokens,
-            num_prompt_tokens=new.num_prompt_tokens,
-            index=new.index,
-            request_id=new.request_id,
-        )
-
-    def draws(self) -> list[Row]:
-        """One row of the sampler per token to draw: several where the sequence fans out."""
-        first = self.draw
-        others = [
-            Row(
-                sampling=first.sampling,
-                tokens=self.tokens,
-                num_prompt_tokens=first.num_prompt_tokens,
-                index=first.index + offset,
-                request_id=first.request_id,
-            )
-            for offset in range(1, self.fan_out)
-        ]
-        return [first, *others]
-
-
 class SequenceRows:
-    """All sequences that the engine told of and has not taken back; fed by changes only."""
+    """All sequences that a step added and none has removed."""
 
     def __init__(self, max_blocks: int) -> None:
-        """``max_blocks``: blocks that the longest sequence takes; bounds the width of the rows."""
+        """``max_blocks``: blocks of the longest sequence; bounds the width of the block tables."""
         self._max_blocks = max_blocks
         self._known: dict[SeqId, KnownSequence] = {}
         self._free = list(reversed(range(_FIRST_ROWS)))
@@ -71,11 +40,11 @@ class SequenceRows:
         self.num_computed_C: NDArray[np.int64] = np.zeros(_FIRST_ROWS, np.int64)
         self.num_tokens_C: NDArray[np.int64] = np.zeros(_FIRST_ROWS, np.int64)
         self.next_token_C: NDArray[np.int64] = np.zeros(_FIRST_ROWS, np.int64)
-        """The first token that is not computed yet, where there is one."""
+        """The first token that is not computed yet, if there is one."""
         self.special_C: NDArray[np.bool_] = np.zeros(_FIRST_ROWS, np.bool_)
-        """Fans out, is one of several beams, or wants log-probabilities of its prompt."""
+        """Fans out, is a beam, or asks for log-probabilities of its prompt."""
         self.plain_C: NDArray[np.bool_] = np.zeros(_FIRST_ROWS, np.bool_)
-        """Takes the best token, and wants nothing else."""
+        """Greedy, and asks for nothing but the token."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -89,14 +58,14 @@ class SequenceRows:
         return [known[seq_id] for seq_id in ids]
 
     def remove(self, ids: Sequence[SeqId]) -> None:
-        """Forget these; one that is unknown came with a step that failed before it was learnt."""
+        """Forget these. An unknown one was added by a step that failed before it got here."""
         for seq_id in ids:
             known = self._known.pop(seq_id, None)
             if known is not None:
                 self._free.append(known.row)
 
     def add(self, new: NewSequence) -> None:
-        """Learn of a sequence."""
+        """Give a sequence a row; one of the same id is replaced."""
         self.remove([new.id])
         if not self._free:
             self._add_rows()
@@ -112,20 +81,46 @@ class SequenceRows:
         self.special_C[row] = (
             known.fan_out > 1 or known.num_candidates > 0 or known.prompt_logprobs is not None
         )
-        self.plain_C[row] = known.draw.plain and not self.special_C[row]
+        self.plain_C[row] = known.sampling.plain and not self.special_C[row]
 
     def edit(self, ids: Sequence[SeqId], indices: Sequence[int], blocks: Sequence[BlockId]) -> None:
-        """Change single entries of block tables, in this order."""
+        """Set single entries of block tables, in this order."""
         if ids:
             self._widen(max(indices) + 1)
             known = self._known
             self.tables_CW[[known[seq_id].row for seq_id in ids], indices] = blocks
 
-    def settle(self, known: KnownSequence) -> None:
-        """Note the next token of a sequence that still has tokens to compute."""
-        computed = int(self.num_computed_C[known.row])
-        if computed < len(known.tokens):
-            self.next_token_C[known.row] = known.tokens[computed]
+    def advance(self, batch: Batch, places_R: NDArray[np.int64], token_ids: Sequence[int]) -> None:
+        """Take over what a step computed and drew: nothing else advances a sequence's state.
+
+        Args:
+            batch: the step's work, computed by now.
+            places_R: place in the batch of each drawn token's sequence, rising. A sequence that
+                fans out is repeated; the first of its tokens is appended to it.
+            token_ids: the drawn tokens [R].
+        """
+        sequences = batch.sequences
+        self.num_computed_C[batch.rows_S] += batch.counts_S
+        for place in np.flatnonzero(~batch.complete_S).tolist():
+            self._set_next_token(sequences[place])
+        repeated_R = np.append(False, places_R[1:] == places_R[:-1])
+        if repeated_R.any():
+            for place in places_R[repeated_R].tolist():
+                self._end_fan_out(sequences[place])
+            own_R = np.flatnonzero(~repeated_R)
+            places_R, token_ids = places_R[own_R], [token_ids[row] for row in own_R.tolist()]
+        for place, token in zip(places_R.tolist(), token_ids, strict=True):
+            sequences[place].tokens.append(token)
+        rows_R = batch.rows_S[places_R]
+        self.num_tokens_C[rows_R] += 1
+        self.next_token_C[rows_R] = token_ids
+
+    def _set_next_token(self, sequence: KnownSequence) -> None:
+        self.next_token_C[sequence.row] = sequence.tokens[int(self.num_computed_C[sequence.row])]
+
+    def _end_fan_out(self, sequence: KnownSequence) -> None:
+        sequence.fan_out = 1
+        self.special_C[sequence.row] = sequence.prompt_logprobs is not None
 
     def _add_rows(self) -> None:
         count = len(self.num_computed_C)

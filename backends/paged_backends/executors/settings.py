@@ -1,4 +1,4 @@
-"""Options of the executors; light, because every listing imports them."""
+"""Options of the executors; imports nothing heavy, because every listing imports it."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from paged_backends.kernels.cpu.set_names import InstructionSetName
 from paged_core.component import ComponentSettings
 
 
@@ -16,25 +17,14 @@ class TransformersSettings(ComponentSettings):
 
 
 class NativeSettings(ComponentSettings):
-    """The families of models that most people run, in a decoder of our own."""
+    """The most common model families, in our own decoder."""
 
     name: Literal["native"] = "native"
     weights: Literal["checkpoint", "random"] = Field(
         default="checkpoint",
-        description="`random`: made up from the seed, to measure what a bare config.json costs.",
+        description="`random`: generated from the seed, to benchmark with a config.json alone.",
     )
-    kernels: Literal[
-        "auto",
-        "avx512_amx",
-        "avx512_bf16",
-        "avx512_bf16_mixed",
-        "avx512",
-        "avx2",
-        "portable",
-        "avx512_amx_emulated",
-        "portable_amx_emulated",
-        "off",
-    ] = Field(
+    kernels: Literal["auto", InstructionSetName, "off"] = Field(
         default="auto",
-        description="our own for CPUs, by instruction set; off: plain PyTorch, as elsewhere",
+        description="kernels for CPUs, by instruction set; off: plain PyTorch, as on other devices",
     )

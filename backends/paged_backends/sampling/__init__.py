@@ -1,8 +1,8 @@
-"""Choosing the next tokens: vectorised over the batch, and independent of how it was scheduled."""
+"""Sampling the next tokens: vectorised over the batch, and independent of how it was scheduled."""
 
-from paged_backends.sampling.choice import Choose, choose
-from paged_backends.sampling.kernel_choice import kernel_choice
+from paged_backends.sampling.kernel_sampling import kernel_random_sample
+from paged_backends.sampling.random_sampling import RandomSample, random_sample
 from paged_backends.sampling.row import Row
 from paged_backends.sampling.sampler import Draws, Sampler
 
-__all__ = ["Choose", "Draws", "Row", "Sampler", "choose", "kernel_choice"]
+__all__ = ["Draws", "RandomSample", "Row", "Sampler", "kernel_random_sample", "random_sample"]

@@ -1,41 +1,53 @@
-"""Drawing the next token of every row of a batch.
+"""Sampling the next token of every row of a batch.
 
-Shapes: R rows, V vocabulary.
+Shapes: R rows, V vocabulary, E rows whose logits are processed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import inf, isnan
 
 import torch
 from torch import Tensor
 
-from paged_backends.sampling.choice import Choose, choose
-from paged_backends.sampling.edits import edit
-from paged_backends.sampling.noise import uniform
-from paged_backends.sampling.ranking import best_token, leading
+from paged_backends.sampling.logits_processing import process_logits
+from paged_backends.sampling.random_numbers import uniform
+from paged_backends.sampling.random_sampling import RandomSample, random_sample
+from paged_backends.sampling.ranking import best_token, top_logits
 from paged_backends.sampling.row import Row
 
-_SLAB_ON_CPU = 1 << 20
-_SLAB_ELSEWHERE = 1 << 26
-"""Logits worked on at a time: on a CPU what its cache holds, elsewhere what memory can spare."""
+_MAX_LOGITS_ON_CPU = 1 << 20
+_MAX_LOGITS_ELSEWHERE = 1 << 26
+"""Logits worked on at once: on a CPU what its cache holds, elsewhere what memory allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What was drawn, in the order of the rows."""
+    """The tokens drawn, in the order of the rows."""
 
     token_ids: list[int]
     logprobs: list[dict[int, float] | None] | None
-    """Where anyone asked: by token id, the drawn one first, then the best in order."""
+    """If any row asks for them: by token id, the drawn one first, then the best in order."""
     failed: dict[int, str]
-    """Rows that could not be served as asked, and why; their token ids mean nothing."""
+    """Why rows could not be served as asked, by row; their token ids mean nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Processed:
+    """A copy of the rows that ask for processing of their logits."""
+
+    logits: Tensor
+    """[E, V]."""
+    places: list[int]
+    """Which of all rows they are [E], rising."""
+    failed: dict[int, str]
+    """Why rows could not be processed as asked, by their places."""
 
 
 class Sampler:
-    """Chooses tokens as :class:`~paged_core.request.SamplingParams` says, for whole batches.
+    """Samples for whole batches, as :class:`~paged_core.sampling_params.SamplingParams` says.
 
     A draw depends on the row's logits, its parameters, the seed, the sequence's index and the
     position, and never on what else is in the batch or on what was drawn before.
@@ -51,21 +63,21 @@ class Sampler:
         seed: int,
         eos_token_ids: frozenset[int],
         device: torch.device | str,
-        choose: Choose = choose,
+        random_sample: RandomSample = random_sample,
     ) -> None:
-        """``choose``: how tokens are drawn by chance."""
+        """``random_sample``: samples rows that are not greedy."""
         self._vocab_size = vocab_size
         self._seed = seed
         self._eos_token_ids = eos_token_ids
         on_cpu = torch.device(device).type == "cpu"
-        elements = _SLAB_ON_CPU if on_cpu else _SLAB_ELSEWHERE
-        self._num_slab_rows = max(1, elements // vocab_size)
-        self._choose_tokens = choose
+        max_logits = _MAX_LOGITS_ON_CPU if on_cpu else _MAX_LOGITS_ELSEWHERE
+        self._max_rows = max(1, max_logits // vocab_size)
+        self._random_sample = random_sample
 
     def draw(self, logits: Tensor, rows: Sequence[Row], /) -> Draws:
-        """Draw one token per row of ``logits`` [R, V] float32, which is left as it is.
+        """Draw one token per row of ``logits`` [R, V] float32, which is only read.
 
-        Several rows of a batch may belong to one sequence that fans out: give each its ``index``.
+        Several rows may belong to one sequence that fans out; each has an ``index`` of its own.
 
         Raises:
             ValueError: the shapes do not fit each other.
@@ -81,69 +93,60 @@ class Sampler:
         peaks = logits.gather(1, best[:, None])[:, 0]
         if all(row.plain for row in rows):
             return Draws(best.tolist(), None, _unfit(peaks))
-
-        places = [place for place, row in enumerate(rows) if row.edited or row.may_not_end]
-        problems: dict[int, str] = {}
-        edited = logits[:0]
-        if places:
-            at = torch.tensor(places, device=logits.device)
-            edited = logits.index_select(0, at)
-            reasons = edit(edited, [rows[place] for place in places], self._eos_token_ids)
-            problems = {places[number]: reason for number, reason in reasons.items()}
-            best[at] = best_token(edited)
-            peaks[at] = edited.gather(1, best[at][:, None])[:, 0]
-        failed = {**_unfit(peaks), **problems}
+        processed = self._process(logits, rows)
+        if processed.places:
+            at = torch.tensor(processed.places, device=logits.device)
+            best[at] = best_token(processed.logits)
+            peaks[at] = processed.logits.gather(1, best[at][:, None])[:, 0]
+        failed = {**_unfit(peaks), **processed.failed}
 
         token_ids: list[int] = best.tolist()
-        sampled = [row.sampled and place not in failed for place, row in enumerate(rows)]
-        touched = {place: number for number, place in enumerate(places) if sampled[place]}
-        untouched = {
-            place: place for place in range(len(rows)) if sampled[place] and place not in touched
-        }
-        self._choose(logits, untouched, rows, token_ids)
-        self._choose(edited, touched, rows, token_ids)
+        sampled = [place for place, row in enumerate(rows) if row.sampled and place not in failed]
+        for place, token_id in self._sample(logits, processed, rows, sampled).items():
+            token_ids[place] = token_id
         return Draws(token_ids, self._logprobs(logits, rows, token_ids), failed)
 
     def rank(
         self, logits: Tensor, rows: Sequence[Row], counts: Sequence[int], /
     ) -> tuple[list[dict[int, float]], dict[int, str]]:
-        """Find the best continuations of each row, for beam search, and draw none.
+        """Find the best continuations of each row, for beam search; draw no token.
 
-        Processors, bias and penalties change log-probabilities here, not logits, and what they
-        leave is not normalised again: beam search in ``transformers`` applies them so.
+        Processors, bias and penalties change log-probabilities here, not logits, and the result is
+        not normalised again: beam search in ``transformers`` applies them so.
 
         Args:
-            logits: the model's own [R, V] float32; left as they are.
+            logits: the model's own [R, V] float32; only read.
             counts: continuations to find, per row.
 
         Returns:
-            Log-probabilities by token id, best first, without what is ruled out; and for each row
-            that cannot be served, its place and the reason.
+            Log-probabilities by token id, best first, without those of -inf; and why rows cannot
+            be served, by row.
         """
         result: list[dict[int, float]] = []
         failed: dict[int, str] = {}
-        for part in self._slabs(len(rows)):
-            some, start = rows[part], part.start
-            reasons = _unfit(logits[part].amax(-1))
-            logprobs = logits[part].log_softmax(-1)
-            places = [place for place, row in enumerate(some) if row.edited or row.may_not_end]
-            if places:
-                at = torch.tensor(places, device=logits.device)
-                edited = logprobs.index_select(0, at)
-                problems = edit(edited, [some[place] for place in places], self._eos_token_ids)
-                logprobs[at] = edited
-                reasons |= {places[number]: reason for number, reason in problems.items()}
-                reasons |= {
-                    place: reason
-                    for place, reason in _unfit(logprobs.amax(-1)).items()
-                    if logprobs[place].amax() != float("-inf")
-                }
-            failed |= {start + place: reason for place, reason in reasons.items()}
-            values, ids = _best(logprobs, min(max(counts[part]), logprobs.shape[1]))
-            for best, found, count in zip(ids.tolist(), values.tolist(), counts[part], strict=True):
-                ranked = list(zip(best, found, strict=True))[:count]
-                result.append({token: value for token, value in ranked if value > float("-inf")})
+        for part in self._slices(len(rows)):
+            found, reasons = self._rank(logits[part], rows[part], counts[part])
+            result += found
+            failed |= {part.start + place: reason for place, reason in reasons.items()}
         return result, failed
+
+    def _rank(
+        self, logits: Tensor, rows: Sequence[Row], counts: Sequence[int]
+    ) -> tuple[list[dict[int, float]], dict[int, str]]:
+        failed = _unfit(logits.amax(-1))
+        logprobs = logits.log_softmax(-1)
+        processed = self._process(logprobs, rows)
+        if processed.places:
+            logprobs[torch.tensor(processed.places, device=logits.device)] = processed.logits
+            peaks = logprobs.amax(-1)
+            unfit = {place: why for place, why in _unfit(peaks).items() if peaks[place] != -inf}
+            failed |= processed.failed | unfit
+        values, ids = _best(logprobs, min(max(counts), logprobs.shape[1]))
+        found = []
+        for best, best_logprobs, count in zip(ids.tolist(), values.tolist(), counts, strict=True):
+            ranked = list(zip(best, best_logprobs, strict=True))[:count]
+            found.append({token: value for token, value in ranked if value > -inf})
+        return found, failed
 
     def logprobs_of(
         self, logits: Tensor, token_ids: Sequence[int], num_top: int, /
@@ -152,35 +155,54 @@ class Sampler:
 
         Args:
             logits: the model's own logits [R, V] float32.
-            token_ids: one per row; it stands first in its row's dictionary.
-            num_top: how many of the best tokens follow, best first, equals by their ids.
+            token_ids: one per row; the first in its row's dictionary.
+            num_top: how many of the best tokens follow, best first, equals in the order of ids.
         """
         result: list[dict[int, float]] = []
-        for part in self._slabs(len(token_ids)):
+        for part in self._slices(len(token_ids)):
             result += _logprobs(logits[part], token_ids[part], num_top)
         return result
 
-    def _slabs(self, count: int) -> Iterator[slice]:
-        for start in range(0, count, self._num_slab_rows):
-            yield slice(start, min(start + self._num_slab_rows, count))
+    def _slices(self, num_rows: int) -> Iterator[slice]:
+        """Yield slices of rows that are worked on at once."""
+        for start in range(0, num_rows, self._max_rows):
+            yield slice(start, min(start + self._max_rows, num_rows))
 
-    def _choose(
-        self,
-        logits: Tensor,
-        numbers: dict[int, int],
-        rows: Sequence[Row],
-        token_ids: list[int],
-    ) -> None:
-        """Draw by chance for each place in ``numbers``, from the row of ``logits`` beside it."""
-        places = list(numbers)
-        for part in self._slabs(len(places)):
-            some = places[part]
-            own = _rows_of(logits, [numbers[place] for place in some])
-            drawn = self._choose_tokens(own, [rows[place] for place in some], self._noise)
-            for place, token_id in zip(some, drawn, strict=True):
-                token_ids[place] = token_id
+    def _process(self, logits: Tensor, rows: Sequence[Row]) -> _Processed:
+        """Process a copy of the rows that ask for it, of ``logits`` [R, V]."""
+        places = [place for place, row in enumerate(rows) if row.processed or row.below_min_tokens]
+        if not places:
+            return _Processed(logits[:0], [], {})
+        own = logits.index_select(0, torch.tensor(places, device=logits.device))
+        failed = process_logits(own, [rows[place] for place in places], self._eos_token_ids)
+        return _Processed(own, places, {places[row]: reason for row, reason in failed.items()})
 
-    def _noise(self, row: Row) -> float:
+    def _sample(
+        self, logits: Tensor, processed: _Processed, rows: Sequence[Row], places: list[int]
+    ) -> dict[int, int]:
+        """Draw at random for the rows at ``places``; return the tokens by place."""
+        copies = {place: row for row, place in enumerate(processed.places)}
+        own = [place for place in places if place not in copies]
+        changed = [place for place in places if place in copies]
+        return {
+            **self._sample_rows(logits, own, rows, own),
+            **self._sample_rows(
+                processed.logits, [copies[place] for place in changed], rows, changed
+            ),
+        }
+
+    def _sample_rows(
+        self, logits: Tensor, numbers: list[int], rows: Sequence[Row], places: list[int]
+    ) -> dict[int, int]:
+        """Draw for each of ``places`` from the row of ``logits`` whose number is beside it."""
+        drawn: dict[int, int] = {}
+        for part in self._slices(len(places)):
+            chosen = [rows[place] for place in places[part]]
+            token_ids = self._random_sample(_rows_of(logits, numbers[part]), chosen, self._uniform)
+            drawn |= zip(places[part], token_ids, strict=True)
+        return drawn
+
+    def _uniform(self, row: Row) -> float:
         return uniform(row, self._seed)
 
     def _logprobs(
@@ -195,7 +217,7 @@ class Sampler:
             return None
         result: list[dict[int, float] | None] = [None] * len(rows)
         for num_top, places in asked.items():
-            for part in self._slabs(len(places)):
+            for part in self._slices(len(places)):
                 some = places[part]
                 tokens = [token_ids[place] for place in some]
                 entries = _logprobs(_rows_of(logits, some), tokens, num_top)
@@ -205,14 +227,14 @@ class Sampler:
 
 
 def _rows_of(logits: Tensor, numbers: list[int]) -> Tensor:
-    """Return these rows, as a view where they lie together; ``numbers`` rise."""
+    """Return these rows, as a view if they are adjacent; ``numbers`` rise."""
     if numbers[-1] - numbers[0] + 1 == len(numbers):
         return logits[numbers[0] : numbers[-1] + 1]
     return logits[torch.tensor(numbers, device=logits.device)]
 
 
 def _unfit(peaks: Tensor) -> dict[int, str]:
-    """Say which rows nothing can be drawn from, by their largest logits."""
+    """Return why no token can be drawn from some rows, by row; ``peaks`` [R]: largest logits."""
     if bool(peaks.isfinite().all()):
         return {}
     problems = {}
@@ -250,13 +272,13 @@ def _logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[di
 
 
 def _best(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the ``count`` best of each row; where the last of them ties, the lowest ids."""
-    values, ids = leading(logits, max(64, 2 * count))
+    """Return the ``count`` best of each row [R, count]; of those that tie, the lowest ids."""
+    values, ids = top_logits(logits, max(64, 2 * count))
     certain = (values[:, count - 1] > values[:, -1]).tolist()
     values, ids = values[:, :count], ids[:, :count]
     doubtful = [place for place, certain in enumerate(certain) if not certain]
     if doubtful and max(64, 2 * count) < logits.shape[1]:
         at = torch.tensor(doubtful, device=logits.device)
-        whole, whole_ids = leading(logits[at], logits.shape[1])
+        whole, whole_ids = top_logits(logits[at], logits.shape[1])
         values[at], ids[at] = whole[:, :count], whole_ids[:, :count]
     return values, ids

@@ -1,1 +1,1 @@
-"""What things cost: the command ``bench`` and what it measures with."""
+"""The command ``bench``: measures what the engine and its parts cost."""

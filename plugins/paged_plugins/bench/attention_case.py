@@ -1,14 +1,18 @@
-"""A batch for attention to measure: sequences with made-up keys in a cache of shuffled blocks."""
+"""A batch for benchmarks of attention: sequences with random keys in a cache of shuffled blocks."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from paged_core.errors import SettingsError
-from paged_core.interfaces.attention import AttentionBackend, AttentionBatch
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    SupportsCacheLayout,
+)
+from paged_core.interfaces.layer import LayerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,12 +21,12 @@ if TYPE_CHECKING:
 
 _PATTERN = re.compile(r"(\d+)x(\d+)(?:\+(\d+))?")
 _CACHES = 1 << 27
-"""Bytes of all layers together at the least: more than a processor holds between two steps."""
+"""Bytes that the layers take together at least: more than the caches of a processor hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """Sequences alike: some tokens of each are cached, and some are new."""
+    """Equal sequences: some tokens of each are cached, and some are new."""
 
     num_sequences: int
     num_cached: int
@@ -33,13 +37,13 @@ class AttentionCase:
         """Read ``SEQUENCESxCACHED+NEW``; without ``+NEW``, one token is new.
 
         Raises:
-            SettingsError: it is something else.
+            SettingsError: the text has another form.
         """
         found = _PATTERN.fullmatch(text)
         if found is None or not int(found[1]) or found[3] == "0":
             raise SettingsError(
-                f"--batch {text}: say how many sequences, cached and new tokens of each, such as "
-                "16x255+1 (decoding), 1x0+512 (a prompt) or 8x512+32 (a chunk)"
+                f"--batch {text}: give the number of sequences, and of cached and new tokens of "
+                "each, such as 16x255+1 (decode), 1x0+512 (prefill) or 8x512+32 (a prefill chunk)"
             )
         return cls(int(found[1]), int(found[2]), int(found[3] or 1))
 
@@ -52,39 +56,41 @@ class AttentionCase:
         return self.num_cached + self.num_new
 
     def read_bytes(self, layer: LayerSpec, num_shared: int) -> int:
-        """Keys and values of a layer, those that all sequences share counted once."""
+        """Bytes of keys and values read in a layer; a prefix shared by all is counted once."""
         shared = min(num_shared, self.num_cached)
         tokens = self.num_sequences * (self.length - shared) + shared
         return tokens * layer.bytes_per_token
 
     def operations(self, layer: LayerSpec) -> int:
-        """Floating-point operations of a layer: two products of every query with what it sees."""
+        """Floating-point operations of a layer: two products of every query and key it sees."""
         seen = self.num_new * self.num_cached + self.num_new * (self.num_new + 1) // 2
         return 4 * self.num_sequences * seen * layer.num_heads * layer.head_dim
 
     def runner(
         self, backend: AttentionBackend, layer: LayerSpec, num_shared: int
     ) -> tuple[Callable[[], None], int]:
-        """Return what runs one step of several layers, and how many these are."""
+        """Return a function that runs one step of several layers, and their number."""
         import torch
 
         batch, num_blocks = self._batch(layer, num_shared)
         count = self.num_sequences * self.num_new
         dtype = getattr(torch, layer.dtype)
-        made = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
 
         def random(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=made).to(layer.device, dtype)
+            return torch.randn(shape, generator=generator).to(layer.device, dtype)
 
         query = random(count, layer.num_heads, layer.head_dim)
         key, value = (random(count, layer.num_kv_heads, layer.head_dim) for _ in range(2))
-        one = torch.zeros(backend.cache_shape(layer, num_blocks), dtype=dtype, device=layer.device)
-        num_layers = max(2, min(64, _CACHES // max(1, one.nbytes)))
-        del one
-        layers = [
-            backend.bind(layer, random(*backend.cache_shape(layer, num_blocks)))
-            for _ in range(num_layers)
-        ]
+
+        def cache() -> Any:
+            if isinstance(backend, SupportsCacheLayout):
+                return backend.allocate_cache(layer, num_blocks, layer.device)
+            return random(*backend.cache_shape(layer, num_blocks))
+
+        cache_bytes = num_blocks * layer.block_size * layer.bytes_per_token
+        num_layers = max(2, min(64, _CACHES // max(1, cache_bytes)))
+        layers = [backend.bind(layer, cache()) for _ in range(num_layers)]
 
         def run() -> None:
             plan = backend.plan(batch)
@@ -107,14 +113,18 @@ class AttentionCase:
         tables[:, :num_common] = tables[0, :num_common].clone()
         positions = torch.arange(self.num_cached, self.length)
         slots = tables[:, positions // size] * size + positions % size
-        return (
-            AttentionBatch(
-                query_start=(torch.arange(count + 1) * self.num_new).int().to(layer.device),
-                seq_lens=torch.full((count,), self.length).int().to(layer.device),
-                block_tables=tables.int().to(layer.device),
-                slot_mapping=slots.flatten().to(layer.device),
-                max_query_len=self.num_new,
-                max_seq_len=self.length,
-            ),
-            num_blocks,
+        starts = (torch.arange(count + 1) * self.num_new).int()
+        lengths = torch.full((count,), self.length).int()
+        tables = tables.int()
+        batch = AttentionBatch(
+            query_start=starts.to(layer.device),
+            seq_lens=lengths.to(layer.device),
+            block_tables=tables.to(layer.device),
+            slot_mapping=slots.flatten().to(layer.device),
+            query_start_host=starts.numpy(),
+            seq_lens_host=lengths.numpy(),
+            block_tables_host=tables.numpy(),
+            max_query_len=self.num_new,
+            max_seq_len=self.length,
         )
+        return batch, num_blocks

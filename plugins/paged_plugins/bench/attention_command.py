@@ -1,4 +1,4 @@
-"""``paged-core bench attention``: what attention of a layer takes, by component."""
+"""``paged-core bench attention``: the time of one layer's attention, by component."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
 from paged_plugins.bench.attention_case import AttentionCase
 from paged_plugins.bench.machine import machine
@@ -30,7 +30,8 @@ def attention_command(
     backends: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAMES", help="Components, by comma, or repeated (default: all that can)."
+            metavar="NAMES",
+            help="Components, comma-separated or repeated (default: all that are available).",
         ),
     ] = None,
     batch: Annotated[
@@ -42,25 +43,25 @@ def attention_command(
     ] = None,
     num_heads: Annotated[int, typer.Option(min=1, help="Query heads.")] = 16,
     num_kv_heads: Annotated[int, typer.Option(min=1, help="Key and value heads.")] = 8,
-    head_dim: Annotated[int, typer.Option(min=1, help="Numbers of a head.")] = 128,
+    head_dim: Annotated[int, typer.Option(min=1, help="Dimension of a head.")] = 128,
     shared_prefix: Annotated[
-        int, typer.Option(min=0, help="Cached tokens that all sequences begin with.")
+        int, typer.Option(min=0, help="Cached tokens that all sequences share as a prefix.")
     ] = 0,
-    repeats: Annotated[int, typer.Option(min=1, help="The median of so many.")] = 9,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats to take the median of.")] = 9,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the same JSON to a file.")
     ] = None,
 ) -> None:
-    """Measure what a layer's attention takes, writing its keys and values included.
+    """Measure the attention of a layer, writing its keys and values to the cache included.
 
-    Over several layers with caches of their own, so that none is found in the processor's. What is
-    compared takes turns. --dtype (default here: bfloat16), --device, --block-size, --threads and
-    --deterministic apply to all; --attention names one, which may have options.
+    Runs over several layers with separate KV caches, so that none stays in the processor's caches.
+    The components are measured in turns. --dtype (default here: bfloat16), --device, --block-size,
+    --threads and --deterministic apply to all; --attention selects one, which may have options.
     """
     if num_heads % num_kv_heads:
         raise SettingsError(
-            f"--num-heads {num_heads} is no multiple of --num-kv-heads {num_kv_heads}"
+            f"--num-heads {num_heads} is not a multiple of --num-kv-heads {num_kv_heads}"
         )
     settings = given.resolve().settings
     layer = LayerSpec(
@@ -80,12 +81,17 @@ def attention_command(
         output.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
     if as_json:
         print_json(found)
-        return
+    else:
+        _print(layer, found, repeats)
+
+
+def _print(layer: LayerSpec, found: dict[str, Any], repeats: int) -> None:
     print_table(
-        f"Microseconds per layer: {num_heads} heads of {head_dim}, {num_kv_heads} for keys, "
-        f"{layer.dtype}, blocks of {layer.block_size}, median of {repeats}\n"
+        f"Microseconds per layer: {layer.num_heads} heads of {layer.head_dim}, "
+        f"{layer.num_kv_heads} for keys, {layer.dtype}, blocks of {layer.block_size}, "
+        f"median of {repeats}\n"
         f"{found['machine']['cpu']}, {found['machine']['cores']} cores"
-        + "".join(f"\n{name}: {reason}" for name, reason in refused.items()),
+        + "".join(f"\n{name}: {reason}" for name, reason in found["refused"].items()),
         ["batch", "shared prefix", "attention", "us per layer", "GB/s", "GFLOP/s"],
         [
             [
@@ -96,7 +102,7 @@ def attention_command(
                 f"{row['bytes_per_s'] / 1e9:.1f}",
                 f"{row['operations_per_s'] / 1e9:.0f}",
             ]
-            for row in rows
+            for row in found["rows"]
         ],
     )
 
@@ -114,11 +120,11 @@ def _device(settings: EngineSettings) -> str:
 def _backends(
     given: Given, settings: EngineSettings, layer: LayerSpec, named: Sequence[str] | None
 ) -> tuple[dict[str, AttentionBackend], dict[str, str]]:
-    """Return the components that serve the layer, and why others do not.
+    """Return the components that support the layer, and the reason why each other does not.
 
     Raises:
-        SettingsError: one that was named does not, or none does.
-        PluginError: there is no such component.
+        SettingsError: a named component does not support it, or none does.
+        PluginError: a component does not exist.
     """
     chosen = settings.attention
     names = [name for some in named or () for name in some.split(",") if name]

@@ -1,4 +1,4 @@
-"""A trace of steps in the format that Chrome's viewer (``chrome://tracing``) and Perfetto open."""
+"""A trace of steps in the Chrome trace format (``chrome://tracing``, Perfetto)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ORDER = ("schedule", "prepare", "model", "sample", "apply")
 
 
 class ChromeTrace(Observer):
-    """Steps with their phases in one process, the life of every request in another.
+    """Steps with their phases in one process, the lifetime of every request in another.
 
     The file is written when the engine closes.
 
@@ -49,7 +49,7 @@ class ChromeTrace(Observer):
                 begin += step.seconds[phase]
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
-        """Add the life of a request that has ended."""
+        """Add a bar for the lifetime of a finished request."""
         if event == "finished" and group.finished_at is not None:
             self._events.append(
                 {
@@ -69,7 +69,7 @@ class ChromeTrace(Observer):
             )
 
     def close(self) -> None:
-        """Write all that was seen."""
+        """Write the file."""
         names = {1: "engine", 2: "requests"}
         labels = [
             {"name": "process_name", "ph": "M", "pid": number, "tid": 0, "args": {"name": name}}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import psutil
 import typer
@@ -22,7 +22,7 @@ from paged_plugins.bench.comparison_table import print_comparison
 from paged_plugins.bench.peer_choice import Choice, installed_peers, named_peers
 from paged_plugins.bench.peer_process import PeerProcess
 from paged_plugins.bench.peer_python import PeerPython
-from paged_plugins.bench.peers.contender import Task
+from paged_plugins.bench.peers.peer_engine import Task
 from paged_plugins.bench.peers.table import OURS, PEERS
 from paged_plugins.bench.progress import progress
 from paged_plugins.bench.roofline import measure_rates
@@ -45,12 +45,12 @@ def compare_command(
         list[str] | None,
         typer.Option(
             metavar="NAME[=PYTHON]",
-            help="May be repeated; PYTHON is that of another virtual environment, where it is "
-            "installed (default: all that are installed in this one and have their checkpoint "
+            help="May be repeated; PYTHON is the interpreter of another virtual environment that "
+            "has the peer (default: all peers installed in this one that have their checkpoint "
             f"beside the model). {_PEERS}.",
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="The median of so many runs.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs to take the median of.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per workload.")] = False,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the same JSON to a file.")
@@ -58,11 +58,11 @@ def compare_command(
 ) -> None:
     """Compare with other engines on the same model, token ids and number of tokens.
 
-    Each runs in a process of its own, all are loaded before the first is measured, and they take
-    turns within every repeat, so that what else the machine does hits all of them alike. Two short
-    requests run first. Conversations go turn by turn: all first turns, then all second turns. Give
-    --model and --dtype; --threads and --kv-cache-memory count for the others too, further settings
-    are those of this engine alone.
+    Each engine runs in its own process, all are loaded before the first is measured, and they take
+    turns within every repeat, so that other load on the machine affects all of them alike. Two
+    short requests run as a warm-up. Conversations run turn by turn: all first turns, then all
+    second turns. Give --model and --dtype; --threads and --kv-cache-memory apply to the others too,
+    all other settings to this engine alone.
     """
     settings = given.resolve().settings
     _check(settings.model, settings.dtype)
@@ -79,30 +79,41 @@ def compare_command(
             lines = [sys.stdout] if as_json else []
             if output is not None:
                 lines.append(stack.enter_context(_open(output)))
-            contenders = [
+            engines = [
                 stack.enter_context(PeerProcess(some.peer, task, some.python))
                 for some in [Choice(OURS, PeerPython()), *peers]
             ]
-            warm_up(contenders, tell)
-            with progress(len(chosen) * repeats * len(contenders), "comparing") as advance:
-                for some_work in chosen:
-                    row = compare(some_work, contenders, repeats, advance)
-                    row |= {"model": settings.model, "dtype": settings.dtype, "repeats": repeats}
-                    row["read_bytes_per_s"] = round(measure_rates(settings.dtype, "cpu").read)
-                    rows.append(row)
-                    for file in lines:
-                        file.write(json.dumps(row) + "\n")
-                        file.flush()
-    finally:  # what has been measured is worth seeing, however the rest ended
+            warm_up(engines, tell)
+            for row in _rows(settings, chosen, engines, repeats):
+                rows.append(row)
+                for file in lines:
+                    file.write(json.dumps(row) + "\n")
+                    file.flush()
+    finally:  # print the rows measured so far even if a later run failed
         if rows and not as_json:
             print_comparison(rows)
 
 
+def _rows(
+    settings: EngineSettings,
+    workloads: Sequence[Workload],
+    engines: Sequence[PeerProcess],
+    repeats: int,
+) -> Iterator[dict[str, Any]]:
+    """Yield the result row of each workload as soon as it is measured."""
+    with progress(len(workloads) * repeats * len(engines), "comparing") as advance:
+        for workload in workloads:
+            row = compare(workload, engines, repeats, advance)
+            row |= {"model": settings.model, "dtype": settings.dtype, "repeats": repeats}
+            row["read_bytes_per_s"] = round(measure_rates(settings.dtype, "cpu").read)
+            yield row
+
+
 def _open(output: Path) -> TextIO:
-    """Open a file before anything is measured.
+    """Open the output file; called before anything is measured.
 
     Raises:
-        SettingsError: it cannot be written.
+        SettingsError: the file cannot be written.
     """
     try:
         return output.open("w", encoding="utf-8")
@@ -115,12 +126,14 @@ def _check(model: str, dtype: str) -> None:
         raise SettingsError("--model demo is known to this engine only; give a folder or a hub id")
     if dtype == "auto":
         raise SettingsError(
-            "--dtype auto may mean another format to each engine; give bfloat16 or float32"
+            "--dtype auto may select a different dtype in each engine; give bfloat16 or float32"
         )
 
 
 def task_for(settings: EngineSettings, workloads: Sequence[Workload]) -> Task:
-    """Return what all are to load; room for the longest request, in steps of 1,024 tokens."""
+    """Return the task of all engines; ``max_model_len`` is the longest request, rounded up to a
+    multiple of 1,024 tokens.
+    """
     length = max(longest(workload.items()) for workload in workloads)
     memory = settings.kv_cache_memory
     if isinstance(memory, float):
@@ -137,6 +150,6 @@ def task_for(settings: EngineSettings, workloads: Sequence[Workload]) -> Task:
 
 
 def _threads() -> int:
-    """Physical cores that this process may use, as the engine counts them by itself."""
+    """Physical cores that this process may use, counted as the engine does."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(psutil.cpu_count(logical=False) or 1, usable or 1)

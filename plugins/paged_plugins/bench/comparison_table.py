@@ -1,4 +1,4 @@
-"""A comparison as people read it: engines down, workloads across."""
+"""A comparison printed as a table: a row per engine, a column per workload."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paged_plugins.bench.machine import machine
 
 
 def print_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the speeds, and below them what starting took and the memory.
+    """Print the speeds, then the peak memory and the start-up times.
 
     Args:
-        rows: of :func:`~paged_plugins.bench.comparison.compare`, with ``model``, ``dtype`` and
-            ``repeats``.
+        rows: results of :func:`~paged_plugins.bench.comparison.compare`, with ``model``,
+            ``dtype`` and ``repeats``.
     """
     computer, first = machine(), rows[0]
     typer.echo(
@@ -29,23 +29,23 @@ def print_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def speeds(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[object]]:
-    """Yield a line for each engine, and one with our speed as a multiple of the best other one."""
-    yield from _lines(rows, lambda contender: contender["output_tokens_per_s"])
+    """Yield a row per engine, and one with our speed as a multiple of the best other engine's."""
+    yield from _lines(rows, lambda engine: engine["output_tokens_per_s"])
     if rows[0]["best_peer"] is not None:
         ratios = [f"{row['ratio_to_best']:.2f}" for row in rows]
         yield ["this engine / best other", *ratios]
 
 
 def memory(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[object]]:
-    """Yield a line for each engine: MiB at most until each workload had run, seconds to start."""
-    lines = _lines(rows, lambda contender: contender["peak_memory_bytes"] >> 20)
-    for line, contender in zip(lines, rows[0]["contenders"], strict=True):
-        yield [*line, contender["start_s"]]
+    """Yield a row per engine: peak MiB after each workload, and the seconds to start."""
+    lines = _lines(rows, lambda engine: engine["peak_memory_bytes"] >> 20)
+    for line, engine in zip(lines, rows[0]["contenders"], strict=True):
+        yield [*line, engine["start_s"]]
 
 
 def _lines(
     rows: Sequence[Mapping[str, Any]], figure: Callable[[Mapping[str, Any]], object]
 ) -> Iterator[list[object]]:
-    for place, contender in enumerate(rows[0]["contenders"]):
-        name = f"{contender['name']} {contender['version']}"
+    for place, engine in enumerate(rows[0]["contenders"]):
+        name = f"{engine['name']} {engine['version']}"
         yield [name, *(figure(row["contenders"][place]) for row in rows)]

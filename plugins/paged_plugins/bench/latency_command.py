@@ -1,4 +1,4 @@
-"""``paged-core bench latency``: how long a batch takes from its first token in to its last out."""
+"""``paged-core bench latency``: the end-to-end latency of a batch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from paged_plugins.bench.workloads import drawn
 
 def latency_command(
     given: Given,
-    batch_size: Annotated[int, typer.Option(min=1, help="Requests that come at once.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests that arrive at once.")] = 1,
     input_len: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
-    output_len: Annotated[int, typer.Option(min=1, help="Tokens that each generates.")] = 64,
+    output_len: Annotated[
+        int, typer.Option(min=1, help="Tokens that each request generates.")
+    ] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Batches, one after another.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     output: Annotated[
@@ -30,10 +32,10 @@ def latency_command(
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a trace of all steps that Chrome's viewer opens."),
+        typer.Option(metavar="FILE", help="Write a trace of all steps in the Chrome format."),
     ] = None,
 ) -> None:
-    """Measure one batch at a time: until its first token, between tokens, and as a whole."""
+    """Measure one batch at a time: time to first token, time per token, and the whole batch."""
     workload = drawn(batch_size, (input_len, input_len), (output_len, output_len))
     with (
         open_bench(given, [workload], trace=trace) as bench,
@@ -60,10 +62,14 @@ def latency_command(
         output.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
     if as_json:
         print_json(found)
-        return
+    else:
+        _print(found)
+
+
+def _print(found: dict[str, Any]) -> None:
     title = (
-        f"{found['model']} in {found['dtype'] or 'no format'}: {batch_size} at once, "
-        f"{input_len} tokens in, {output_len} out, {repeats} times\n"
+        f"{found['model']} in {found['dtype'] or 'no dtype'}: {found['batch_size']} at once, "
+        f"{found['input_len']} tokens in, {found['output_len']} out, {found['repeats']} times\n"
         f"{found['machine']['cpu']}, {found['machine']['cores']} cores"
     )
     named = {"whole": "latency_ms", "first token": "ttft_ms", "per token": "tpot_ms"}

@@ -1,4 +1,4 @@
-"""The machine that figures were measured on."""
+"""The machine that a benchmark ran on."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import platform
 from typing import Any
 
-from paged_core.cli.machine import cpu_model
+from paged_plugins.machine import cpu_model
 
 
 def machine() -> dict[str, Any]:
-    """Return what a figure must be quoted with: processor, cores, Python."""
+    """Return what must be reported with every result: processor, cores, Python, platform."""
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),

@@ -1,4 +1,4 @@
-"""Runs workloads on an engine and says what they took."""
+"""Runs workloads on an engine and measures them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from time import perf_counter
 from typing import Any, Self
 
 from paged_core.errors import SettingsError
+from paged_core.interfaces.model_size import ModelSize
 from paged_core.interfaces.runner import SupportsModelSize
 from paged_core.llm import LLM
-from paged_core.model_size import ModelSize
+from paged_core.text.outputs import RequestOutput
 from paged_plugins.bench.completion import complete
-from paged_plugins.bench.memory_peak import forget_peak, peak_memory
+from paged_plugins.bench.memory_peak import peak_memory, reset_peak
 from paged_plugins.bench.roofline import least_seconds, measure_rates
 from paged_plugins.bench.turns import longest, prompt_lengths
 from paged_plugins.bench.workloads import Item, Workload
@@ -29,14 +30,14 @@ class Run:
     """One repeat of a workload."""
 
     elapsed: float
-    """Seconds from the first request handed in to the last token; text is made afterwards."""
+    """Seconds from the first request submitted to the last token; detokenisation comes after."""
     seconds: dict[str, float]
-    """By phase, and ``detokenise``; what is left of ``elapsed`` is ``other``."""
+    """By phase, and ``detokenise``; the rest of ``elapsed`` is ``other``."""
     num_steps: int
     first_token: list[float]
-    """Seconds from arrival, per request."""
+    """Time to first token in seconds, per request."""
     per_token: list[float]
-    """Seconds between its tokens, per request that has several."""
+    """Mean time per further token in seconds, per request that generates several."""
     outputs: list[list[int]]
 
 
@@ -46,7 +47,7 @@ class Bench:
 
     llm: LLM
     load_peak: int = field(default_factory=peak_memory)
-    """Bytes that starting the engine took at most."""
+    """Peak memory in bytes while the engine started."""
 
     def __enter__(self) -> Self:
         return self
@@ -56,45 +57,45 @@ class Bench:
 
     @property
     def dtype(self) -> str | None:
-        """What the model computes in; ``None``: there is no model."""
+        """The model's dtype; ``None``: there is no model."""
         size = self._size()
         return size.layers[0].dtype if size else None
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below it."""
+        """Size of the vocabulary."""
         return self.llm.engine.capacity.vocab_size or _ANY_VOCABULARY
 
     def fits(self, workload: Workload) -> bool:
-        """Whether the engine can serve its longest request."""
+        """Whether the workload's longest request is within ``max_model_len``."""
         return longest(workload.items()) <= self.llm.engine.capacity.max_model_len
 
-    def check_room(self, workloads: Sequence[Workload]) -> None:
-        """See that every request fits before any is run.
+    def check_lengths(self, workloads: Sequence[Workload]) -> None:
+        """Check that every request fits before any is run.
 
         Raises:
-            SettingsError: the longest does not.
+            SettingsError: the longest request of a workload does not fit.
         """
         for workload in workloads:
             if not self.fits(workload):
                 raise SettingsError(
                     f"workload {workload.name} has a request of {longest(workload.items())} "
-                    f"tokens, and the engine serves {self.llm.engine.capacity.max_model_len}; take "
+                    f"tokens, and the engine serves {self.llm.engine.capacity.max_model_len}; use "
                     "a model with more positions, raise max_model_len or num_blocks, or draw a "
                     "shorter workload with --num-requests"
                 )
 
     def warm_up(self) -> None:
-        """Run two short requests, so that nothing is done for the first time while measured."""
+        """Run two short requests, so that one-time work is not measured."""
         self.run([Item([place % self.vocab_size for place in range(24)], 4)] * 2)
 
     def run(self, items: Sequence[Item], advance: Callable[[], None] = lambda: None) -> Run:
-        """Complete ``items`` as one batch, greedily and whatever ends a sequence.
+        """Complete ``items`` as one batch: greedy, ignoring end-of-sequence tokens.
 
-        A later turn of a conversation arrives when the turn before it has ended.
+        A later turn of a conversation arrives when the previous one has ended.
 
         Args:
-            advance: called once for each request that ends.
+            advance: called once for each finished request.
 
         Raises:
             RequestError: an item does not fit the engine.
@@ -113,14 +114,7 @@ class Bench:
         }
         seconds["other"] = max(0.0, elapsed - sum(seconds.values()))
         seconds["detokenise"] = detokenise
-        first, each = [], []
-        for output, item in zip(outputs, items, strict=True):
-            times = output.metrics
-            assert times.first_token is not None
-            assert times.finished is not None
-            first.append(times.first_token - times.arrival)
-            if item.num_output > 1:
-                each.append((times.finished - times.first_token) / (item.num_output - 1))
+        first, each = _latencies(outputs, items)
         return Run(
             elapsed=elapsed,
             seconds=seconds,
@@ -138,11 +132,11 @@ class Bench:
         roofline: bool = True,
         advance: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
-        """Return the row of figures of a workload: medians over the repeats."""
-        forget_peak()
+        """Return the result row of a workload: medians over the repeats."""
+        reset_peak()
         items = [workload.items(turn, vocab_size=self.vocab_size) for turn in range(repeats)]
         runs = [self.run(items[0], advance)]
-        peak = max(self.load_peak, peak_memory())  # what later repeats add is kept prefixes
+        peak = max(self.load_peak, peak_memory())  # later repeats only add cached prefixes
         runs += [self.run(some, advance) for some in items[1:]]
         return {
             **self._of_runs(workload, items[0], runs),
@@ -198,8 +192,23 @@ class Bench:
         return executor.model_size() if isinstance(executor, SupportsModelSize) else None
 
 
+def _latencies(
+    outputs: Sequence[RequestOutput], items: Sequence[Item]
+) -> tuple[list[float], list[float]]:
+    """Return the times to first token and the times per further token, in seconds."""
+    first, each = [], []
+    for output, item in zip(outputs, items, strict=True):
+        times = output.metrics
+        assert times.first_token is not None
+        assert times.finished is not None
+        first.append(times.first_token - times.arrival)
+        if item.num_output > 1:
+            each.append((times.finished - times.first_token) / (item.num_output - 1))
+    return first, each
+
+
 def _num_shared(items: Sequence[Item]) -> int:
-    """Return how many leading tokens the prompts of all first turns have in common."""
+    """Return the length of the common prefix of the prompts of all first turns."""
     prompts = [item.prompt for item in items if item.follows is None]
     if len(prompts) < 2:
         return 0
@@ -212,7 +221,7 @@ def _num_shared(items: Sequence[Item]) -> int:
 
 
 def percentiles(values: list[float]) -> dict[str, float | None]:
-    """Return p50, p90 and p99 in milliseconds; ``None`` where there is nothing to measure."""
+    """Return p50, p90 and p99 in milliseconds; ``None`` if ``values`` is empty."""
     if not values:
         return dict.fromkeys(("p50", "p90", "p99"))
     if len(values) < 2:

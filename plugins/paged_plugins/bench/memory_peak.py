@@ -1,4 +1,4 @@
-"""The most memory that this process has held."""
+"""Peak memory of this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 def peak_memory() -> int:
-    """Return the largest resident size in bytes since the start or :func:`forget_peak`."""
+    """Return the peak resident size in bytes since the start or the last :func:`reset_peak`."""
     if _STATUS.is_file():
         for line in _STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -21,8 +21,8 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def forget_peak() -> None:
-    """Count from now on; where the system cannot, the peak stays that since the start."""
+def reset_peak() -> None:
+    """Reset the peak; where the system does not support that, it stays the peak since the start."""
     try:
         _CLEAR.write_text("5")
     except OSError:

@@ -1,12 +1,12 @@
-"""No model and no cache: whatever is computed to its end draws the same token."""
+"""An executor without a model or a cache; every sequence samples the same token."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from paged_core.component import Component, ComponentSettings
+from paged_core.ids import SeqId
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
-from paged_core.sequence import SeqId
 from paged_core.step import StepInput, StepResult
 
 _TOKEN = 1
@@ -19,7 +19,7 @@ class NullSettings(ComponentSettings):
 
 
 class NullExecutor(Executor):
-    """Costs next to nothing, so that what a step takes is what the engine takes.
+    """Does almost no work, so that the time of a step is the engine's own.
 
     ``settings.num_blocks`` and ``settings.max_model_len`` must be given.
     """
@@ -28,9 +28,9 @@ class NullExecutor(Executor):
         self._settings = parts.settings
         self._needs_host_blocks = parts.needs_host_blocks
         self._pending: dict[SeqId, int] = {}
-        """Tokens to be computed before the first is drawn."""
+        """Prompt tokens still to be computed before the first token is sampled."""
         self.num_sequences = 0
-        """Sequences in all steps so far."""
+        """Sequences scheduled in all steps so far."""
         self.num_tokens = 0
         """Tokens computed in all steps so far."""
 

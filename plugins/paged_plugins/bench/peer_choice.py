@@ -1,4 +1,4 @@
-"""Which peers take part in a comparison, and what each of them runs on."""
+"""Which peers take part in a comparison, and the Python that runs each of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def installed_peers(model: str, dtype: str, tell: Callable[[str], None]) -> list
     """Return the peers of this environment that can load the model.
 
     Args:
-        tell: called with a line for each that is installed and has no converted checkpoint.
+        tell: called with a message for each installed peer without a converted checkpoint.
     """
     python = PeerPython()
     chosen = []

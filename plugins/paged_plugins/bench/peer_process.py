@@ -1,4 +1,4 @@
-"""A contender in a process of its own, from the side of the comparison."""
+"""An engine in its own process: the parent's side."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ import psutil
 
 from paged_core.errors import EngineError
 from paged_plugins.bench.peer_python import PeerPython
-from paged_plugins.bench.peers.contender import Task
+from paged_plugins.bench.peers.peer_engine import Task
 from paged_plugins.bench.peers.table import Peer
 from paged_plugins.bench.workloads import Item
 
 _WINDOW = 0.05
 _IDLE_SHARE = 0.2
-"""Of one core, within a window of so many seconds, for a process that is taken to rest."""
+"""A process is idle if it uses at most this share of a core during ``_WINDOW`` seconds."""
 
 
 class PeerProcess:
-    """One contender; leaving its ``with`` ends the process.
+    """One engine; leaving its ``with`` ends the process.
 
     Args:
-        python: what it runs on; ``None``: ours.
+        python: the interpreter that runs it; ``None``: ours.
 
     Raises:
-        EngineError: it cannot load the model, or dies; its own words are on standard error.
+        EngineError: it cannot load the model, or dies; its own messages are on standard error.
     """
 
     def __init__(self, peer: Peer, task: Task, python: PeerPython | None = None) -> None:
@@ -58,14 +58,14 @@ class PeerProcess:
         self.start_seconds = perf_counter() - started
 
     def run(self, items: Sequence[Item]) -> dict[str, Any]:
-        """Return ``elapsed``, ``peak_memory`` and ``outputs`` of completing ``items``."""
+        """Complete ``items``; return ``elapsed``, ``peak_memory`` and ``outputs``."""
         return self._ask([asdict(item) for item in items])
 
     def settle(self, seconds: float = 2.0) -> bool:
-        """Wait until the process rests, but not longer than so; return whether it does.
+        """Wait until the process is idle, for at most ``seconds``; return whether it is.
 
-        Threads of an engine may look for work a while after the last of it, and would slow down
-        the one whose turn is next.
+        Threads of an engine may spin for a while after their last work, and would slow down the
+        engine that runs next.
         """
         end = monotonic() + seconds
         used = self._processor_seconds()
@@ -96,7 +96,7 @@ class PeerProcess:
             self._process.stdout.close()
 
     def _processor_seconds(self) -> float:
-        """Return what the process and its children have used; processes that ended use nothing."""
+        """Return the processor time of the process and its children that are alive."""
         total = 0.0
         try:
             process = psutil.Process(self._process.pid)
@@ -115,12 +115,12 @@ class PeerProcess:
             stdin.write(json.dumps(question) + "\n")
             stdin.flush()
         except BrokenPipeError:
-            pass  # what it said last is below
+            pass  # its last reply is read below
         line = stdout.readline()
         if not line:
             raise EngineError(
                 f"{self.name} ended with status {self._process.wait()} and without an answer; "
-                "what it said is on standard error"
+                "its messages are on standard error"
             )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:

@@ -1,4 +1,4 @@
-"""The Python that runs a contender: ours, or that of another virtual environment."""
+"""The Python that runs a peer: ours, or that of another virtual environment."""
 
 from __future__ import annotations
 
@@ -33,39 +33,39 @@ sys.modules["paged_plugins"] = module_from_spec(spec)
 from paged_plugins.bench.peers.server import serve
 serve(sys.argv[2])
 """
-"""Makes our folder importable as a package, and nothing that lies beside it."""
+"""Makes our folder importable as a package, without anything beside it."""
 _FOLDER = Path(__file__).parents[1]
 
 
 class PeerPython:
-    """Finds packages in an environment, and starts contenders there.
+    """Finds packages in an environment, and starts peers there.
 
     Args:
-        path: of its Python; ``None``: the one that runs us.
+        path: its interpreter; ``None``: the one that runs this process.
 
     Raises:
-        SettingsError: there is no Python, or one that is too old.
+        SettingsError: there is no Python at the path, or it is too old.
     """
 
     def __init__(self, path: str | None = None) -> None:
         self._own = path is None
         self.path = sys.executable if path is None else str(Path(path).expanduser())
         self.prefix = sys.prefix
-        """Where the environment lies."""
+        """Root folder of the environment."""
         if not self._own:
             version, self.prefix, _ = self._ask()
             if tuple(version) < _OLDEST:
                 raise SettingsError(
-                    f"{self.path} is Python {version[0]}.{version[1]}, and what runs a peer needs "
-                    f"{_OLDEST[0]}.{_OLDEST[1]} or newer; make an environment with such a one"
+                    f"{self.path} is Python {version[0]}.{version[1]}, and a peer needs "
+                    f"{_OLDEST[0]}.{_OLDEST[1]} or newer; make an environment with a newer Python"
                 )
 
     def has(self, package: str) -> bool:
-        """Whether ``package`` can be imported there; nothing of it is."""
+        """Whether ``package`` can be imported there; it is not imported."""
         return find_spec(package) is not None if self._own else bool(self._ask(package)[2])
 
     def check(self, peer: Peer) -> None:
-        """See that the peer's package is there.
+        """Check that the peer's package is installed.
 
         Raises:
             SettingsError: it is not.
@@ -78,11 +78,13 @@ class PeerPython:
             )
 
     def command(self, peer: Peer) -> list[str]:
-        """Return what runs the peer's side of a comparison."""
+        """Return the command line that runs the peer's side of a comparison."""
         return [self.path, "-P", "-c", _START, str(_FOLDER), peer.name]
 
     def environ(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return our environment with ``variables`` set, without what is meant for our Python."""
+        """Return our environment with ``variables`` set; ``PYTHONPATH`` and the like are left out
+        for another Python.
+        """
         environ = dict(os.environ)
         if not self._own:
             for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
@@ -90,7 +92,7 @@ class PeerPython:
         return environ | dict(variables)
 
     def _ask(self, *packages: str) -> tuple[list[int], str, list[str]]:
-        """Return its version, its prefix, and those of ``packages`` that it finds."""
+        """Return its version, its prefix, and the members of ``packages`` that it finds."""
         try:
             done = subprocess.run(
                 [self.path, "-c", _PROBE, *packages],

@@ -15,7 +15,7 @@ def paged_core_components() -> Iterator[Component]:
         "observers",
         ChromeTraceSettings,
         "paged_plugins.bench.chrome_trace:ChromeTrace",
-        summary="writes a trace of steps and requests that Chrome's viewer opens",
+        summary="writes a trace of steps and requests in the Chrome format",
     )
 
 

@@ -1,4 +1,4 @@
-"""A bar for work that takes a while."""
+"""A progress bar."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(total: int, what: str) -> Iterator[Callable[[], None]]:
-    """Show a bar on standard error, if that is a terminal; call what is yielded once per item."""
+    """Show a bar on standard error if it is a terminal; call the yielded function once per item."""
     if total < 2 or not sys.stderr.isatty():
         yield lambda: None
         return

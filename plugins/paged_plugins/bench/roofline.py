@@ -1,9 +1,9 @@
-"""What a workload must take at the least: its bytes at the read rate, its sums at the matrix rate.
+"""The least time that a workload can take, from the machine's memory bandwidth and FLOP rate.
 
-The rates are measured on the spot, because those of a shared machine wander. A step can be no
+Both rates are measured at that moment, because those of a shared machine vary. A step can be no
 faster than reading every weight and every cached key and value once, nor than its arithmetic; the
-best schedule computes all prompts first, shared tokens once, and then all sequences decode
-together. A conversation is one sequence that stays cached: each turn computes only what it adds.
+best schedule prefills all prompts first, a shared prefix once, and then all sequences decode
+together. A conversation is one sequence that stays cached: each turn computes only its new tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from paged_core.model_size import ModelSize
+from paged_core.interfaces.model_size import ModelSize
 from paged_plugins.bench.turns import conversations
 from paged_plugins.bench.workloads import Item
 
@@ -29,13 +29,13 @@ _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the machine does at best, with the threads that torch uses now."""
+    """The machine's peak rates, with the number of threads that torch uses now."""
 
     read: float
     """Bytes per second."""
     sums: float
-    """Floating-point operations per second of a product of large matrices, in the model's format or
-    in float32: some processors are faster without their instructions for 16 bits."""
+    """Floating-point operations per second of a product of large matrices, in the model's dtype or
+    in float32, whichever is faster: some processors are slower in 16 bits."""
 
 
 def measure_rates(dtype: str, device: str) -> Rates:
@@ -79,7 +79,7 @@ def least_seconds(items: Sequence[Item], model: ModelSize, rates: Rates, num_sha
     """Return the least time that ``items`` can take.
 
     Args:
-        num_shared: tokens that all prompts begin with, which need to be computed once.
+        num_shared: length of the prefix that all prompts share; it is computed once.
     """
     layers, head = model.layer_weights, model.head_weights
     weights = (layers + head) * _WIDTH[model.layers[0].dtype]
@@ -104,9 +104,9 @@ def least_seconds(items: Sequence[Item], model: ModelSize, rates: Rates, num_sha
 
 
 def _chunks(items: Sequence[Item], turns: Sequence[int]) -> list[tuple[int, int]]:
-    """Return, for every step of a conversation, the tokens computed and those read from the cache.
+    """Return the computed and the cached tokens of every step of a conversation.
 
-    A token that decodes reads itself, too. The last token of a turn is computed with the next one.
+    A decoded token attends to itself, too. The last token of a turn is computed with the next turn.
     """
     chunks: list[tuple[int, int]] = []
     length = 0

@@ -1,4 +1,4 @@
-"""``paged-core bench scheduler``: what deciding costs."""
+"""``paged-core bench scheduler``: what a step costs without a model."""
 
 from __future__ import annotations
 
@@ -30,30 +30,32 @@ def scheduler_command(
     schedulers: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAMES", help="Schedulers, by comma, or repeated (default: every one)."
+            metavar="NAMES", help="Schedulers, comma-separated or repeated (default: all)."
         ),
     ] = None,
     queue_orders: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAMES", help="Queue orders, by comma, or repeated (default: fcfs)."),
+        typer.Option(
+            metavar="NAMES", help="Queue orders, comma-separated or repeated (default: fcfs)."
+        ),
     ] = None,
     block_allocators: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAMES",
-            help="Allocators, by comma, or repeated (default: hash_cached and uncached).",
+            help="Allocators, comma-separated or repeated (default: hash_cached and uncached).",
         ),
     ] = None,
     all_: Annotated[
         bool,
-        typer.Option("--all", help="Every one of each kind that is not named; takes a minute."),
+        typer.Option("--all", help="All components of each kind not named; takes a minute."),
     ] = False,
-    num_running: Annotated[int, typer.Option(min=1, help="Sequences that decode.")] = 256,
+    num_running: Annotated[int, typer.Option(min=1, help="Sequences that run (decode).")] = 256,
     num_waiting: Annotated[int, typer.Option(min=0, help="Requests that wait.")] = 1000,
     context: Annotated[int, typer.Option(min=1, help="Tokens of each sequence.")] = 2048,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 16,
     steps: Annotated[int, typer.Option(min=1, help="Steps in one repeat.")] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="The median of so many counts.")] = 9,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats to take the median of.")] = 9,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the same JSON to a file.")
@@ -61,12 +63,12 @@ def scheduler_command(
 ) -> None:
     """Measure what a step costs without a model: microseconds per step and per sequence.
 
-    In a steady state of so many sequences that decode and so many requests that wait, for every
-    combination of the schedulers, queue orders and block allocators asked for. All that the engine
-    does counts: deciding, blocks, the step's input, appending, the check for the end. Other
-    settings, such as --evictor, apply to all.
+    In a steady state with a fixed number of decoding sequences and of waiting requests, for every
+    combination of the schedulers, queue orders and block allocators asked for. Everything that the
+    engine does in a step is measured: scheduling, block allocation, building the step input,
+    appending tokens, checking stop conditions. Other settings, such as --evictor, apply to all.
     """
-    _refuse_what_is_measured(given)
+    _check_options(given)
     given = replace(
         given, registry=given.registry.extended(NULL_EXECUTOR, plugin="bench_scheduler")
     )
@@ -96,8 +98,12 @@ def scheduler_command(
         _print(state, found)
 
 
-def _refuse_what_is_measured(given: Given) -> None:
-    """Settings that this command decides must not be dropped in silence."""
+def _check_options(given: Given) -> None:
+    """Refuse settings that this command sets itself.
+
+    Raises:
+        SettingsError: one was given; the message names the option to use instead.
+    """
     instead = {
         "scheduler": "--schedulers",
         "queue_order": "--queue-orders",
@@ -118,10 +124,10 @@ def _refuse_what_is_measured(given: Given) -> None:
 def _names(
     given: Given, slot: str, names: Sequence[str] | None, default: Sequence[str] | None
 ) -> list[str]:
-    """Return the components to measure; without names and default, every one.
+    """Return the components to measure; without names and default, all.
 
     Raises:
-        PluginError: there is no such component.
+        PluginError: a component does not exist.
     """
     named = [name for some in names or () for name in some.split(",") if name]
     chosen = named or default or list(given.registry.of(slot))

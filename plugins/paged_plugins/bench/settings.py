@@ -1,4 +1,4 @@
-"""Options of what this plugin adds to engines; light, because every listing imports them."""
+"""Options of this plugin's components; imports little, because ``plugins`` imports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine in which a fixed crowd runs and another waits, and what a step of it costs."""
+"""An engine in a steady state of running and waiting requests, and what a step costs in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any, cast
 from paged_core.cli.options import Given
 from paged_core.engine import Engine
 from paged_core.errors import SettingsError
-from paged_core.request import Request, SamplingParams
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.wiring import build_engine
 from paged_plugins.bench.null_executor import NullExecutor
 
@@ -22,17 +23,18 @@ _VOCABULARY = 1 << 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadyState:
-    """``num_running`` sequences that all decode, and ``num_waiting`` requests that cannot join.
+    """``num_running`` decoding sequences, and ``num_waiting`` requests that cannot be admitted.
 
     Each running sequence has ``context`` tokens when the measurement begins, less up to a block, so
-    that in every step one in ``block_size`` of them needs a block. No two requests share a prefix.
+    that in every step one in ``block_size`` of them needs a new block. No two requests share a
+    prefix.
 
     What is measured is the processor time of ``Engine.step()`` over an executor that does nothing:
-    deciding, reserving blocks and publishing them, making the step's input, appending tokens,
-    checking for the end. Filling the engine is not measured. Python's garbage collector is on, as
-    it is for users, and what it takes within a repeat counts; what building the engine left behind
-    is collected before. A full collection is rare and looks at every object in the process: one
-    that falls into a repeat makes an outlier of it, which the median over the repeats leaves out.
+    scheduling, allocating and publishing blocks, building the step input, appending tokens,
+    checking stop conditions. Filling the engine is not measured. Python's garbage collector is on,
+    as it is for users, and its time within a repeat counts; the garbage of building the engine is
+    collected before. A full collection is rare and visits every object in the process: a repeat
+    that contains one is an outlier, which the median over the repeats leaves out.
     """
 
     num_running: int
@@ -40,20 +42,20 @@ class SteadyState:
     context: int
     block_size: int
     steps: int
-    """In one repeat."""
+    """Steps per repeat."""
     repeats: int
 
     def measure(
         self, given: Given, *, scheduler: str, queue_order: str, block_allocator: str
     ) -> dict[str, Any]:
-        """Return one row of figures: the median over the repeats.
+        """Return one result row: the median over the repeats.
 
         Args:
-            given: what else was set; its registry knows the executor ``null``.
+            given: the other settings; its registry has the executor ``null``.
 
         Raises:
-            SettingsError: there is no such component, the settings contradict each other, or the
-                engine does not come to rest with everybody running.
+            SettingsError: a component does not exist, the settings contradict each other, or the
+                scheduler does not run all sequences at once.
         """
         engine = self.build(
             given, scheduler=scheduler, queue_order=queue_order, block_allocator=block_allocator
@@ -84,12 +86,12 @@ class SteadyState:
         max_model_len = self.context + self.steps * self.repeats + 8
         settings = given.resolve(
             executor="null",
-            scheduler={"name": scheduler} | self._room(given, scheduler),
+            scheduler={"name": scheduler} | self._limits(given, scheduler),
             queue_order={"name": queue_order},
             block_allocator={"name": block_allocator},
             block_size=self.block_size,
             max_model_len=max_model_len,
-            # a block more for everyone: some schedulers want it free whether it is needed or not
+            # one more block per sequence: some schedulers want it free even if it is not needed
             num_blocks=self.num_running * (-(-max_model_len // self.block_size) + 1),
             watermark=0.0,
         ).settings
@@ -101,14 +103,14 @@ class SteadyState:
             raise
         return engine
 
-    def _room(self, given: Given, scheduler: str) -> dict[str, int]:
-        """Options that let everyone run who should, and start in one step, and nobody else."""
+    def _limits(self, given: Given, scheduler: str) -> dict[str, int]:
+        """Scheduler options that admit all running sequences in one step, and no others."""
         known = given.registry.get("scheduler", scheduler).settings.model_fields
-        room = {
+        limits = {
             "max_num_seqs": self.num_running,
             "max_num_batched_tokens": self.num_running * self.context,
         }
-        return {option: value for option, value in room.items() if option in known}
+        return {option: value for option, value in limits.items() if option in known}
 
     def _fill(self, engine: Engine, scheduler: str) -> None:
         executor = cast("NullExecutor", engine.executor)
@@ -130,7 +132,9 @@ class SteadyState:
         executor.num_sequences = executor.num_tokens = 0
 
     def _requests(self, now: float) -> Iterator[Request]:
-        """Those to run, then those to wait: no shorter, no earlier, so nobody gives way to them."""
+        """The requests to run, then those to wait; these are no shorter and no earlier, so that no
+        running request is preempted for them.
+        """
         sampling = SamplingParams(max_tokens=None, ignore_eos=True)
         filler = tuple(i % _VOCABULARY for i in range(self.context))
         for number in range(self.num_running + self.num_waiting):
@@ -146,9 +150,9 @@ class SteadyState:
             )
 
     def _run(self, engine: Engine) -> tuple[list[float], int]:
-        """Measure; return the seconds of every repeat and the sequences scheduled in all."""
+        """Measure; return the seconds of every repeat and the total of scheduled sequences."""
         executor = cast("NullExecutor", engine.executor)
-        engine.step()  # the first one after arrivals may have to sort them in
+        engine.step()  # the first step after arrivals may sort the waiting queue
         executor.num_sequences = 0
         gc.collect()
         seconds = []

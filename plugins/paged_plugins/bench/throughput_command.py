@@ -1,4 +1,4 @@
-"""``paged-core bench throughput``: what a workload takes, and where the time goes."""
+"""``paged-core bench throughput``: the throughput of workloads, and where the time goes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ def throughput_command(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="May be repeated or separated by commas (default: those of W1 to W8 whose "
-            f"requests fit the model). {_WORKLOADS}.",
+            help="May be repeated or comma-separated (default: all of W1 to W8 whose requests fit "
+            f"the model). {_WORKLOADS}.",
         ),
     ] = None,
     num_requests: Annotated[
         int | None,
-        typer.Option(min=1, help="Draw a workload of so many requests, besides any named."),
+        typer.Option(
+            min=1, help="Draw a workload of this many requests, in addition to named ones."
+        ),
     ] = None,
     input_len: Annotated[
         str | None,
@@ -45,9 +47,9 @@ def throughput_command(
     ] = None,
     shared_prefix: Annotated[
         int | None,
-        typer.Option(min=0, help="Tokens that all of its prompts begin with, besides: 0."),
+        typer.Option(min=0, help="Additional tokens that all of its prompts share as a prefix: 0."),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="The median of so many runs.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs to take the median of.")] = 3,
     roofline: Annotated[
         bool, typer.Option(help="Measure the machine's limits after each workload, a second each.")
     ] = True,
@@ -57,16 +59,16 @@ def throughput_command(
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a trace of all steps that Chrome's viewer opens."),
+        typer.Option(metavar="FILE", help="Write a trace of all steps in the Chrome format."),
     ] = None,
 ) -> None:
     """Measure workloads on an engine: tokens per second, latencies, memory, time by phase.
 
-    Greedy, whatever ends a sequence, from token ids to token ids; making text of them is measured
-    beside. Two short requests run first. Each repeat has other tokens, so that none finds the
-    cached prefixes of another. A later turn of a conversation arrives when the one before it has
-    ended. The share of the roofline compares with the least time that the workload can take on this
-    machine, whose limits are measured on the spot.
+    Greedy, ignoring end-of-sequence tokens, from token ids to token ids; detokenisation is measured
+    separately. Two short requests run as a warm-up. Each repeat has different tokens, so that none
+    hits the cached prefixes of another. A later turn of a conversation arrives when the previous
+    one has ended. The share of the roofline compares with the least time that the workload can take
+    on this machine, whose limits are measured after the workload.
     """
     drawing = None
     if num_requests is not None:
@@ -74,8 +76,8 @@ def throughput_command(
         drawing = drawn(num_requests, *bounds, shared_prefix or 0)
     elif any(told is not None for told in (input_len, output_len, shared_prefix)):
         raise SettingsError(
-            "--input-len, --output-len and --shared-prefix describe a drawn workload; say how many "
-            "requests it has with --num-requests"
+            "--input-len, --output-len and --shared-prefix describe a drawn workload; give its "
+            "number of requests with --num-requests"
         )
     chosen = chosen_workloads(workload, drawing)
     rows = []
@@ -97,10 +99,10 @@ def throughput_command(
 
 
 def chosen_workloads(names: Sequence[str] | None, drawing: Workload | None) -> list[Workload]:
-    """Return the workloads that were named, and the one that was drawn.
+    """Return the named workloads, and the drawn one.
 
     Raises:
-        SettingsError: there is none of that name.
+        SettingsError: a name is unknown.
     """
     listed = [part for name in names or () for part in name.split(",") if part]
     unknown = [name for name in listed if name not in NAMED]
@@ -113,14 +115,14 @@ def chosen_workloads(names: Sequence[str] | None, drawing: Workload | None) -> l
 
 
 def _fitting(bench: Bench) -> list[Workload]:
-    """Return the named workloads that the engine can serve; say which ones it cannot.
+    """Return the built-in workloads that the engine can serve; print which ones it cannot.
 
     Raises:
         SettingsError: it can serve none.
     """
     chosen = [workload for workload in NAMED.values() if bench.fits(workload)]
     if not chosen:
-        bench.check_room(list(NAMED.values()))
+        bench.check_lengths(list(NAMED.values()))
     left_out = [name for name, workload in NAMED.items() if workload not in chosen]
     if left_out:
         limit = bench.llm.engine.capacity.max_model_len
@@ -135,7 +137,7 @@ def _fitting(bench: Bench) -> list[Workload]:
 def open_bench(
     given: Given, workloads: Sequence[Workload], *, trace: Path | None = None, **overrides: Any
 ) -> Bench:
-    """Start an engine that the longest request fits, and warm it up."""
+    """Start an engine, check that the workloads fit it, and warm it up."""
     from paged_core.llm import LLM
 
     if trace is not None:
@@ -146,7 +148,7 @@ def open_bench(
     resolved = given.resolve(**overrides)
     bench = Bench(LLM.from_settings(resolved.settings, resolved.registry))
     try:
-        bench.check_room(workloads)
+        bench.check_lengths(workloads)
         bench.warm_up()
     except BaseException:
         bench.llm.close()
@@ -155,7 +157,7 @@ def open_bench(
 
 
 def _range(option: str, text: str) -> tuple[int, int]:
-    """Return both ends of ``MIN:MAX``; one number is both."""
+    """Return both ends of ``MIN:MAX``; a single number is both."""
     parts = text.split(":")
     try:
         low, high = int(parts[0]), int(parts[-1])
@@ -170,7 +172,7 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     computer = machine()
     first = rows[0]
     title = (
-        f"{first['model']} in {first['dtype'] or 'no format'}, median of {first['repeats']}\n"
+        f"{first['model']} in {first['dtype'] or 'no dtype'}, median of {first['repeats']}\n"
         f"{computer['cpu']}, {computer['cores']} cores, {computer['python']}"
     )
     columns = ["workload", "requests", "seconds", "output tokens/s", "total tokens/s"]

@@ -1,6 +1,6 @@
-"""Items that follow one another: which of them can run, and what their full prompts are.
+"""Conversations: the turns of a workload, and the full prompt of each.
 
-Standard library only: engines in other environments use it too.
+Standard library only: peers in other environments use it too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def rounds(items: Sequence[Item]) -> list[list[int]]:
     Items that follow nothing are first turns; the order within a turn is that of the items.
 
     Raises:
-        ValueError: an item follows one that is not earlier, or that another one follows already.
+        ValueError: an item follows a later item, or one that another item already follows.
     """
     turns: list[int] = []
     found: list[list[int]] = []
@@ -38,7 +38,7 @@ def rounds(items: Sequence[Item]) -> list[list[int]]:
 
 
 def prompt_lengths(items: Sequence[Item]) -> list[int]:
-    """Return how many tokens the full prompt of each item has."""
+    """Return the length of the full prompt of each item."""
     lengths: list[int] = []
     for item in items:
         before = 0
@@ -49,13 +49,13 @@ def prompt_lengths(items: Sequence[Item]) -> list[int]:
 
 
 def longest(items: Sequence[Item]) -> int:
-    """Return the tokens of the longest item, its full prompt and its output."""
+    """Return the length of the longest item in tokens, full prompt and output."""
     lengths = zip(prompt_lengths(items), items, strict=True)
     return max((length + item.num_output for length, item in lengths), default=0)
 
 
 def conversations(items: Sequence[Item]) -> list[list[int]]:
-    """Return the indices of the turns of each conversation; a lone item is one of one turn."""
+    """Return the indices of the turns of each conversation; a single request is one turn."""
     found: dict[int, list[int]] = {}
     for index, item in enumerate(items):
         chain = [] if item.follows is None else found.pop(item.follows)

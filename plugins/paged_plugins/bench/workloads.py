@@ -1,10 +1,10 @@
-"""Requests to measure with: token ids in, so many tokens out; the same ones every time.
+"""The requests of the benchmarks: prompts of token ids with fixed output lengths.
 
-A workload is made from a seed alone. Each repeat shifts all token ids by the same amount, so that
-lengths stay and nothing of an earlier repeat is found in a cache.
+A workload is drawn with a fixed seed. Each repeat shifts all token ids by the same amount, so that
+the lengths stay and no repeat hits the cached prefixes of an earlier one.
 
 An item that follows another one is a later turn of the same conversation: its prompt continues the
-tokens of the turn before it. :mod:`paged_plugins.bench.turns` puts such prompts together.
+tokens of the previous turn. :mod:`paged_plugins.bench.turns` builds the full prompts.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _CONVERSATIONS, _TURNS = 8, 4
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One request: its prompt, and how many tokens it generates whatever they are."""
+    """One request: its prompt, and the number of tokens that it generates."""
 
     prompt: list[int]
-    """Token ids; of a later turn, those that come after the turn before it."""
+    """Token ids; of a later turn, only the new ones."""
     num_output: int
     follows: int | None = None
     """Index of an earlier item of the workload; the full prompt of this one is that item's full
@@ -39,7 +39,7 @@ class Workload:
     make: Callable[[random.Random], list[Item]]
 
     def items(self, repeat: int = 0, *, vocab_size: int = _NUM_IDS) -> list[Item]:
-        """Return the requests of one repeat, in the order in which they come."""
+        """Return the requests of one repeat, in arrival order."""
         items = self.make(random.Random(0))
         shift = repeat * _SHIFT
         return [
@@ -100,7 +100,7 @@ NAMED = {
     workload.name: workload
     for workload in (
         Workload("W1", "32 requests, 64 to 512 tokens in, 32 to 128 out", _mixed),
-        Workload("W2", "16 requests, 32 tokens in, 128 out: decoding", _decode),
+        Workload("W2", "16 requests, 32 tokens in, 128 out: mostly decode", _decode),
         Workload(
             "W3", "24 requests that share 512 tokens and have 32 of their own, 32 out", _shared
         ),
@@ -124,10 +124,10 @@ def drawn(
     num_output: tuple[int, int],
     num_shared: int = 0,
 ) -> Workload:
-    """Return a workload of so many requests with lengths drawn evenly from ranges, ends included.
+    """Return a workload with lengths drawn uniformly from ranges, both ends included.
 
     Args:
-        num_shared: tokens that all prompts begin with, beside those of ``num_input``.
+        num_shared: length of a prefix that all prompts share, in addition to ``num_input``.
     """
 
     def make(chance: random.Random) -> list[Item]:

@@ -30,9 +30,9 @@ def replay_command(
         typer.Option("--check", help="Compare with the recorded traces; exit 1 if any differs."),
     ] = False,
 ) -> int:
-    """Run scenarios without a model and print what is decided in every step.
+    """Run scenarios without a model and print the decisions of every step.
 
-    A scenario brings its settings along: neither options nor the environment change it.
+    A scenario contains its settings: neither options nor the environment change them.
     """
     _refuse_settings(given)
     cases = [read_case(path) for path in files]
@@ -73,8 +73,8 @@ def diff_command(
             named = ", ".join(name or "no name" for name in only)
             raise SettingsError(
                 f"only one of the two files has a trace of {named}; where a file has several, "
-                "traces are matched by the name of their scenario, which `replay --json` writes "
-                "for several files at once"
+                "traces are matched by the scenario name, which `replay --json` writes when it is "
+                "given several files"
             )
         pairs = [(name, ours[name], theirs[name]) for name in ours]
     found = False
@@ -157,13 +157,13 @@ def _show(
 
 def _print_outcome(outcome: Outcome, max_steps: int) -> None:
     for name, reason in outcome.refused.items():
-        echo(f"{name} was not served to its end: {reason}")
+        echo(f"{name} was not completed: {reason}")
     if outcome.unfinished:
         echo(f"stopped after {max_steps} steps; unfinished: {_names(outcome.unfinished)}")
 
 
 def _in_words(line: dict[str, Any]) -> str:
-    """One step on one line, with what is empty left out."""
+    """One step on one line; empty fields are left out."""
     parts = [f"step {line['step']:4}"]
     scheduled = " ".join(f"{name}:{count}" for name, count in line["scheduled"].items())
     parts.append(f"runs {scheduled}" if scheduled else "runs nothing")
@@ -187,9 +187,17 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _refuse_settings(given: Given) -> None:
-    if given.config is not None or given.options:
-        what = "--config" if given.config is not None else f"--{given.options[0].key}"
-        raise SettingsError(f"{what} has no effect here: scenarios and traces bring their settings")
+    files = {
+        "--config": given.config,
+        "--env-file": given.env_file,
+        "--secrets-dir": given.secrets_dir,
+    }
+    named = [option for option, path in files.items() if path is not None]
+    named += [f"--{entry.key}" for entry in given.options]
+    if named:
+        raise SettingsError(
+            f"{named[0]} has no effect here: scenarios and traces bring their settings"
+        )
 
 
 def print_heading(name: str, about: str) -> None:

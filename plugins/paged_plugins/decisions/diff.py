@@ -1,4 +1,4 @@
-"""Where two traces part."""
+"""The first difference of two traces."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Difference:
 
     step: int
     keys: tuple[str, ...]
-    """What differs in it; empty: one trace has ended."""
+    """Keys that differ in it; empty: one trace has ended."""
     first: Line | None
     """The step as the first trace has it; ``None``: that trace has ended."""
     second: Line | None
     before: Line | None
-    """The last step that is the same in both."""
+    """The last step before it, equal in both."""
 
 
 def first_difference(first: Sequence[Line], second: Sequence[Line]) -> Difference | None:
-    """Return where the traces part, or ``None`` if they are the same."""
+    """Return the first difference, or ``None`` if the traces are equal."""
     before: Line | None = None
     for ours, theirs in zip(first, second, strict=False):
         keys = differing_keys(ours, theirs)

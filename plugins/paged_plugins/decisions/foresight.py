@@ -1,19 +1,19 @@
-"""What the requests of a scenario will ask the prefix cache for."""
+"""The blocks that the requests of a scenario will look up in the prefix cache."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from paged_core.block_key import BlockKey, extend_keys
-from paged_core.future import Future
+from paged_core.interfaces.future import Future
 from paged_core.request import Request
 
 
 def foresee(requests: Iterable[Request], block_size: int) -> Future:
-    """Return the future in which these requests ask, in this order, for their prompts.
+    """Return the future in which these requests look up their prompts once each, in this order.
 
-    What they generate is left out: it is published, and not asked for. The last token of a prompt
-    is always computed, so a block that ends with it need not be there.
+    Generated tokens are left out: their blocks are published, and not looked up. The last token of
+    a prompt is always computed, so a block that ends with it is not looked up either.
     """
     return Future(_asked(request, block_size) for request in requests)
 

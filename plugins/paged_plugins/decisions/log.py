@@ -1,4 +1,4 @@
-"""Writes the decisions of a live engine, in the format of a replayed trace."""
+"""Writes the decisions of a running engine in the format of a replayed trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin ``decisions``: what an engine decided, as data that can be replayed and compared."""
+"""The plugin ``decisions``: the decisions of an engine as data, to replay and to compare."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def paged_core_components() -> Iterator[Component]:
         "observers",
         DecisionLogSettings,
         "paged_plugins.decisions.log:DecisionLog",
-        summary="writes what each step decided, a line of JSON per step",
+        summary="writes the decisions of each step, a line of JSON per step",
     )
 
 
@@ -24,10 +24,10 @@ def paged_core_commands() -> Iterator[Command]:
     yield Command(
         "replay",
         "paged_plugins.decisions.commands:replay_command",
-        "Run scenarios without a model and print what is decided.",
+        "Run scenarios without a model and print the decisions.",
     )
     yield Command(
         "diff",
         "paged_plugins.decisions.commands:diff_command",
-        "Show where two decision traces part.",
+        "Show the first difference of two decision traces.",
     )

@@ -1,4 +1,4 @@
-"""Run a scenario on an engine without a model, and write down what it decides."""
+"""Runs a scenario on an engine without a model and records its decisions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from paged_core.engine import Engine
 from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.registry import Registry
-from paged_core.request import Request, SamplingParams
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_core.settings import EngineSettings, settings_class
 from paged_core.step import NewSequence
@@ -26,12 +27,12 @@ _IDS_PER_SEQUENCE = 10**6
 
 @dataclass(slots=True)
 class Outcome:
-    """What a trace does not say about a scenario, filled in while it is replayed."""
+    """What a trace does not contain, filled in while the scenario is replayed."""
 
     refused: dict[str, str] = field(default_factory=dict)
-    """Requests that were refused or ignored, and why."""
+    """Requests that were refused or ignored, with the reason."""
     unfinished: list[str] = field(default_factory=list)
-    """Requests that were still to be served when ``max_steps`` was reached."""
+    """Requests that were unfinished when ``max_steps`` was reached."""
 
 
 def replay(
@@ -39,13 +40,13 @@ def replay(
 ) -> Iterator[dict[str, Any]]:
     """Yield the trace of a scenario, a line per step in which a request is unfinished.
 
-    The scenario alone decides: neither the environment nor a settings file is read.
+    Only the scenario matters: neither the environment nor a settings file is read.
 
     Args:
-        outcome: is told what the trace does not say.
+        outcome: is filled in with what the trace does not contain.
 
     Raises:
-        SettingsError: the scenario's settings cannot be used.
+        SettingsError: the scenario's settings are invalid.
     """
     settings = settings_of(scenario, registry)
     run = _Run(scenario, outcome or Outcome(), settings.block_size)
@@ -58,10 +59,10 @@ def replay(
 
 
 def settings_of(scenario: Scenario, registry: Registry) -> EngineSettings:
-    """Return the settings that a scenario is run with.
+    """Return the engine settings of a scenario.
 
     Raises:
-        SettingsError: they cannot be used; the message names the scenario.
+        SettingsError: they are invalid; the message names the scenario.
     """
     try:
         settings = settings_class(registry)(
@@ -77,13 +78,13 @@ def settings_of(scenario: Scenario, registry: Registry) -> EngineSettings:
 
 
 class _Drawing(Protocol):
-    """What the ``memory`` executor lets its user replace."""
+    """The attribute of the ``memory`` executor that a replay replaces."""
 
     draw: Callable[[NewSequence, Sequence[int], int], int]
 
 
 class _Run(Observer):
-    """One scenario under way: its clock, its tokens, and the record of the step just run."""
+    """The state of a replay: the clock, the generated tokens, the record of the last step."""
 
     def __init__(self, scenario: Scenario, outcome: Outcome, block_size: int) -> None:
         self._scenario = scenario
@@ -95,7 +96,7 @@ class _Run(Observer):
         requests.sort(key=lambda item: self._arrival(*item))
         self._places = {request.id: place for place, (_, request) in enumerate(requests)}
         self.future = foresee((self._request(*item) for item in requests), block_size)
-        """What the requests will ask the prefix cache for, in the order of their arrival."""
+        """The blocks that the requests will look up in the prefix cache, in arrival order."""
 
     def now(self) -> float:
         """The virtual clock."""
@@ -109,7 +110,7 @@ class _Run(Observer):
             self.future.reach(self._places[group.id] + 1)
 
     def draw(self, sequence: NewSequence, tokens: Sequence[int], index: int, /) -> int:
-        """A token that no other sequence ever draws."""
+        """A token that no other sequence generates."""
         own = (self._numbers[sequence.request_id] + 1) * _IDS_PER_REQUEST + _FIRST_GENERATED
         return own + index * _IDS_PER_SEQUENCE + len(tokens)
 
@@ -126,7 +127,7 @@ class _Run(Observer):
                 if abort.step == self._step:
                     engine.abort(abort.id)
             if engine.has_unfinished or refused:
-                for group in engine.step():
+                for group in engine.step().finished:
                     if group.sequences[0].error:
                         self._outcome.refused[group.id] = group.sequences[0].error
                 assert self._record is not None
@@ -144,14 +145,14 @@ class _Run(Observer):
         return request.at <= self.now()
 
     def _add(self, engine: Engine, number: int, request: ScenarioRequest) -> bool:
-        """Hand a request to the engine; false: its scheduler refused it at the door."""
+        """Add a request to the engine; return false if its scheduler refused it."""
         refusal = engine.offer(self._request(number, request))
         if refusal is not None:
             self._outcome.refused[request.id] = refusal
         return refusal is None
 
     def _arrival(self, number: int, request: ScenarioRequest) -> float:
-        """Seconds; of those that come at once, the first of the scenario is first."""
+        """Arrival in seconds; ties are broken by the order in the scenario."""
         start = request.step * self._scenario.seconds_per_step if request.at is None else request.at
         return start + 1e-6 * number
 

@@ -16,7 +16,7 @@ from paged_core.errors import SettingsError
 from paged_plugins.decisions.trace import trace_problem
 
 MAX_PROMPT = 10_000_000
-"""Tokens of a prompt at most; more is a slip of the pen."""
+"""Largest prompt in tokens; a larger one is taken for a typing error."""
 
 
 def _ranges(prompt: str) -> list[range]:
@@ -66,7 +66,7 @@ class ScenarioRequest(_Strict):
 
 
 class ScenarioAbort(_Strict):
-    """A request that is given up just before a step is scheduled."""
+    """A request that is aborted just before a step is scheduled."""
 
     id: str
     step: int = Field(ge=0)
@@ -89,13 +89,13 @@ class Scenario(_Strict):
         if len(set(ids)) < len(ids):
             raise ValueError("two requests have the same id")
         if "num_blocks" not in self.settings:
-            raise ValueError("settings.num_blocks must be given: there is no memory to measure")
+            raise ValueError("give settings.num_blocks: without a model it cannot be measured")
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A scenario and, if it was recorded, the trace that it must give."""
+    """A scenario and, if it was recorded, its expected trace."""
 
     scenario: Scenario
     trace: list[dict[str, Any]] | None

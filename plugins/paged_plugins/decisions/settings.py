@@ -1,4 +1,4 @@
-"""Options of the decision log; light, because every listing imports them."""
+"""Options of the decision log; imports little, because ``plugins`` imports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step of two traces, side by side, and what both come to."""
+"""A step of two traces side by side, and the totals of both."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Line = Mapping[str, Any]
 _ALWAYS = ("scheduled", "running", "waiting", "free_blocks")
 _COUNTED = ("cached", "preempted", "swapped_out", "ignored", "finished")
 _SHOWN = 12
-"""Names that are shown of a long list."""
+"""Items of a long list that are shown."""
 
 
 def one_step(line: Line) -> Iterator[str]:
-    """What a step decided and the state it left, a fact on each row."""
+    """The decisions of a step and the state after it, one key per row."""
     for key in KEYS[1:]:
         if key in _ALWAYS or line.get(key):
             yield f"    {key:12} {_text(line.get(key))}"
 
 
 def side_by_side(sides: tuple[str, str], lines: tuple[Line, Line]) -> Iterator[str]:
-    """The same facts in two columns; a star marks those that differ."""
+    """The keys of a step in two columns; a star marks those that differ."""
     keys = [key for key in dict.fromkeys((*KEYS, *lines[0], *lines[1])) if key != "step"]
     rows = []
     for key in keys:
@@ -36,7 +36,7 @@ def side_by_side(sides: tuple[str, str], lines: tuple[Line, Line]) -> Iterator[s
 
 
 def totals(sides: tuple[str, str], traces: tuple[Sequence[Line], Sequence[Line]]) -> Iterator[str]:
-    """What both traces come to in the end."""
+    """The totals of both traces."""
     rows = [(" ", "steps", *(str(len(trace)) for trace in traces))]
     for what, key in (("tokens", "scheduled"), *((key, key) for key in _COUNTED)):
         ours, theirs = (sum(_size(line.get(key)) for line in trace) for trace in traces)
@@ -58,7 +58,7 @@ def _columns(sides: tuple[str, str], rows: Sequence[tuple[str, ...]]) -> Iterato
 
 
 def _items(value: Any) -> list[str]:
-    """A value as words: a dictionary's entries and a list's members in their order."""
+    """A value as strings: the entries of a dictionary or list, in order."""
     if isinstance(value, Mapping):
         return [f"{name}:{count}" for name, count in value.items()]
     if isinstance(value, (list, tuple)):
@@ -73,13 +73,13 @@ def _text(value: Any) -> str:
 
 
 def _beside(value: Any, other: Any) -> str:
-    """A value as text; of a long one what the other does not have, or has in another place."""
+    """A value as text; of a long list only the items that differ from ``other``."""
     items, others = _items(value), _items(other)
     if len(items) <= _SHOWN or items == others:
         return _text(value)
     known = set(others)
     own = [item for item in items if item not in known]
     if own or len(items) < len(others):
-        return f"{_text(own)} and {len(items) - len(own)} that both have"
+        return f"{_text(own)} and {len(items) - len(own)} in both"
     start = next((i for i, item in enumerate(others) if items[i] != item), len(others))
-    return f"from place {start}: {_text(items[start:])}"
+    return f"from index {start}: {_text(items[start:])}"

@@ -1,4 +1,4 @@
-"""A decision trace: what an engine decided, one JSON object per step."""
+"""A decision trace: the decisions of an engine, one JSON object per step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEYS = (
 
 
 def trace_line(record: StepRecord, step: int) -> dict[str, Any]:
-    """Return the line of one step; ``step`` counts on the trace's own clock."""
+    """Return the line of one step; ``step`` is its number in the trace."""
     queues = record.queues
     return {
         "step": step,
@@ -49,7 +49,7 @@ def trace_line(record: StepRecord, step: int) -> dict[str, Any]:
 
 
 class _Line(BaseModel):
-    """One step of a trace; a log of decisions may have more keys."""
+    """One step of a trace; a decision log may have more keys."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 

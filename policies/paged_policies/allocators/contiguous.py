@@ -1,4 +1,4 @@
-"""Blocks as they were handed out before paging: one run for a sequence's whole life."""
+"""Allocation without paging: one run of adjacent blocks for a sequence's whole life."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import Field
 
 from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator
-from paged_core.sequence import BlockId
 from paged_policies.allocators.free_runs import FreeRuns
 
 
@@ -30,7 +30,7 @@ class ContiguousAllocator(BlockAllocator):
 
     The baselines of the PagedAttention paper (Kwon et al., 2023, section 6.1): "Max", "Pow2" and
     "Oracle". Nothing is shared and nothing grows, so no sequence is ever preempted for blocks; the
-    price is what is reserved and not used, and free runs that are too short for anybody.
+    price is what is reserved and not used, and free runs that are too short for any sequence.
     """
 
     def __init__(self, options: ContiguousSettings, parts: AllocatorParts, /) -> None:

@@ -1,4 +1,4 @@
-"""Blocks that are remembered by what they hold, until they are needed for something else."""
+"""Blocks that are found again by their content until they are evicted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pydantic import Field
 from paged_core.block_key import BlockKey
 from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator
 from paged_core.interfaces.evictor import BlockInfo
-from paged_core.sequence import BlockId
 
 
 class HashCachedSettings(ComponentSettings):
@@ -22,16 +22,16 @@ class HashCachedSettings(ComponentSettings):
     name: Literal["hash_cached"] = "hash_cached"
     merge_duplicates: bool = Field(
         default=False,
-        description="a block that is filled while an equal one is cached gives way to it (vLLM V0)",
+        description="a block filled while an equal one is cached is replaced by it (vLLM V0)",
     )
 
 
 class HashCachedAllocator(BlockAllocator):
     """Automatic prefix caching by content hash, as in vLLM (V1; V0 with ``merge_duplicates``).
 
-    A published block that nobody references stays findable and goes to the evictor. New blocks are
-    those that hold nothing first, then what the evictor gives up. Equal content may lie in several
-    blocks; the one published first is found.
+    A published block without references can still be found, and is added to the evictor. Blocks
+    without cached content are allocated first, then those that the evictor evicts. Several blocks
+    may hold equal content; the one published first is found.
     """
 
     def __init__(self, options: HashCachedSettings, parts: AllocatorParts, /) -> None:
@@ -116,7 +116,7 @@ class HashCachedAllocator(BlockAllocator):
             self.free([block])
             return held
         else:
-            if len(equal) == 1:  # a plain dict searches for its first entry past all that left
+            if len(equal) == 1:  # a plain dict finds its first entry only past all deleted ones
                 equal = self._by_key[key] = OrderedDict(equal)
             equal[block] = None
         self._keys[block] = key
@@ -136,7 +136,7 @@ class HashCachedAllocator(BlockAllocator):
         last_steps = self._last_steps
         for block in blocks:
             known = last_steps[block]
-            if known is None or known < step:  # what a block held before ran before
+            if known is None or known < step:  # its content before this one ran in earlier steps
                 last_steps[block] = step
 
     def _forget(self, block: BlockId) -> None:

@@ -1,4 +1,4 @@
-"""Blocks without memory: what was in them is forgotten when their last user leaves."""
+"""Blocks that are not cached: their content is lost when their last user leaves."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Literal
 
 from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator
-from paged_core.sequence import BlockId
 
 
 class UncachedSettings(ComponentSettings):

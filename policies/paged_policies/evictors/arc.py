@@ -1,4 +1,4 @@
-"""Give up what was used once or what was used again, by which of the two is missed more."""
+"""Evict blocks used once or blocks used again, by which of the two has more ghost hits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 
 from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
-from paged_core.sequence import BlockId
 
 
 class ArcSettings(ComponentSettings):
@@ -20,27 +20,26 @@ class ArcSettings(ComponentSettings):
 Held = OrderedDict[BlockId, int | None]
 """Blocks and their content keys, the least recently used first."""
 Ghosts = OrderedDict[int, None]
-"""Keys of content that was given up, the earliest first."""
+"""Keys of evicted content, the earliest first."""
 
 
 class ArcEvictor(Evictor):
     """Adaptive replacement cache (Megiddo and Modha, FAST 2003).
 
-    What was used once is in one list, what was found or came back is in another, both least
-    recently used first (T1 and T2 of the paper). Keys of what either gave up are remembered (B1 and
-    B2). Content that comes back shows which list should have been longer: the target for the first
-    list grows when it was B1 that remembered it, and shrinks when it was B2. The block to go comes
+    Blocks used once are in one list, blocks that were hit or recomputed in another, both least
+    recently used first (T1 and T2 of the paper). The keys of what was evicted from them are kept
+    as ghosts (B1 and B2). A ghost hit shows which list should have been longer: the target for
+    the first list grows after a hit in B1, and shrinks after a hit in B2. The block to evict comes
     from the first list if that is longer than its target.
 
-    The paper knows which page a miss asks for when it replaces another, and its cache has a fixed
-    size. An evictor is told of content when its user leaves, and holds only what nobody uses. So:
+    In the paper, the page that missed is known when another is replaced, and the cache has a fixed
+    size. Here, content is added when its last user releases it, and only idle blocks are held. So:
 
-    - the target moves when the block comes in, after the room for it was made, and the paper's rule
-      for a first list that is exactly as long as its target, which needs to know the page, is left
-      out;
-    - the size of the cache (c) is the most blocks that were held at once; what is held and what is
-      remembered are at most twice as many;
-    - the target is a share of what is held: while fewer are idle, it shrinks with them.
+    - the target moves when a block is added, after an eviction, and the paper's rule for a first
+      list that is exactly as long as its target, which needs the page that missed, is left out;
+    - the size of the cache (c) is the most blocks that were held at once; blocks and ghosts
+      together are at most twice as many;
+    - the target is a share of the blocks held: while fewer are idle, it shrinks with them.
 
     Operations cost O(1), amortised.
     """
@@ -91,7 +90,7 @@ class ArcEvictor(Evictor):
         return len(self._once) + len(self._again)
 
     def _came_back(self, key: int) -> bool:
-        """Whether content was given up and is remembered; if so, move the target, and forget it."""
+        """Whether content was evicted and is remembered; if so, move the target, and forget it."""
         once, again = self._once_ghosts, self._again_ghosts
         if key in once:
             self._target = min(self._target + max(1.0, len(again) / len(once)), float(self._size))

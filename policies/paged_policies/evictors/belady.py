@@ -1,4 +1,4 @@
-"""Give up the block that is needed again last, which only a replay can know."""
+"""Evict the block whose next use is furthest in the future, which only a replay knows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Literal
 
 from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks, SettingsError
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
-from paged_core.sequence import BlockId
 from paged_policies.evictors.ranked_blocks import RankedBlocks
 
 
@@ -18,14 +18,15 @@ class BeladySettings(ComponentSettings):
 
 
 class BeladyEvictor(Evictor):
-    """The clairvoyant rule (Belady, 1966): no other misses less often, if the future is as told.
+    """The clairvoyant rule (Belady, 1966): no other misses less often, if the future is as given.
 
-    What is never needed again goes first, least recently used first; then what is needed last; of
-    what the same request needs, the longest prefix. The order in which requests arrive stands for
-    the order in which they are admitted, so it is a bound only as far as that holds: what a
-    preempted request needs to be computed again, for one, is not foreseen.
+    Evicts content that is never used again first, least recently used first; then the content
+    whose next use is furthest in the future; among blocks that one request uses next, the longest
+    prefix. It assumes that requests are admitted in the order of arrival, and is a bound only if
+    they are: the second look-up of a preempted request, for example, is not foreseen.
 
-    Operations cost O(log n), amortised, and as much for each block whose request passes it by.
+    Operations cost O(log n), amortised, plus as much for each block whose next request did not
+    use it.
 
     Raises:
         SettingsError: the future is not known.
@@ -34,7 +35,7 @@ class BeladyEvictor(Evictor):
     def __init__(self, options: BeladySettings, parts: EvictorParts, /) -> None:
         if parts.future is None:
             raise SettingsError(
-                "evictor 'belady' must know what will be asked for, and a live engine does not: it "
+                "evictor 'belady' needs to know future requests, and a live engine does not: it "
                 "is for replays only; run a scenario with `paged-core replay`, or set evictor to "
                 "lru or another one that looks back"
             )
@@ -71,7 +72,7 @@ class BeladyEvictor(Evictor):
         return len(self._infos)
 
     def _look_again(self) -> None:
-        """Rank blocks anew whose next request has passed without taking them."""
+        """Rank blocks again whose next request has passed without using them."""
         while self._next_first:
             next_use, block = self._next_first.first()
             if next_use >= self._future.position:

@@ -1,4 +1,4 @@
-"""Give up the block whose last user left earliest."""
+"""Evict the block whose last user left earliest."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import Field
 
 from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
-from paged_core.sequence import BlockId
 from paged_policies.evictors.lru_scan import LruScanEvictor
 
 
@@ -26,10 +26,9 @@ class LruSettings(ComponentSettings):
 
 
 class LruEvictor(Evictor):
-    """Least recently used, as in vLLM; of what one request left, the longest prefix goes first.
+    """Least recently used, as in vLLM; of what one request freed, the longest prefix first.
 
-    Blocks arrive in that order already: a sequence gives its last block back first, and departures
-    follow one another in time.
+    Blocks are added in that order already, since a sequence frees its last block first.
     """
 
     def __init__(self, options: LruSettings, parts: EvictorParts, /) -> None:

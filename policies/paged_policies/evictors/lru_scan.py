@@ -1,4 +1,4 @@
-"""Give up a block that was used longest ago, as vLLM V0 scans for it."""
+"""Evict the least recently used block, as vLLM V0 scans for it."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from itertools import count
 from typing import Any
 
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
-from paged_core.sequence import BlockId
 from paged_policies.evictors.ranked_blocks import RankedBlocks
 
 
 class LruScanEvictor(Evictor):
-    """Least recently used; of those used last in the same step, the longest prefix goes first.
+    """Least recently used; of blocks last used in the same step, the longest prefix first.
 
-    The rule is that of vLLM 0.6.3's V0 engine. Idle blocks stand in the order in which they were
+    The rule is that of vLLM 0.6.3's V0 engine. Idle blocks are kept in the order in which they were
     released. A scan begins at the first of them, stops at one whose last step is later than that of
     the best so far, and takes the one that ends the longest prefix, the earlier of equals. The last
-    step of a block is the last one in which a sequence that held it was scheduled; where that is
-    not told, its departure stands for it.
+    step of a block is the last one in which a sequence that held it was scheduled; if it is
+    not known, the release counter is used.
 
     Blocks are kept in stretches in which the last step never rises. A scan that enters a stretch
-    goes through all of it, so the longest prefix of the stretch is all that it has to look at.
-    Operations cost O(log n), amortised; ``evict`` besides looks once at each stretch that it
-    enters, which is more than one only where sequences have left in another order than that of
-    their last steps, as after an abort.
+    goes through all of it, so it needs only the longest prefix of the stretch. Operations cost
+    O(log n), amortised, plus, in ``evict``, one comparison for each stretch that the scan enters:
+    more than one only if sequences were released in another order than that of their last steps,
+    as after an abort.
     """
 
     wants_last_step = True
@@ -77,7 +77,7 @@ class _Stretch:
         self.steps: OrderedDict[BlockId, int] = OrderedDict()
         """The last step of each block, in the order of release."""
         self.lowest = 0
-        """The last step of the block that came last, even if it is here no more."""
+        """The last step of the block that was added last, even if it has been removed since."""
         self._ranked = RankedBlocks()
 
     def add(self, block: BlockId, step: int, rank: Any) -> None:

@@ -1,4 +1,4 @@
-"""Give up any block."""
+"""Evict a random block."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import Field
 
 from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
-from paged_core.sequence import BlockId
 
 
 class RandomSettings(ComponentSettings):
@@ -21,7 +21,7 @@ class RandomSettings(ComponentSettings):
 
 
 class RandomEvictor(Evictor):
-    """Draws lots, the same ones for the same seed: what any policy has to be better than.
+    """Draws at random, the same blocks for the same seed: what any policy must be better than.
 
     It has no bad case that a workload could run into, and no good one. All operations cost O(1).
     """

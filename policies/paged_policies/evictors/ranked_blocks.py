@@ -5,11 +5,11 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from paged_core.sequence import BlockId
+from paged_core.ids import BlockId
 
 
 class RankedBlocks:
-    """A heap of ranks; blocks that were taken out stay in it until they come up or are too many.
+    """A heap of ranks; removed blocks stay in it until they come up or are too many.
 
     Ranks are comparable with each other. Every operation costs O(log n), amortised.
     """
@@ -19,15 +19,15 @@ class RankedBlocks:
         self._ranks: dict[BlockId, Any] = {}
 
     def add(self, block: BlockId, rank: Any) -> None:
-        """Take in a block that is not here."""
+        """Add a block that is not held."""
         self._ranks[block] = rank
         heappush(self._heap, (rank, block))
 
     def remove(self, block: BlockId) -> Any:
-        """Let go of a block, and return its rank.
+        """Remove a block, and return its rank.
 
         Raises:
-            KeyError: it is not here.
+            KeyError: it is not held.
         """
         rank = self._ranks.pop(block)
         if len(self._heap) > 2 * len(self._ranks) + 64:
@@ -39,7 +39,7 @@ class RankedBlocks:
         """Return the lowest rank and its block; of equal ranks, the lowest block id.
 
         Raises:
-            IndexError: no block is here.
+            IndexError: no block is held.
         """
         while True:
             rank, block = self._heap[0]
@@ -48,10 +48,10 @@ class RankedBlocks:
             heappop(self._heap)
 
     def pop(self) -> BlockId:
-        """Let go of the block that :meth:`first` returns, and return it.
+        """Remove the block that :meth:`first` returns, and return it.
 
         Raises:
-            IndexError: no block is here.
+            IndexError: no block is held.
         """
         while True:
             rank, block = heappop(self._heap)

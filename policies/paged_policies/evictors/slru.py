@@ -1,4 +1,4 @@
-"""Give up blocks that were used once before blocks that were used again."""
+"""Evict blocks that were used once before blocks that were used again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import Field
 
 from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
-from paged_core.sequence import BlockId
 
 
 class SlruSettings(ComponentSettings):
@@ -25,9 +25,9 @@ class SlruSettings(ComponentSettings):
 class SlruEvictor(Evictor):
     """Segmented least recently used (Karedla, Love and Wherry, 1994).
 
-    A block that was found in the cache is protected; one that never was is on probation and goes
-    first. When too many are protected, the least recently used of them is on probation again. It
-    resists a flood of prompts that never come back, as LFU does, but forgets old popularity.
+    A block that was hit is protected; one that never was is on probation and is evicted first.
+    When too many are protected, the least recently used of them is on probation again. It resists
+    a flood of prompts that are never used again, as LFU does, but forgets old popularity.
     """
 
     def __init__(self, options: SlruSettings, parts: EvictorParts, /) -> None:

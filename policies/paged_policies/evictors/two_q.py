@@ -1,4 +1,4 @@
-"""Give up what is new before what has proved that it comes back."""
+"""Evict new content before content that was used again after an eviction."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pydantic import Field
 
 from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
-from paged_core.sequence import BlockId
 from paged_policies.evictors.ranked_blocks import RankedBlocks
 
 
@@ -27,7 +27,7 @@ class TwoQSettings(ComponentSettings):
         default=0.5,
         ge=0,
         le=1,
-        description="keys of content given up that are remembered, as a share of the most blocks "
+        description="keys of evicted content that are remembered, as a share of the most blocks "
         "held at once",
     )
 
@@ -35,15 +35,16 @@ class TwoQSettings(ComponentSettings):
 class TwoQEvictor(Evictor):
     """2Q, the full version (Johnson and Shasha, VLDB 1994).
 
-    New content stands in a queue, first in, first out (A1in of the paper). If it is used again
-    while it stands there it keeps its place: uses that follow each other closely prove nothing.
-    When it is given up, its key is remembered (A1out); content that comes back while it is joins
-    the main list, least recently used first (Am). The block to go comes from the queue if that has
-    more than its share (``kin``), else from the main list, and then its key is not remembered.
+    New content is held in a queue, first in, first out (A1in of the paper). If it is used again
+    while it is there it keeps its place, since uses in quick succession do not show popularity.
+    When it is evicted, its key is kept as a ghost (A1out); content that is used again while its
+    ghost is kept joins the main list, least recently used first (Am). The block to evict comes
+    from the queue if that has more than its share (``kin``), else from the main list, without a
+    ghost.
 
-    Shares are taken of what is held at the time, and the number of keys of the most blocks that
-    were held at once: an evictor holds only what nobody uses. Content joins the queue when its
-    first user leaves. Without content keys nothing is ever seen to come back.
+    An evictor holds idle blocks only, so ``kin`` is a share of the blocks held at the time, and
+    ``kout`` of the most blocks held at once. Content joins the queue when its first user releases
+    it. Without content keys there are no ghost hits.
 
     Operations cost O(log n), amortised.
     """
@@ -56,7 +57,7 @@ class TwoQEvictor(Evictor):
         self._ghosts: OrderedDict[int, None] = OrderedDict()
         self._arrivals = count()
         self._places: dict[BlockId, _Place] = {}
-        """Of what is held, and of what was removed and may be added again."""
+        """Of blocks that are held, and of those that were removed and may be added again."""
 
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
         key = info.content_key
@@ -102,7 +103,7 @@ class TwoQEvictor(Evictor):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a block stands for as long as it holds the same content."""
+    """The place of a block for as long as it holds the same content."""
 
     content_key: int | None
     arrival: int

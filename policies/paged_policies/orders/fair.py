@@ -1,4 +1,4 @@
-"""Whoever's tenant was served least."""
+"""The request of the tenant that was served least first."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class FairSettings(ComponentSettings):
 class FairOrder(QueueOrder):
     """Fair among tenants: the virtual token counter of Sheng et al. (2024).
 
-    Each tenant has a counter of the tokens it was served, weighted by their cost; the lowest goes
-    first. A tenant that comes back starts from where the queue stands now, so idling saves nothing
-    up. A tenant that always has requests waiting is served as often as any other: none starves.
+    Each tenant has a counter of the tokens it was served, weighted by their cost; the lowest comes
+    first. A tenant that returns starts at the counter that was served last, so idle time gives no
+    credit. A tenant that always has requests waiting is served as often as any other: none starves.
     """
 
     stable = False
@@ -37,9 +37,9 @@ class FairOrder(QueueOrder):
         self._options = options
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._level = 0.0
-        """The counter of whoever was last taken from the queue; it never falls."""
+        """The counter of the tenant admitted last; it never falls."""
         self._known: dict[str, int] = {}
-        """Requests that wait or run, and how many of their prompt tokens were charged."""
+        """Waiting and running requests, and how many of their prompt tokens were charged."""
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         tenant = group.request.tenant

@@ -24,8 +24,8 @@ class HrrnSettings(ComponentSettings):
 class HrrnOrder(QueueOrder):
     """Highest response ratio next (Brinch Hansen, 1971): waiting time over service time.
 
-    Prefers short jobs, as ``sjf`` does, but nobody starves: the ratio of a long one grows too. The
-    queue is sorted anew in every step, which costs time where very many wait.
+    Prefers short jobs, as ``sjf`` does, but no request starves: the ratio of a long one grows too.
+    The queue is sorted again in every step, which costs time where many requests wait.
     """
 
     stable = False

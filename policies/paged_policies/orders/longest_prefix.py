@@ -1,4 +1,4 @@
-"""Whoever has the most in the cache first."""
+"""The request with the longest cached prefix first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LongestPrefixOrder(QueueOrder):
     Uses what is cached before it is evicted, so fewer tokens are computed in all. Without ``aging``
     a request that shares nothing starves while others keep arriving that do; with it, every request
     comes first in the end. Every waiting request is looked up in every step in which one may be
-    admitted, which costs time where very many wait.
+    admitted, which costs time where many requests wait.
     """
 
     stable = False
@@ -37,7 +37,7 @@ class LongestPrefixOrder(QueueOrder):
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         sequence = group.sequences[0]
-        hit = self._kv_cache.lookup(sequence, len(sequence.tokens) - 1)
+        hit = self._kv_cache.lookup(sequence, sequence.num_tokens - 1)
         # all gain alike as time passes, so only the differences in arrival matter
         missing = self._aging * group.arrival - len(hit.blocks) * self._kv_cache.block_size
         return (missing, group.arrival, group.number)

@@ -33,15 +33,15 @@ class MlfqOrder(QueueOrder):
     al., 2023).
 
     A request joins the highest level whose quantum covers its prompt, which counts as service
-    there. It sinks to the next level when it has been given the quantum of its own, and within a
-    level goes first what came to it first; there is none below the lowest. Tokens of all its
-    sequences count, those computed again after a preemption do not. One that has waited for
-    ``promote_after`` rises to the highest level, to be given a whole quantum there.
+    there. It is demoted to the next level, if there is one, when it has used up the quantum of its
+    own; within a level it is first come, first served. Tokens of all its sequences count, those
+    recomputed after a preemption do not. A request that has waited for ``promote_after`` is
+    promoted to the highest level, with a whole quantum.
 
-    The quantum of a running request is over once it has sunk, or has been given ``first_quantum``
-    tokens, since it last started. FastServe, which moves keys and values ahead of time, lets it
-    give way after every token; a ``first_quantum`` of 1 does too. Every call costs O(1). With
-    promotion keys change while requests wait; without it the queue is a heap.
+    The quantum of a running request is over once it has been demoted, or has run for
+    ``first_quantum`` tokens, since it last started. FastServe, which swaps keys and values
+    proactively, may preempt it after every token; so does a ``first_quantum`` of 1. Every call
+    costs O(1). With promotion keys change while requests wait; without it the queue is a heap.
     """
 
     def __init__(self, options: MlfqSettings, parts: OrderParts, /) -> None:
@@ -50,7 +50,7 @@ class MlfqOrder(QueueOrder):
         self._promote_after = options.promote_after
         self.stable = options.promote_after is None
         self._stays: dict[str, _Stay] = {}
-        """Of the requests that have been given something."""
+        """Of the requests that have been served."""
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         stay = self._stays.get(group.id)
@@ -79,7 +79,7 @@ class MlfqOrder(QueueOrder):
             stay.is_over = True
 
     def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
-        """Whether a running request may have to make room for one in a better place."""
+        """Whether a running request may be preempted in favour of one that comes first."""
         stay = self._stays.get(group.id)
         return stay is not None and stay.is_over
 
@@ -95,14 +95,14 @@ class MlfqOrder(QueueOrder):
     def _promoted(
         self, group: SequenceGroup, place: tuple[int, float], now: float
     ) -> tuple[int, float]:
-        """Where a request stands that was at ``place`` when it began to wait."""
+        """The level and entry of a request that was at ``place`` when it began to wait."""
         if self._promote_after is None:
             return place
         due = group.waiting_since + self._promote_after
         return min(place, (0, due)) if due <= now else place
 
     def _restart(self, stay: _Stay, group: SequenceGroup, now: float) -> None:
-        """It runs, or runs again: what it was promoted to while it waited is its place."""
+        """Start or resume a request at the level that it was promoted to while it waited."""
         place = (stay.level, stay.entered)
         promoted = self._promoted(group, place, now)
         if promoted != place:
@@ -113,12 +113,12 @@ class MlfqOrder(QueueOrder):
 
 @dataclass(slots=True)
 class _Stay:
-    """Where a request stands, and what it was given there."""
+    """The level of a request, and how much it was served there."""
 
     level: int
     """0 is the highest."""
     entered: float
-    """When it came to the level, in seconds."""
+    """When it entered the level, in seconds."""
     used: int
     """Tokens of the level's quantum."""
     since_start: int = 0

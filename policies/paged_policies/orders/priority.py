@@ -1,4 +1,4 @@
-"""The most urgent first."""
+"""The most urgent request first."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ class PriorityOrder(QueueOrder):
         self._aging = options.aging
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
-        # all rise alike as time passes, so only the differences in arrival matter
+        # all waiting requests age alike, so only the differences in arrival matter
         urgency = group.request.priority + self._aging * group.arrival
         return (urgency, group.arrival, group.number)

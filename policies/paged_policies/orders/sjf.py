@@ -32,5 +32,5 @@ class SjfOrder(QueueOrder):
         self._aging = options.aging
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
-        # all jobs shrink alike as time passes, so only the differences in arrival matter
+        # all waiting requests age alike, so only the differences in arrival matter
         return num_tokens_left(group) + self._aging * group.arrival

@@ -24,9 +24,9 @@ class IterationLevelSettings(ComponentSettings):
 class IterationLevelScheduler(TokenBudgetScheduler):
     """Iteration-level scheduling with selective batching (Yu et al., OSDI 2022).
 
-    Every iteration computes one token for each request that runs and the whole prompts of those
-    that there is a seat and memory for. A long prompt holds up everyone who decodes beside it:
-    that is what chunking prompts against a token budget was invented for.
+    Every iteration decodes one token of each running request and prefills the whole prompts of
+    those that are admitted. A long prompt delays every request that decodes beside it, which
+    chunked prefill under a token budget avoids.
     """
 
     def __init__(self, options: IterationLevelSettings, parts: SchedulerParts, /) -> None:

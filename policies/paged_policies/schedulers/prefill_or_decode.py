@@ -8,15 +8,13 @@ from typing import ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from paged_core.component import ComponentSettings
-from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.preemption import PreemptionMode
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
 from paged_core.kv_cache import PrefixHit
 from paged_core.sequence import SequenceGroup, SequenceState, Status
-from paged_policies.schedulers.promises import Promises
-from paged_policies.schedulers.quanta import Quanta
-from paged_policies.schedulers.room import Room
-from paged_policies.schedulers.waiting_line import WaitingLine
+from paged_policies.schedulers.quanta import Quanta, fewest_to_preempt
+from paged_policies.schedulers.sortable_deque import SortableDeque
+from paged_policies.schedulers.step_budget import StepBudget
 
 
 class PrefillOrDecodeSettings(ComponentSettings):
@@ -44,26 +42,26 @@ class PrefillOrDecodeSettings(ComponentSettings):
     )
     swap_in_by_order: bool = Field(
         default=False,
-        description="what was swapped out comes back by the queue order, after those who wait and "
-        "come before it, instead of before anybody who waits",
+        description="swap groups in by the queue order, after waiting requests that come before "
+        "them, instead of before any waiting request",
     )
 
 
 class PrefillOrDecodeScheduler(Scheduler):
-    """Whole prompts while any fits, else one token for everyone who runs.
+    """Whole prompts while any fits, else one token for every running sequence.
 
     The rules are those of vLLM 0.6.3's V0 engine: admission ignores what the prefix cache would
     serve, a group of k sequences decodes only if k blocks are free, victims are recomputed or
-    swapped as groups, and what is swapped out comes back before any prompt, unless
-    ``swap_in_by_order``. A forked group that is computed again, which that engine lacks, takes each
+    swapped as groups, and swapped groups are resumed before any prompt, unless
+    ``swap_in_by_order``. A forked group that is recomputed, which that engine lacks, takes each
     sequence as a prompt of its own.
 
-    Under an order that has quanta, running groups make room for the one that comes next only once
-    their quantum is over, and ``swap_in_by_order`` is on.
+    Under an order that has quanta, running groups are preempted for the one that comes next only
+    once their quantum is over, and ``swap_in_by_order`` is on.
     """
 
     preempts_for_head: ClassVar[bool] = True
-    """Whether one that runs gives way to a better one that waits; of use where that may join."""
+    """Whether a running group is preempted for a better waiting one; of use where that may join."""
 
     def __init__(self, options: PrefillOrDecodeSettings, parts: SchedulerParts, /) -> None:
         self._budget = options.max_num_batched_tokens or max(parts.max_model_len, 2048)
@@ -71,15 +69,14 @@ class PrefillOrDecodeScheduler(Scheduler):
         self._kv = parts.kv_cache
         self._order = parts.queue_order
         self._victim = parts.victim
-        self._preemption = parts.preemption
-        self._promises = Promises(parts.preemption, parts.kv_cache)
-        self._quanta = Quanta(parts.queue_order, self._promises)
+        self._preemptor = parts.preemptor
+        self._quanta = Quanta(parts.queue_order, parts.preemptor)
         self._ends_quanta = self.preempts_for_head and self._quanta.exist
         self._exact_growth = options.exact_growth
         self._cached_is_free = options.cached_is_free
         self._swap_in_by_order = options.swap_in_by_order or self._ends_quanta
         self._max_model_len = parts.max_model_len
-        self._waiting = WaitingLine(parts.queue_order)
+        self._waiting = SortableDeque(parts.queue_order)
         self._running: list[SequenceGroup] = []
         self._swapped: deque[SequenceGroup] = deque()
         self._restoring: SequenceGroup | None = None
@@ -97,16 +94,19 @@ class PrefillOrDecodeScheduler(Scheduler):
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running) + len(self._swapped)
 
-    def add(self, group: SequenceGroup, /) -> None:
-        self._waiting.append(group, self._now)
+    def queues(self) -> Queues:
+        return Queues(tuple(self._running), tuple(self._waiting), tuple(self._swapped))
 
     def refuse(self, group: SequenceGroup, /) -> str | None:
-        if group.seats > self._budget:
+        if group.num_seqs > self._budget:
             return (
-                f"its {group.seats} sequences decode together, and a step takes {self._budget} "
+                f"its {group.num_seqs} sequences decode together, and a step takes {self._budget} "
                 "tokens (scheduler.max_num_batched_tokens)"
             )
-        return self._promises.refuse(group, self._kv.num_blocks - self._kv.watermark_blocks)
+        return self._preemptor.refuse(group, self._most_blocks())
+
+    def add(self, group: SequenceGroup, /) -> None:
+        self._waiting.append(group, self._now)
 
     def remove(self, group: SequenceGroup, /) -> None:
         if group is self._restoring:
@@ -118,9 +118,6 @@ class PrefillOrDecodeScheduler(Scheduler):
         else:
             self._waiting.remove(group)
 
-    def queues(self) -> Queues:
-        return Queues(tuple(self._running), tuple(self._waiting), tuple(self._swapped))
-
     def schedule(self, now: float, /) -> Schedule:
         self._now = now
         plan = Schedule()
@@ -131,102 +128,74 @@ class PrefillOrDecodeScheduler(Scheduler):
         if may_start and self._is_open():
             self._prefill(plan)
         if not plan.sequences:
-            self._preempt_for_head(plan)
+            self._make_way_for_head(plan)
             if self._decode(plan):
                 self._swap_in(plan)
         return plan
 
-    # ------------------------------------------------------------------ prompts
+    def _overtakes(self) -> bool:
+        """Whether the head of the queue goes before the first swapped group."""
+        if not (self._swap_in_by_order and self._waiting and self._swapped):
+            return False
+        key, now = self._order.key, self._now
+        return bool(key(self._waiting[0], now) < key(self._swapped[0], now))
 
     def _is_open(self) -> bool:
-        """Whether prompts may join those that run."""
+        """Whether prompts may join the running batch."""
         return True
 
+    def _most_blocks(self) -> int:
+        """Blocks that one group can have."""
+        return self._kv.num_blocks - self._kv.watermark_blocks
+
+    # ------------------------------------------------------------------ prompts
+
     def _prefill(self, plan: Schedule) -> None:
-        kv, waiting = self._kv, self._waiting
-        tokens_left = self._restore(plan)
-        seats_left = self._seats_left()
+        waiting, tokens_left = self._waiting, self._budget
+        if self._restoring is not None:  # one step was too small for all of its sequences
+            tokens_left = self._start(plan, self._restoring, tokens_left)
+        seqs_left = self._num_seqs_left()
         was_idle = not self._running
         while self._restoring is None and self._delay.passed(self._now, waiting, was_idle):
             if not waiting or (self._swapped and not self._overtakes()):
                 break
             group = waiting[0]
-            lengths = [len(sequence.tokens) for sequence in group.live]
-            needed = kv.blocks_to_restore(group)
-            if max(lengths) > min(self._max_model_len, self._budget):
-                self._ignore(
-                    plan,
-                    f"its {max(lengths)} tokens are more than one step takes "
-                    "(scheduler.max_num_batched_tokens)",
-                )
+            if reason := self._outgrown(group):
+                self._preemptor.give_up(plan, waiting.popleft(), reason)
                 continue
-            if kv.num_blocks - needed < kv.watermark_blocks:
-                self._ignore(plan, f"it needs {needed} of {kv.num_blocks} blocks")
-                continue
-            if lifetime := self._promises.lifetime(group):
-                needed = lifetime + self._promises.outstanding(self._running)
-            if kv.num_free - needed < kv.watermark_blocks:
+            if group.num_seqs > seqs_left or not self._has_blocks(group):
                 break
-            if not all(kv.can_start(sequence) for sequence in group.live):
+            if self._cost(group.live[0]) > tokens_left:
                 break
-            total = sum(lengths)
-            if len(lengths) == 1:
-                total = self._cost(group.live[0])
-            over_budget = total > tokens_left and (
-                len(lengths) == 1 or self._cost(group.live[0]) > tokens_left
-            )
-            if over_budget or group.seats > seats_left:
-                break
-            waiting.popleft()
-            group.status = Status.RUNNING
-            self._running.append(group)
-            seats_left -= group.seats
-            plan.admitted.append((group, 0))
-            self._restoring = group
-            tokens_left = self._start(plan, tokens_left)
+            self._running.append(waiting.popleft())
+            seqs_left -= group.num_seqs
+            tokens_left = self._start(plan, group, tokens_left)
+            num_cached = sum(sequence.num_scheduled for sequence in group.live)
+            plan.admitted.append((group, num_cached))
         if plan.admitted:
             self._delay.admitted()
 
-    def _restore(self, plan: Schedule) -> int:
-        """Go on with a forked group that one step was too small for; return what is left of it."""
-        if self._restoring is None:
-            return self._budget
-        return self._start(plan, self._budget)
+    def _start(self, plan: Schedule, group: SequenceGroup, tokens_left: int) -> int:
+        """Compute the prompts of a group's sequences while tokens are left; return what is left.
 
-    def _start(self, plan: Schedule, tokens_left: int) -> int:
-        """Compute the prompts of the group being started, as far as the budget lasts.
-
-        Nothing else runs until all of its sequences are started, so the blocks that were free for
-        it when it was admitted still are.
+        No other group runs until all of its sequences are started, so the blocks that were free
+        for it when it was admitted still are.
         """
-        group = self._restoring
-        assert group is not None
         for sequence in group.live:
             if sequence.table.blocks:
                 continue
             cost = self._cost(sequence)
             if cost > tokens_left:
+                self._restoring = group
                 return tokens_left
             tokens_left -= cost
-            cached = self._compute_prompt(plan, sequence)
-            if plan.admitted and plan.admitted[-1][0] is group:
-                plan.admitted[-1] = (group, plan.admitted[-1][1] + cached)
+            self._compute_prompt(plan, sequence)
         self._restoring = None
         return tokens_left
 
-    def _compute_prompt(self, plan: Schedule, sequence: SequenceState) -> int:
-        """Share what is cached, compute the rest; how many tokens need not be computed."""
-        kv, length = self._kv, len(sequence.tokens)
-        hit = kv.lookup(sequence, length)
-        skipped = self._num_skipped(hit, length)
-        kv.admit(sequence, length - skipped, hit, skipped)
-        plan.sequences.append(sequence)
-        plan.num_tokens.append(length - skipped)
-        return skipped
-
     def _cost(self, sequence: SequenceState) -> int:
         """Tokens of the budget that a prompt takes."""
-        length = len(sequence.tokens)
+        length = sequence.num_tokens
         if not self._cached_is_free:
             return length
         return length - self._num_skipped(self._kv.lookup(sequence, length), length)
@@ -235,13 +204,45 @@ class PrefillOrDecodeScheduler(Scheduler):
         """Tokens that need not be computed: those of the last block always are."""
         return min(hit.num_settled, self._kv.blocks_for(length) - 1) * self._kv.block_size
 
-    def _ignore(self, plan: Schedule, reason: str) -> None:
-        plan.ignored.append((self._waiting.popleft(), reason))
+    def _compute_prompt(self, plan: Schedule, sequence: SequenceState) -> None:
+        """Share what is cached and compute the rest."""
+        length = sequence.num_tokens
+        hit = self._kv.lookup(sequence, length)
+        skipped = self._num_skipped(hit, length)
+        self._kv.admit(sequence, length - skipped, hit, skipped)
+        plan.add(sequence, length - skipped)
 
-    # ------------------------------------------------------------------ decoding
+    def _num_seqs_left(self) -> int:
+        """Sequences that may run beside those that do; below 1, none, however far below."""
+        max_num_seqs = self._max_num_seqs
+        if len(self._running) >= max_num_seqs:
+            return 0  # the usual case is not to be counted in every step
+        return max_num_seqs - sum(group.num_seqs for group in self._running)
 
-    def _preempt_for_head(self, plan: Schedule) -> None:
-        """Put all in order, and let the head of the queue push out groups worse than it."""
+    def _outgrown(self, group: SequenceGroup) -> str | None:
+        """Say why a waiting group can never be admitted, or return ``None``."""
+        longest = _longest(group)
+        if longest > min(self._max_model_len, self._budget):
+            return (
+                f"its {longest} tokens are more than one step takes "
+                "(scheduler.max_num_batched_tokens)"
+            )
+        needed = self._kv.blocks_to_restore(group)
+        if needed > self._most_blocks():
+            return f"it needs {needed} of {self._kv.num_blocks} blocks"
+        return None
+
+    def _has_blocks(self, group: SequenceGroup) -> bool:
+        """Whether the blocks are free that a waiting group takes."""
+        needed = self._preemptor.blocks_to_admit(group, self._running)
+        return needed + self._kv.watermark_blocks <= self._kv.num_free and all(
+            self._kv.can_start(sequence) for sequence in group.live
+        )
+
+    # ------------------------------------------------------------------ requests that come first
+
+    def _make_way_for_head(self, plan: Schedule) -> None:
+        """Put all in order, and preempt running groups worse than the head of the queue for it."""
         running, waiting, now, key = self._running, self._waiting, self._now, self._order.key
         running.sort(key=lambda group: key(group, now))
         if self._ends_quanta:
@@ -251,17 +252,26 @@ class PrefillOrDecodeScheduler(Scheduler):
         if self.preempts_for_head and not self._ends_quanta:
             head = waiting.popleft()
             while running and key(running[-1], now) > key(head, now) and not self._fits(head):
-                if self._promises.lifetime(running[-1]):
-                    break  # it was admitted to run to its end
-                self._give_way(plan, running.pop())
+                if self._preemptor.lifetime(running[-1]):
+                    break  # its blocks are reserved to its end
+                self._preempt(plan, running[-1])
             waiting.appendleft(head, now)
         waiting.sort(now)
 
-    def _end_quanta(self, plan: Schedule) -> None:
-        """Let running groups whose quantum is over give way to the one that comes next.
+    def _fits(self, group: SequenceGroup) -> bool:
+        """Whether ``group`` could be admitted into a step that computes nothing else."""
+        needed = self._kv.blocks_to_restore(group)
+        return (
+            self._kv.num_free - needed >= self._kv.watermark_blocks
+            and _longest(group) <= self._budget
+            and group.num_seqs <= self._num_seqs_left()
+        )
 
-        Only if that one comes before them, could not start beside them, and can once they have
-        left. The last in the order leaves first, and no more leave than have to.
+    def _end_quanta(self, plan: Schedule) -> None:
+        """Preempt running groups whose quantum is over for the group that comes next.
+
+        Only if that one comes before them, could not start beside them, and can once they are
+        preempted. The last in the order first, and no more than necessary.
         """
         running, swapped, waiting, now = self._running, self._swapped, self._waiting, self._now
         spent = self._quanta.spent(running, now) if swapped or waiting else []
@@ -270,110 +280,115 @@ class PrefillOrDecodeScheduler(Scheduler):
         waiting.sort(now)
         first = swapped[0] if swapped and not self._overtakes() else waiting[0]
         behind = [g for g in self._quanta.behind(first, spent, now) if self._could_return(g)]
-        seats = self._max_num_seqs - sum(group.seats for group in running)
-        tokens = self._budget - sum(len(group.live) for group in running)
-        room = Room(seats, tokens, self._kv.num_free, len(running))
-        leaving: list[SequenceGroup] = []
-        while not self._would_start(first, room):
-            if not behind:
-                return
-            group = behind.pop()
-            leaving.append(group)
-            blocks = self._kv.distinct_blocks(group)
-            room.widen(seats=group.seats, tokens=len(group.live), blocks=blocks)
-        for group in leaving:
-            running.remove(group)
-            self._give_way(plan, group)
+        if not behind:
+            return
+        for group in fewest_to_preempt(
+            behind,
+            StepBudget(
+                self._max_num_seqs - sum(group.num_seqs for group in running),
+                self._budget - sum(len(group.live) for group in running),
+                self._kv.num_free,
+                len(running),
+            ),
+            freed_by=self._freed_by,
+            suffices=lambda left: self._would_start(first, left),
+        ):
+            self._preempt(plan, group)
 
     def _could_return(self, group: SequenceGroup) -> bool:
-        """Whether a running group could start again if it gave way: it may have grown too large."""
-        kv = self._kv
-        most = kv.num_blocks - kv.watermark_blocks
-        held = kv.distinct_blocks(group)
-        if self._preemption.mode(group) is PreemptionMode.SWAP and held <= kv.num_free_host:
-            return held + len(group.live) <= most
-        longest = max(len(sequence.tokens) for sequence in group.live)
-        fits_step = longest <= min(self._max_model_len, self._budget)
+        """Whether a running group could start again after a preemption, or has grown too large."""
+        kv, most = self._kv, self._most_blocks()
+        if self._preemptor.would_swap(group):
+            return kv.distinct_blocks(group) + len(group.live) <= most
+        fits_step = _longest(group) <= min(self._max_model_len, self._budget)
         return fits_step and kv.blocks_to_restore(group) <= most
 
-    def _would_start(self, group: SequenceGroup, room: Room) -> bool:
-        """Whether a group that waits or is swapped out could start, given ``room``."""
+    def _freed_by(self, group: SequenceGroup) -> StepBudget:
+        """What the preemption of a running group adds to what is left."""
+        return StepBudget(group.num_seqs, len(group.live), self._kv.distinct_blocks(group), -1)
+
+    def _would_start(self, group: SequenceGroup, left: StepBudget) -> bool:
+        """Whether a waiting or swapped group could start, given what is ``left``."""
         kv, live = self._kv, group.live
-        if group.seats > room.seats:
+        if group.num_seqs > left.num_seqs:
             return False
         if group.status is Status.SWAPPED:
             needed = kv.distinct_blocks(group) + len(live)
-            return room.blocks - needed >= kv.watermark_blocks and room.tokens >= len(live)
-        lengths = [len(sequence.tokens) for sequence in live]
-        needed = kv.blocks_to_restore(group)
-        if lifetime := self._promises.lifetime(group):
-            needed = lifetime + self._promises.outstanding(self._running)
-        if max(lengths) > self._budget or room.blocks - needed < kv.watermark_blocks:
+            return left.num_blocks - needed >= kv.watermark_blocks and left.num_tokens >= len(live)
+        needed = self._preemptor.blocks_to_admit(group, self._running)
+        if _longest(group) > self._budget or left.num_blocks - needed < kv.watermark_blocks:
             return False
-        if kv.reserves_runs and room.num_running < len(self._running):  # where they lie is open
-            runs = sum(kv.blocks_to_start(length, group.max_length) for length in lengths)
-            return runs <= room.blocks
+        if kv.reserves_runs and left.num_running < len(self._running):  # which runs is not known
+            runs = sum(kv.blocks_to_start(s.num_tokens, group.max_length) for s in live)
+            return runs <= left.num_blocks
         return all(kv.can_start(sequence) for sequence in live)
 
-    def _fits(self, group: SequenceGroup) -> bool:
-        """Whether ``group`` could be admitted into a step that computes nothing else."""
-        lengths = [len(sequence.tokens) for sequence in group.live]
-        needed = self._kv.blocks_to_restore(group)
-        return (
-            self._kv.num_free - needed >= self._kv.watermark_blocks
-            and max(lengths) <= self._budget
-            and group.seats <= self._seats_left()
-        )
+    # ------------------------------------------------------------------ decoding
 
     def _decode(self, plan: Schedule) -> bool:
-        """One token for every sequence that runs; whether nothing had to give way."""
-        kv, running = self._kv, self._running
+        """Decode every running sequence; whether no group was preempted for want of blocks."""
+        kv, running = self._kv, Status.RUNNING
         sequences, num_tokens = plan.sequences, plan.num_tokens
-        index, undisturbed = 0, True
-        num_free = kv.num_free
-        while index < len(running):
-            group = running[index]
+        num_free, undisturbed = kv.num_free, True
+        for group in tuple(self._running):
+            if not undisturbed and group.status is not running:
+                continue  # preempted for one before it
             live = group.live
-            while num_free < len(live) and num_free < self._blocks_to_decode(group):
-                undisturbed = False
-                # the first one is spared while it is not alone, so that it ends in any case
-                victim = self._victim.choose(running[index or 1 :] or [group], self._now)
-                running.remove(victim)
-                self._give_way(plan, victim)
-                num_free = kv.num_free
-                if victim is group:
-                    break
-            else:
-                for sequence in live:
-                    if sequence.num_scheduled + 1 >= sequence.capacity:
+            if len(live) == 1 and num_free:
+                sequence = live[0]
+                start = sequence.num_scheduled
+                if len(sequence.tokens) - start + sequence.num_unknown:  # else it waits for a step
+                    if start + 1 >= sequence.capacity:
                         kv.reserve(sequence, 1)
                         num_free = kv.num_free
                     sequences.append(sequence)
                     num_tokens.append(1)
-                index += 1
+                continue
+            if not self._decode_group(plan, group):
+                undisturbed = False
+            num_free = kv.num_free
         return undisturbed
+
+    def _decode_group(self, plan: Schedule, group: SequenceGroup) -> bool:
+        """The same for a group that may need blocks; whether they were free."""
+        kv, live = self._kv, group.live
+        if not all(sequence.num_pending for sequence in live):
+            return True  # it waits for a step under way
+        num_free = kv.num_free
+        enough = num_free >= len(live) or num_free >= self._blocks_to_decode(group)
+        if enough or self._free_blocks_for(plan, group):
+            for sequence in live:
+                if sequence.num_scheduled + 1 >= sequence.capacity:
+                    kv.reserve(sequence, 1)
+                plan.add(sequence, 1)
+        return enough
 
     def _blocks_to_decode(self, group: SequenceGroup) -> int:
         """Blocks that must be free for the group to decode: at most one for each sequence."""
-        if self._exact_growth or self._promises.lifetime(group):
+        if self._exact_growth or self._preemptor.lifetime(group):
             return self._kv.blocks_to_grow(group)
         return len(group.live)
 
-    def _give_way(self, plan: Schedule, victim: SequenceGroup) -> None:
-        if self._preemption.mode(victim) is PreemptionMode.SWAP:
-            try:
-                self._kv.swap_out(victim)
-            except OutOfBlocks:
-                pass  # no room on the host either: it will be computed again
-            else:
-                victim.give_way(Status.SWAPPED, self._now)
-                self._swapped.append(victim)
-                plan.swapped_out.append(victim)
-                return
-        self._kv.release_group(victim)
-        victim.give_way(Status.WAITING, self._now)
-        self._waiting.appendleft(victim, self._now)
-        plan.preempted.append(victim)
+    def _free_blocks_for(self, plan: Schedule, group: SequenceGroup) -> bool:
+        """Preempt groups until ``group`` can decode; whether it was not preempted itself."""
+        running = self._running
+        while self._kv.num_free < self._blocks_to_decode(group):
+            index = running.index(group)
+            # the first one is no candidate while it is not alone, so that it ends in any case
+            victim = self._victim.choose(running[index or 1 :] or [group], self._now)
+            self._preempt(plan, victim)
+            if victim is group:
+                return False
+        return True
+
+    def _preempt(self, plan: Schedule, group: SequenceGroup) -> None:
+        self._running.remove(group)
+        if self._preemptor.preempt(plan, group, self._now) is PreemptionMode.SWAP:
+            self._swapped.append(group)
+        else:
+            self._waiting.appendleft(group, self._now)
+
+    # ------------------------------------------------------------------ swapped requests
 
     def _swap_in(self, plan: Schedule) -> None:
         kv, swapped = self._kv, self._swapped
@@ -382,40 +397,28 @@ class PrefillOrDecodeScheduler(Scheduler):
             if self._ends_quanta and group in plan.swapped_out:
                 break
             needed = kv.distinct_blocks(group) + len(group.live)
-            if needed > kv.num_blocks - kv.watermark_blocks:
-                swapped.popleft()
-                kv.release_group(group)
-                plan.ignored.append((group, f"it needs {needed} of {kv.num_blocks} blocks"))
+            if needed > self._most_blocks():
+                reason = f"it needs {needed} of {kv.num_blocks} blocks"
+                self._preemptor.give_up(plan, swapped.popleft(), reason)
                 continue
             if (
                 kv.num_free - needed < kv.watermark_blocks
-                or group.seats > self._seats_left()
+                or group.num_seqs > self._num_seqs_left()
                 or len(plan.sequences) + len(group.live) > self._budget
             ):
                 break
-            swapped.popleft()
-            kv.swap_in(group)
-            group.status = Status.RUNNING
+            self._preemptor.resume(plan, swapped.popleft())
             self._running.append(group)
-            plan.swapped_in.append(group)
+            if not all(sequence.num_pending for sequence in group.live):
+                continue  # it waits for a step under way
             for sequence in group.live:
                 kv.reserve(sequence, 1)
-                plan.sequences.append(sequence)
-                plan.num_tokens.append(1)
+                plan.add(sequence, 1)
 
-    def _overtakes(self) -> bool:
-        """Whether the head of the queue goes before those that are swapped out."""
-        if not (self._swap_in_by_order and self._waiting and self._swapped):
-            return False
-        key, now = self._order.key, self._now
-        return bool(key(self._waiting[0], now) < key(self._swapped[0], now))
 
-    def _seats_left(self) -> int:
-        """Sequences that may join those that run; below 1, none, however far below."""
-        max_num_seqs = self._max_num_seqs
-        if len(self._running) >= max_num_seqs:
-            return 0  # the usual case is not to be counted in every step
-        return max_num_seqs - sum(group.seats for group in self._running)
+def _longest(group: SequenceGroup) -> int:
+    """Tokens of the longest sequence."""
+    return max(sequence.num_tokens for sequence in group.live)
 
 
 class _Delay:
@@ -431,7 +434,7 @@ class _Delay:
         self._last_latency = 0.0
         self._has_admitted = False
 
-    def passed(self, now: float, waiting: WaitingLine, is_idle: bool) -> bool:
+    def passed(self, now: float, waiting: SortableDeque, is_idle: bool) -> bool:
         if self._has_admitted:
             self._last_latency = now - self._last_now
         self._last_now, self._has_admitted = now, False

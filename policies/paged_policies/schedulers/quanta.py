@@ -1,28 +1,29 @@
-"""Running groups that may have to make room because their quantum is over."""
+"""Running groups that may be preempted because their quantum is over."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum
+from paged_core.preemptor import Preemptor
 from paged_core.sequence import SequenceGroup
-from paged_policies.schedulers.promises import Promises
+from paged_policies.schedulers.step_budget import StepBudget
 
 
 class Quanta:
-    """The quanta of an order, if it has any, and what a scheduler adds to them.
+    """The quanta of an order, if it has any, and the rules that a scheduler adds to them.
 
-    A group draws at least one token between its start and a preemption for its quantum, or two
-    could push each other out before either got anything; and none gives way that was admitted to
-    run to its end.
+    A group generates at least one token between its start and a preemption for its quantum, or two
+    groups could preempt each other for ever; and a group whose blocks are reserved for its whole
+    life is not preempted.
     """
 
-    def __init__(self, order: QueueOrder, promises: Promises) -> None:
+    def __init__(self, order: QueueOrder, preemptor: Preemptor) -> None:
         self._order = order
         self._rule: SupportsQuantum | None = order if isinstance(order, SupportsQuantum) else None
-        self._promises = promises
+        self._preemptor = preemptor
         self._marks: dict[str, tuple[float, int]] = {}
-        """Of those that run: since when they last waited, and how long they were at their start."""
+        """Per running group: since when it last waited, and its length when it last started."""
 
     @property
     def exist(self) -> bool:
@@ -30,10 +31,10 @@ class Quanta:
         return self._rule is not None
 
     def spent(self, running: Iterable[SequenceGroup], now: float) -> list[SequenceGroup]:
-        """Return those that may give way; the order is asked once for each that runs.
+        """Return the groups whose quantum is over; the order is asked once for each.
 
         Args:
-            running: all that run; to be shown in every step in which others wait.
+            running: all running groups; to be passed in every step in which others wait.
         """
         rule = self._rule
         if rule is None:
@@ -48,7 +49,7 @@ class Quanta:
                 rule.quantum_over(group, now)
                 and _longest(group) != mark[1]
                 and all(sequence.num_pending == 1 for sequence in group.live)
-                and not self._promises.lifetime(group)
+                and not self._preemptor.lifetime(group)
             ):
                 found.append(group)
         self._marks = marks
@@ -57,7 +58,7 @@ class Quanta:
     def behind(
         self, first: SequenceGroup, spent: Iterable[SequenceGroup], now: float
     ) -> list[SequenceGroup]:
-        """Return those of ``spent`` that come after ``first``, the last one at the end."""
+        """Return those of ``spent`` that come after ``first`` in the order, the last at the end."""
         key = self._order.key
         own = key(first, now)
         keyed = [(key(group, now), group) for group in spent]
@@ -65,15 +66,41 @@ class Quanta:
         return [group for _, group in keyed]
 
 
+def fewest_to_preempt(
+    candidates: list[SequenceGroup],
+    left: StepBudget,
+    *,
+    freed_by: Callable[[SequenceGroup], StepBudget],
+    suffices: Callable[[StepBudget], bool],
+) -> list[SequenceGroup]:
+    """Return as many candidates, from the last on, as have to be preempted until it suffices.
+
+    Args:
+        left: of the step, as long as all of them run.
+        freed_by: what a preemption adds to it.
+
+    Returns:
+        No group if it suffices as it is, or if all candidates are not enough.
+    """
+    chosen: list[SequenceGroup] = []
+    while not suffices(left):
+        if len(chosen) == len(candidates):
+            return []
+        group = candidates[-1 - len(chosen)]
+        chosen.append(group)
+        left += freed_by(group)
+    return chosen
+
+
 def _longest(group: SequenceGroup) -> int:
-    """Tokens of the longest sequence; the number changes whenever the group is given a token."""
-    return max(len(sequence.tokens) for sequence in group.live)
+    """Tokens of the longest sequence; the number grows with every generated token."""
+    return max(sequence.num_tokens for sequence in group.live)
 
 
 def _length_at_start(group: SequenceGroup) -> int:
-    """What :func:`_longest` was when the group last started; too much if that was a while ago.
+    """An upper bound of :func:`_longest` at the time the group last started.
 
-    A pending token says nothing: it may be the last one of a prompt that is computed in chunks.
+    A pending token does not tell: it may be the last one of a prompt computed in chunks.
     """
     if group.waiting_since == group.arrival:
         return len(group.request.prompt)

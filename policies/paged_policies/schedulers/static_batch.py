@@ -1,4 +1,4 @@
-"""Request-level batching: a batch is formed, and runs until the last of it has ended."""
+"""Request-level batching: a batch is formed, and runs until the last request of it has ended."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ class StaticBatchSettings(ComponentSettings):
 
 
 class StaticBatchScheduler(PrefillOrDecodeScheduler):
-    """As FasterTransformer was used: nobody joins a batch that runs, and seats that fall empty
-    stay empty until all have.
+    """As FasterTransformer was used: no request joins a running batch, even if some have finished.
 
-    The baseline that iteration-level scheduling improves on most where output lengths differ.
-    No request of a batch gives way to one that waits, however urgent: that one could not join.
+    The baseline that iteration-level scheduling improves on most if output lengths differ.
+    No running request is preempted for a waiting one, which could not join the batch.
     """
 
     preempts_for_head: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""The group whose loss costs least to make good."""
+"""The group that costs least to recompute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt
 from paged_core.component import ComponentSettings
 from paged_core.interfaces.victim import Victim, VictimParts
 from paged_core.sequence import SequenceGroup
-from paged_policies.victims.spared import not_spared
+from paged_policies.victims.preemption_limit import below_limit
 
 
 class FewestComputedSettings(ComponentSettings):
@@ -19,22 +19,22 @@ class FewestComputedSettings(ComponentSettings):
     name: Literal["fewest_computed"] = "fewest_computed"
     max_preemptions: PositiveInt | None = Field(
         default=None,
-        description="spare whoever was preempted so often while another can give way; null: never",
+        description="do not preempt a group more often while there is another; null: no limit",
     )
 
 
 class FewestComputedVictim(Victim):
-    """The fewest computed tokens give way; among equals, the one that the scheduler deems worst.
+    """Fewest computed tokens first; among equals, the one that the scheduler ranks worst.
 
-    Whoever has done the least work is the classic choice where databases break deadlocks (Agrawal,
-    Carey and DeWitt, 1987): the least is computed twice. It frees little, so several may have to
-    give way at once. Newcomers that the prefix cache puts ahead may push the same one out again and
-    again, unless ``max_preemptions`` spares it in the end.
+    Least work done is the classic choice where databases break deadlocks (Agrawal, Carey and
+    DeWitt, 1987): the least is computed twice. It frees few blocks, so several groups may have to
+    be preempted at once. New requests that the prefix cache puts ahead may have the same group
+    preempted again and again, unless ``max_preemptions`` ends that.
     """
 
     def __init__(self, options: FewestComputedSettings, parts: VictimParts, /) -> None:
         self._max_preemptions = options.max_preemptions
 
     def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        eligible = not_spared(candidates, self._max_preemptions)
+        eligible = below_limit(candidates, self._max_preemptions)
         return min(reversed(eligible), key=lambda group: sum(s.num_computed for s in group.live))

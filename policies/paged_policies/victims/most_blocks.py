@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt
 from paged_core.component import ComponentSettings
 from paged_core.interfaces.victim import Victim, VictimParts
 from paged_core.sequence import SequenceGroup
-from paged_policies.victims.spared import not_spared
+from paged_policies.victims.preemption_limit import below_limit
 
 
 class MostBlocksSettings(ComponentSettings):
@@ -19,17 +19,17 @@ class MostBlocksSettings(ComponentSettings):
     name: Literal["most_blocks"] = "most_blocks"
     max_preemptions: PositiveInt | None = Field(
         default=None,
-        description="spare whoever was preempted so often while another can give way; null: never",
+        description="do not preempt a group more often while there is another; null: no limit",
     )
 
 
 class MostBlocksVictim(Victim):
-    """The most blocks give way; among equals, the one that the scheduler deems worst.
+    """Most blocks first; among equals, the one that the scheduler ranks worst.
 
-    The largest goes, as Linux kills processes when memory runs out: one preemption makes room for
-    many steps. It hits long sequences, whose tokens cost the most to compute again; better with
-    swapping. While others keep arriving a long request whose prompt takes several steps can
-    starve, unless ``max_preemptions`` spares it in the end.
+    As Linux kills the largest process when memory runs out: one preemption frees blocks for many
+    steps. It hits long sequences, which cost the most to recompute; better with swapping. While
+    others keep arriving a long request whose prompt takes several steps can starve, unless
+    ``max_preemptions`` ends that.
     """
 
     def __init__(self, options: MostBlocksSettings, parts: VictimParts, /) -> None:
@@ -37,5 +37,5 @@ class MostBlocksVictim(Victim):
         self._kv_cache = parts.kv_cache
 
     def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        eligible = not_spared(candidates, self._max_preemptions)
+        eligible = below_limit(candidates, self._max_preemptions)
         return max(reversed(eligible), key=self._kv_cache.distinct_blocks)

@@ -1,4 +1,4 @@
-"""The group that the scheduler deems worst."""
+"""The group that the scheduler ranks worst."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         return _fail(str(error), FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever reads our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:  # a full disk, a file that may not be written

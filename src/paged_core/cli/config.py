@@ -19,14 +19,14 @@ def command(
     settings = resolved.settings.model_dump(mode="json")
     if as_json:
         sources = {
-            key: {"layer": source.layer, "from": source.origin}
-            for key, source in resolved.sources.items()
+            key: {"layer": origin.layer, "from": origin.where}
+            for key, origin in resolved.origins.items()
         }
         print_json({"settings": settings, "sources": sources})
         return
     rows = []
-    for key, source in resolved.sources.items():
+    for key, origin in resolved.origins.items():
         slot, _, option = key.partition(".")
         value = settings[slot][option] if option else settings[slot]
-        rows.append((key, value, source.layer, "" if source.layer == "default" else str(source)))
+        rows.append((key, value, origin.layer, "" if origin.layer == "default" else str(origin)))
     print_table("Settings", ("setting", "value", "layer", "from"), rows)

@@ -1,4 +1,4 @@
-"""The list of commands, each loaded when it is used, and what they all share."""
+"""The list of commands, each loaded when it is used, and the options that they share."""
 
 from __future__ import annotations
 
@@ -13,21 +13,9 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from paged_core._version import __version__
-from paged_core.component import Command
-from paged_core.layers import blocked_plugins
+from paged_core.config.suggest import did_you_mean
+from paged_core.config.variables import blocked_plugins
 from paged_core.registry import Registry
-from paged_core.suggest import did_you_mean
-
-BUILT_IN = (
-    # A further command of the core needs a line here and a function in a module of its own; one of
-    # a plugin comes through the hook `paged_core_commands`.
-    Command("generate", "paged_core.cli.generate:command", "Complete prompts, offline."),
-    Command("plugins", "paged_core.cli.plugins:command", "What is installed, and its options."),
-    Command("config", "paged_core.cli.config:command", "The settings, and where each comes from."),
-    Command("schema", "paged_core.cli.schema:command", "The JSON schema of a settings file."),
-    Command("doctor", "paged_core.cli.doctor:command", "What this machine can run, or why not."),
-    Command("new-plugin", "paged_core.cli.new_plugin:command", "Write a plugin from a template."),
-)
 
 
 @dataclass(frozen=True)
@@ -57,23 +45,18 @@ class Session:
         """What is installed, less what is blocked."""
         return Registry.discover(block=self.blocked)
 
-    @cached_property
-    def commands(self) -> Mapping[str, Command]:
-        """All commands by name; the core's own come first, and cannot be replaced."""
-        own = {command.name: command for command in BUILT_IN}
-        return own | {k: c for k, c in self.registry.commands.items() if k not in own}
-
     def load(self, name: str) -> TyperCommand | TyperGroup:
         """Import a command, and give its functions the settings as options.
 
         Raises:
             PluginError: there is no such command, two plugins bring it, or it cannot be imported.
         """
-        if name not in self.commands:
-            known = did_you_mean(name, self.commands)
+        commands = self.registry.commands
+        if name not in commands:
+            known = did_you_mean(name, commands)
             raise self.registry.error(f"no command is called {name!r}{known}")
         self.registry.refuse_conflict(f"command {name!r}")
-        command = self.commands[name]
+        command = commands[name]
         found = command.load()
         if isinstance(found, typer.Typer):
             loaded = get_command(self._with_settings(found))
@@ -108,10 +91,10 @@ class Session:
 
 
 class SettingsCommand(TyperCommand):
-    """A command some of whose options are settings, all typed as text."""
+    """A command with settings among its options; their values are text."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Let ``--deterministic`` alone mean ``--deterministic true``, without eating a prompt."""
+        """Let ``--deterministic`` alone mean ``--deterministic true``, and consume no prompt."""
         flags = {
             option
             for param in self.params
@@ -125,11 +108,11 @@ class Root(TyperGroup):
     """Lists commands from their records, and imports one when it is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(ctx.obj.commands)
+        return sorted(ctx.obj.registry.commands)
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
-        """Return a stand-in that is good for the list of commands."""
-        command = ctx.obj.commands.get(cmd_name)
+        """Return a placeholder with the line of help, for the list of commands."""
+        command = ctx.obj.registry.commands.get(cmd_name)
         return TyperCommand(cmd_name, help=command.help) if command else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str, Any, list[str]]:

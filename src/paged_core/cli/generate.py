@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paged_core.cli import FAILED, INTERRUPTED, OK
 from paged_core.cli.options import Given
 from paged_core.errors import RequestError, SettingsError
 
 if TYPE_CHECKING:
-    from paged_core.generation import Generation
     from paged_core.llm import LLM
-    from paged_core.prompts import Prompt
-    from paged_core.request import SamplingParams
+    from paged_core.sampling_params import SamplingParams
+    from paged_core.text.generation import Generation
+    from paged_core.text.prompts import Prompt
 
-INTERRUPTED, FAILED, OK = 130, 1, 0
 _EARLY_STOPPING: dict[str, Any] = {"true": True, "false": False, "never": "never"}
 
 
@@ -115,7 +115,7 @@ def _sampling(**values: Any) -> SamplingParams:
     Raises:
         SettingsError: they are out of range, or contradict each other.
     """
-    from paged_core.request import SamplingParams
+    from paged_core.sampling_params import SamplingParams
 
     try:
         return SamplingParams(**values)
@@ -138,12 +138,13 @@ def _generate(
             generations.append(generation)
     status = FAILED if report.has_refusals else OK
     with _progress(len(prompts), report) as advance, _Interrupt() as interrupt:
-        for finished in llm.run(generations, every_step=True):
-            if finished is not None:
-                report.finished(finished)
-                advance()
-                continue
-            report.stepped(generations)
+        for changed in llm.steps(generations):
+            for generation in changed:
+                if generation.finished:
+                    report.finished(generation)
+                    advance()
+                else:
+                    report.advanced(generation)
             if interrupt.asked:
                 report.interrupted(generations)
                 return INTERRUPTED
@@ -156,7 +157,7 @@ def _generate(
 
 
 class _Interrupt:
-    """Turns the first Ctrl-C into a wish to stop after the step under way; a second one stops."""
+    """Turns the first Ctrl-C into a request to stop after the current step; a second one exits."""
 
     asked = False
 
@@ -201,8 +202,8 @@ class _Report(ABC):
                 break
         self._put(place, lambda: self.show(generation))
 
-    def stepped(self, generations: Sequence[Generation]) -> None:  # noqa: B027 - a choice
-        """A step is over."""
+    def advanced(self, generation: Generation) -> None:  # noqa: B027 - a choice
+        """A request that has not ended gained tokens."""
 
     def interrupted(self, generations: Sequence[Generation]) -> None:
         """Print what is finished although something before it is not."""
@@ -217,7 +218,7 @@ class _Report(ABC):
         """Print one request."""
 
     def show_refusal(self, prompt: Any, error: RequestError) -> None:  # noqa: B027 - a choice
-        """Print what stands in the place of a request that was refused."""
+        """Print something in the place of a request that was refused."""
 
     def _put(self, place: int, show: Callable[[], None]) -> None:
         self._ready[place] = show
@@ -230,7 +231,7 @@ class _JsonLines(_Report):
     """One object per prompt."""
 
     def show(self, generation: Generation) -> None:
-        from paged_core.outputs import to_json
+        from paged_core.text.outputs import to_json
 
         _print(json.dumps(to_json(generation.output()), ensure_ascii=False))
 
@@ -280,10 +281,9 @@ class _Stream(_Text):
         super().__init__(prompts)
         self._started = False
 
-    def stepped(self, generations: Sequence[Generation]) -> None:
-        for generation in generations:
-            if self.places[generation.group.id] == self._next and not generation.finished:
-                self._show_new_text(generation)
+    def advanced(self, generation: Generation) -> None:
+        if self.places[generation.group.id] == self._next:
+            self._show_new_text(generation)
 
     def show(self, generation: Generation) -> None:
         if (
@@ -309,7 +309,7 @@ class _Stream(_Text):
 
 @contextmanager
 def _progress(total: int, report: _Report) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, where a person looks at it and the work is long enough."""
+    """Show a progress bar on standard error if it is a terminal and there are several prompts."""
     if total < 2 or report.quiet or not sys.stderr.isatty():
         yield lambda: None
         return

@@ -6,9 +6,9 @@ import logging
 import sys
 from collections.abc import Mapping
 
+from paged_core.config.suggest import did_you_mean
+from paged_core.config.variables import PREFIX
 from paged_core.errors import SettingsError
-from paged_core.layers import PREFIX
-from paged_core.suggest import did_you_mean
 
 LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
 

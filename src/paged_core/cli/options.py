@@ -5,8 +5,8 @@ A command is a function that typer understands, with a parameter of the type :cl
     def command(given: Given, files: Annotated[list[Path], typer.Argument()]) -> int:
         settings = given.resolve().settings
 
-The frame puts in its place ``--config``, ``--block-plugin``, ``--log-level`` and one option for
-every setting, generated from what is installed, and calls the function with what they were given.
+In its place the frame puts ``--config``, ``--env-file``, ``--secrets-dir``, ``--block-plugin``,
+``--log-level`` and one option for every setting, generated from what is installed.
 """
 
 from __future__ import annotations
@@ -22,34 +22,38 @@ import typer
 from pydantic.fields import FieldInfo
 
 from paged_core.cli.logs import configure_logs
+from paged_core.cli.type_name import type_name
 from paged_core.component import Slot
-from paged_core.field_types import is_container, members, type_name
-from paged_core.layers import Entry, Layer, Source, Text
-from paged_core.loading import Resolved, load_settings
+from paged_core.config.entry import Entry, Layer, Origin, Text
+from paged_core.config.field_types import is_container, members
 from paged_core.registry import Registry
-from paged_core.settings import EngineSettings, choices
+from paged_core.settings import EngineSettings, Resolved, choices, load_settings
 
 PREFIX = "setting__"
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a command was given of settings; reading files and checking waits for `resolve`."""
+    """The options about settings that a command was given; `resolve` reads files and checks."""
 
     registry: Registry
     environ: Mapping[str, str]
     config: Path | None = None
     options: Layer = ()
+    env_file: Path | None = None
+    secrets_dir: Path | None = None
 
     def resolve(self, **overrides: Any) -> Resolved:
-        """Return the settings: overrides over options over environment over file over profile.
+        """Return the settings of all layers, with ``overrides`` above them.
 
         Raises:
-            SettingsError, PluginError: as :func:`~paged_core.loading.load_settings` does.
+            SettingsError, PluginError: as :func:`~paged_core.settings.load_settings` does.
         """
         return load_settings(
             self.registry,
             config=self.config,
+            env_file=self.env_file,
+            secrets_dir=self.secrets_dir,
             options=self.options,
             overrides=overrides,
             environ=self.environ,
@@ -59,9 +63,9 @@ class Given:
 def expanded(
     function: Callable[..., Any], registry: Registry, environ: Mapping[str, str]
 ) -> Callable[..., Any]:
-    """Return ``function`` with options in the place of its parameter of type :class:`Given`.
+    """Return ``function`` with options in place of its parameter of type :class:`Given`.
 
-    A parameter with the name of a setting keeps it: that setting gets no option.
+    A setting with the name of another parameter of the function gets no option.
     """
     hints = get_type_hints(function, include_extras=True)
     place = next((name for name, hint in hints.items() if hint is Given), None)
@@ -71,18 +75,20 @@ def expanded(
     def command(
         *,
         config: Path | None,
-        block_plugin: list[str] | None,  # honoured before the command was known
+        env_file: Path | None,
+        secrets_dir: Path | None,
+        block_plugin: list[str] | None,  # read before plugins were imported
         log_level: str | None,
         **values: Any,
     ) -> Any:
         configure_logs(log_level, environ)
-        typed = {name: values.pop(name) for name in settings}
         options = [
-            Entry(path, Text(typed[name]), Source("cli", f"--{'.'.join(path)}"))
-            for name, path in settings.items()
-            if typed[name] is not None
+            Entry(path, Text(text), Origin("cli", f"--{'.'.join(path)}"))
+            for name, (path, _) in generated.items()
+            if (text := values.pop(name)) is not None
         ]
-        return function(**{place: Given(registry, environ, config, options)}, **values)
+        found = Given(registry, environ, config, options, env_file, secrets_dir)
+        return function(**{place: found}, **values)
 
     own = {name: hint for name, hint in hints.items() if hint is not Given and name != "return"}
     defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
@@ -91,7 +97,6 @@ def expanded(
         for path, option in _setting_options(registry)
         if path[0] not in own
     }
-    settings = {name: path for name, (path, _) in generated.items()}
     hints = (
         own | _FRAME | {k: Annotated[str | None, option] for k, (_, option) in generated.items()}
     )
@@ -112,12 +117,33 @@ _FRAME: dict[str, Any] = {
     "config": Annotated[
         Path | None,
         typer.Option(
-            "--config", metavar="FILE", help="a settings file", rich_help_panel="Settings"
+            "--config",
+            metavar="FILE",
+            help="a settings file, YAML or TOML",
+            rich_help_panel="Settings",
+        ),
+    ],
+    "env_file": Annotated[
+        Path | None,
+        typer.Option(
+            "--env-file",
+            metavar="FILE",
+            help="a .env file with PAGED_CORE_ variables",
+            rich_help_panel="Settings",
+        ),
+    ],
+    "secrets_dir": Annotated[
+        Path | None,
+        typer.Option(
+            "--secrets-dir",
+            metavar="DIR",
+            help="a directory with one file per PAGED_CORE_ variable",
+            rich_help_panel="Settings",
         ),
     ],
     "block_plugin": Annotated[
         list[str] | None,
-        typer.Option("--block-plugin", metavar="NAME", help="do without a plugin; may be repeated"),
+        typer.Option("--block-plugin", metavar="NAME", help="do not load a plugin; repeatable"),
     ],
     "log_level": Annotated[
         str | None,

@@ -11,11 +11,11 @@ from pydantic import PydanticUserError
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
+from paged_core.cli.type_name import type_name
 from paged_core.component import AutoSettings, Component, ComponentSettings, Slot
+from paged_core.config.suggest import did_you_mean
 from paged_core.errors import PluginError
-from paged_core.field_types import type_name
 from paged_core.registry import Plugin, Registry
-from paged_core.suggest import did_you_mean
 
 
 @dataclass(frozen=True)

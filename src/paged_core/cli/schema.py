@@ -1,4 +1,4 @@
-"""``paged-core schema``: what may stand in a settings file."""
+"""``paged-core schema``: what a settings file may contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slot ``block_allocator``: which blocks are free, and how many sequences hold the others."""
+"""Slot ``block_allocator``: which blocks are free, and how many sequences share the others."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from paged_core.block_key import BlockKey
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import Evictor
-from paged_core.sequence import BlockId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorParts:
-    """What the factory of an allocator gets beside its options."""
+    """What the factory of an allocator gets besides its options."""
 
     num_blocks: int
     block_size: int
@@ -23,12 +23,12 @@ class AllocatorParts:
 
 
 class BlockAllocator(ABC):
-    """Hands out the blocks ``0 .. num_blocks - 1``, at O(log n) a block or less."""
+    """Allocates the blocks ``0 .. num_blocks - 1``, in O(log n) per block or less."""
 
     @property
     @abstractmethod
     def num_free(self) -> int:
-        """Blocks that could be handed out now: nobody references them."""
+        """Blocks that could be allocated now: they are not referenced."""
 
     @abstractmethod
     def allocate(self, count: int, /) -> list[BlockId]:
@@ -44,23 +44,23 @@ class BlockAllocator(ABC):
 
     @abstractmethod
     def free(self, blocks: Iterable[BlockId], /) -> None:
-        """Drop one reference to each block, in this order: a sequence gives its last one first."""
+        """Drop one reference to each block, in this order: a sequence frees its last one first."""
 
     @abstractmethod
     def ref_count(self, block: BlockId, /) -> int:
-        """How often the block is referenced; 0: it is free."""
+        """Number of references to the block; 0: it is free."""
 
     def note_step(self, blocks: Iterable[BlockId], step: int, /) -> None:  # noqa: B027
         """A sequence that is about to free these blocks was last scheduled in this step.
 
-        Called only if the evictor wants to know. Of what several sequences held, the latest counts:
-        :attr:`~paged_core.interfaces.evictor.BlockInfo.last_step`.
+        Called only if the evictor ``wants_last_step``. Of a block that several sequences held, the
+        latest step counts: :attr:`~paged_core.interfaces.evictor.BlockInfo.last_step`.
         """
 
 
 @runtime_checkable
 class SupportsPrefixCache(Protocol):
-    """An allocator that finds blocks by what they hold."""
+    """An allocator that finds blocks by their content."""
 
     def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
         """Return a block for each leading key, up to the first miss; nothing is referenced."""
@@ -73,12 +73,12 @@ class SupportsPrefixCache(Protocol):
         """
 
     def retract(self, blocks: Iterable[BlockId], /) -> None:
-        """Make these blocks unfindable: what they were said to hold was never computed."""
+        """Make these blocks unfindable: their published content was never computed."""
 
 
 @runtime_checkable
 class SupportsReservation(Protocol):
-    """An allocator that sets a run of adjacent blocks aside for a sequence's whole life."""
+    """An allocator that reserves a run of adjacent blocks for a sequence's whole life."""
 
     def blocks_to_reserve(self, num_tokens: int, max_num_tokens: int, /) -> int:
         """Blocks of the run for a sequence that has ``num_tokens`` and may reach the maximum."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from paged_core.settings import EngineSettings
@@ -16,17 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionParts:
-    """What the factory of a backend gets beside its options."""
+    """What the factory of a backend gets in addition to its options."""
 
     settings: EngineSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBatch:
-    """One step's batch, flattened: T tokens of S sequences one after another, no padding between.
+    """One step's batch, flattened: T tokens of S sequences one after another, without padding.
 
-    All tensors lie on the device of the layers. Every sequence has at least one token here; the
-    last of its ``seq_lens`` tokens is the last of its tokens in the batch.
+    Every sequence has at least one token; its last token in the batch is its last of ``seq_lens``.
+    Tensors are on the device of the layers. Fields named ``_host`` hold the same numbers in the
+    memory of the host: ``plan`` reads these, since reading a tensor would wait for the device.
     """
 
     query_start: Tensor
@@ -34,9 +38,12 @@ class AttentionBatch:
     seq_lens: Tensor
     """[S] int32: tokens of each sequence after this step, cached ones included."""
     block_tables: Tensor
-    """[S, W] int32: block ids; entries past a sequence's last block hold anything valid."""
+    """[S, W] int32: block ids; entries past a sequence's last block are any valid ids."""
     slot_mapping: Tensor
     """[T] int64: ``block * block_size + offset`` where each token's key and value are written."""
+    query_start_host: NDArray[np.int32]
+    seq_lens_host: NDArray[np.int32]
+    block_tables_host: NDArray[np.int32]
     max_query_len: int
     max_seq_len: int
 
@@ -59,10 +66,10 @@ class AttentionBackend(ABC):
     def check(self, layer: LayerSpec, /) -> str | None:
         """Say why this backend cannot serve ``layer`` here, or return ``None``."""
 
-    @abstractmethod
     def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
-        """Shape of one layer's cache. Its first dimension, or its second after a leading 2, counts
-        blocks: see :meth:`block_dim`."""
+        """Shape of one layer's cache, a tensor of the layer's dtype; see also
+        :class:`SupportsCacheLayout`."""
+        return (num_blocks, 2, layer.num_kv_heads, layer.block_size, layer.head_dim)
 
     def block_dim(self) -> int:
         """Which dimension of :meth:`cache_shape` counts blocks, so that they can be copied."""
@@ -70,16 +77,25 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def plan(self, batch: AttentionBatch, /) -> Any:
-        """Prepare what all layers of one step share; called once per step."""
+        """Prepare what the layers of a step share, once per step; must not wait for the device."""
 
     @abstractmethod
-    def bind(self, layer: LayerSpec, cache: Tensor, /) -> LayerAttention:
-        """Return the attention of ``layer`` over ``cache``, a tensor of :meth:`cache_shape`."""
+    def bind(self, layer: LayerSpec, cache: Any, /) -> LayerAttention:
+        """Return the attention of ``layer`` over ``cache``, a tensor of :meth:`cache_shape`, or
+        what :meth:`SupportsCacheLayout.allocate_cache` returned."""
 
 
 @runtime_checkable
-class SupportsGraphCapture(Protocol):
-    """A backend whose ``forward`` can be captured once and replayed with other inputs."""
+class SupportsCacheLayout(Protocol):
+    """A backend that owns the layout of its cache, and so allocates it and copies its blocks."""
 
-    def capture_plan(self, num_sequences: int, max_seq_len: int, /) -> Any:
-        """Return a plan whose tensors keep their addresses across replays."""
+    def block_bytes(self, layer: LayerSpec, /) -> int:
+        """Bytes that one block of ``layer`` takes."""
+
+    def allocate_cache(self, layer: LayerSpec, num_blocks: int, device: str, /) -> Any:
+        """Return a cache of ``layer`` on its own device, or on ``cpu`` for blocks swapped out."""
+
+    def copy_blocks(
+        self, source: Any, origins: Sequence[int], target: Any, destinations: Sequence[int], /
+    ) -> None:
+        """Copy blocks of a cache to another one of the layer or to itself; all are read first."""

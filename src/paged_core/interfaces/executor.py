@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from paged_core.interfaces import component_factory
 from paged_core.step import StepInput, StepResult
 
 if TYPE_CHECKING:
     from paged_core.interfaces.attention import AttentionBackend
+    from paged_core.interfaces.layer import LayerSpec
     from paged_core.interfaces.runner import Runner
     from paged_core.interfaces.tokenizer import Tokenizer
-    from paged_core.layer import LayerSpec
+    from paged_core.registry import Registry
     from paged_core.settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorParts:
-    """What the factory of an executor gets beside its options."""
+    """What the factory of an executor gets beside its options: data that can be pickled, so that
+    an executor can build the model and the attention in another process."""
 
     settings: EngineSettings
+    registry: Registry
     needs_host_blocks: bool
     """Whether the chosen preemption may swap."""
-    make_runner: Callable[[], Runner]
-    """Builds and loads the chosen runner, or the best one that can run the model."""
-    make_attention: Callable[[Sequence[LayerSpec]], AttentionBackend]
-    """Builds the chosen backend, or the best one that serves all these layers."""
+
+    def make_runner(self) -> Runner:
+        """As :func:`~paged_core.interfaces.component_factory.make_runner`."""
+        return component_factory.make_runner(self.settings, self.registry)
+
+    def make_attention(self, layers: Sequence[LayerSpec]) -> AttentionBackend:
+        """As :func:`~paged_core.interfaces.component_factory.make_attention`."""
+        return component_factory.make_attention(self.settings, self.registry, layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,30 +49,40 @@ class Capacity:
     """Token ids are below it; ``None``: any token id is served."""
     eos_token_ids: frozenset[int] = frozenset()
     """Tokens that end a sequence unless it asks to ignore them."""
+    remote: bool = False
+    """Whether steps are sent to another process: a request whose logits processors cannot be
+    pickled is then refused when it is added."""
 
 
 class Executor(ABC):
-    """Runs steps. It keeps its own copy of every sequence it was told of, fed by changes only."""
+    """Runs steps. It keeps a copy of every running sequence, which steps update by changes only."""
+
+    runs_in_background: bool = False
+    """Whether :meth:`submit` returns before the step has run: then ``async_scheduling: auto`` plans
+    the next one meanwhile."""
 
     @abstractmethod
     def start(self) -> Capacity:
-        """Load the model, set up the cache, and say what fits.
+        """Load the model, allocate the cache, and return what fits.
 
         Raises:
-            CheckpointError, UnsupportedModel, SettingsError: as the runner and the backend do.
+            CheckpointError, UnsupportedModel, SettingsError: from the runner or the backend.
         """
 
     @abstractmethod
     def submit(self, step: StepInput, /) -> Any:
-        """Start a step; return a handle for :meth:`collect`. Steps run in order of submission."""
+        """Start a step; return a handle for :meth:`collect`. Steps run in order of submission.
+
+        With ``async_scheduling`` the next step is submitted before this one is collected.
+        """
 
     @abstractmethod
     def collect(self, handle: Any, /) -> StepResult:
-        """Wait for a step. If it raises, every sequence of that step is given up by the engine."""
+        """Wait for a step. If it raises, the engine ends every request in that step."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back; calling it again does nothing."""
+        """Release all memory and processes; calling it again does nothing."""
 
 
 @runtime_checkable

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.scheduler import Queues
-from paged_core.sequence import BlockId, SeqId, SequenceGroup
+from paged_core.sequence import SequenceGroup
 
 if TYPE_CHECKING:
     from paged_core.settings import EngineSettings

@@ -1,4 +1,4 @@
-"""Slot ``preemption``: how a victim's work is kept, or how preemption is made unnecessary."""
+"""Slot ``preemption``: swap or recompute a victim, or reserve blocks so that there is none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class PreemptionMode(StrEnum):
 
 
 class Preemption(ABC):
-    """Decides the mode for one group; a scheduler falls back to recompute if the host is full.
+    """Decides for one group. The :class:`~paged_core.preemptor.Preemptor` acts on the answers, and
+    recomputes what it should swap if the host is full.
 
     Answers follow from the group alone, and asking changes nothing about it.
     """
@@ -36,11 +37,11 @@ class Preemption(ABC):
 
     @abstractmethod
     def mode(self, group: SequenceGroup, /) -> PreemptionMode:
-        """Return how ``group`` gives way."""
+        """Return how ``group`` is preempted."""
 
     def tokens_to_reserve(self, group: SequenceGroup, /) -> int | None:
-        """Tokens per sequence to set blocks aside for at admission; ``None``: only what it has.
+        """Tokens per sequence to reserve blocks for at admission; ``None``: no more than it has.
 
-        At least the tokens that are there, at most the block that ends ``group.max_length``.
+        At least the tokens that it has, at most the block that ends ``group.max_length``.
         """
         return None

@@ -1,13 +1,15 @@
-"""Slot ``queue_order``: who comes first, among those that wait and, reversed, among victims."""
+"""Slot ``queue_order``: the order of waiting groups and, reversed, of candidate victims."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from paged_core.kv_cache import KVCache
 from paged_core.sequence import SequenceGroup
+
+if TYPE_CHECKING:
+    from paged_core.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class SupportsService(Protocol):
 
 @runtime_checkable
 class SupportsQuantum(Protocol):
-    """An order under which a running group may have to make room for one that comes before it."""
+    """An order under which a running group may be preempted for one that comes before it."""
 
     def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
         """Whether the quantum of a running group is over: then it may be preempted.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from paged_core.layer import LayerSpec
-from paged_core.model_size import ModelSize
+from paged_core.interfaces.attention import LayerAttention
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.model_size import ModelSize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerParts:
-    """What the factory of a runner gets beside its options."""
+    """What the factory of a runner gets in addition to its options."""
 
     settings: EngineSettings
 
 
 class Runner(ABC):
-    """Runs a decoder-only model over a flattened batch; it knows nothing of blocks."""
+    """Runs a decoder-only model over a flattened batch; it does not know of blocks."""
 
     @abstractmethod
     def load(self) -> None:
@@ -36,7 +37,7 @@ class Runner(ABC):
 
         Raises:
             CheckpointError: they are missing, truncated or in a format that may not be loaded.
-            UnsupportedModel: this runner lacks a feature of the model; the message says which.
+            UnsupportedModel: this runner lacks a feature of the model; the message names it.
         """
 
     @property
@@ -69,8 +70,16 @@ class Runner(ABC):
 
 
 @runtime_checkable
+class SupportsFusedLayers(Protocol):
+    """An ``attend`` whose layers a runner may call itself, to compute all layers in one call."""
+
+    layers: Sequence[LayerAttention]
+    plan: Any
+
+
+@runtime_checkable
 class SupportsModelSize(Protocol):
-    """A runner, or an executor, that knows how large its model is; what measures asks for it."""
+    """A runner, or an executor, that knows the size of its model; benchmarks ask for it."""
 
     def model_size(self) -> ModelSize | None:
         """Return it once loaded; ``None``: it is not known."""
@@ -78,8 +87,8 @@ class SupportsModelSize(Protocol):
 
 @runtime_checkable
 class SupportsBestTokens(Protocol):
-    """A runner that finds the best token of a row without handing out all of its logits."""
+    """A runner that finds the best token of a row without returning its logits."""
 
     def best_tokens(self, hidden: Tensor, /) -> tuple[Tensor, Tensor]:
         """Return the best token [R] int64 of the rows [R, hidden], the first of equals, and its
-        score [R]: no number where the row holds one that is none."""
+        score [R]; NaN if any logit of the row is NaN."""

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paged_core.interfaces.preemption import Preemption
 from paged_core.interfaces.queue_order import QueueOrder
+from paged_core.interfaces.schedule import Schedule
 from paged_core.interfaces.victim import Victim
-from paged_core.kv_cache import KVCache
-from paged_core.sequence import SequenceGroup, SequenceState
+from paged_core.sequence import SequenceGroup
+
+if TYPE_CHECKING:
+    from paged_core.kv_cache import KVCache
+    from paged_core.preemptor import Preemptor
+
+__all__ = ["Queues", "Schedule", "Scheduler", "SchedulerParts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,30 +28,14 @@ class SchedulerParts:
     queue_order: QueueOrder
     victim: Victim
     preemption: Preemption
+    preemptor: Preemptor
+    """Preempts by the mode of ``preemption``, and resumes."""
     max_model_len: int
-
-
-@dataclass(slots=True)
-class Schedule:
-    """What a scheduler decided for one step. Blocks are reserved already."""
-
-    sequences: list[SequenceState] = field(default_factory=list)
-    """The batch, in order."""
-    num_tokens: list[int] = field(default_factory=list)
-    """Beside it: how many tokens of each sequence to compute; at least 1."""
-    admitted: list[tuple[SequenceGroup, int]] = field(default_factory=list)
-    """Groups that left the waiting queue, and how many tokens the prefix cache served."""
-    preempted: list[SequenceGroup] = field(default_factory=list)
-    """Groups that lost their blocks, in the order in which they were chosen."""
-    swapped_out: list[SequenceGroup] = field(default_factory=list)
-    swapped_in: list[SequenceGroup] = field(default_factory=list)
-    ignored: list[tuple[SequenceGroup, str]] = field(default_factory=list)
-    """Groups that can never run (again), no longer held by the scheduler, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """Who stands where, in queue order."""
+    """The groups that a scheduler holds, each queue in order."""
 
     running: Sequence[SequenceGroup]
     waiting: Sequence[SequenceGroup]
@@ -52,7 +43,8 @@ class Queues:
 
 
 class Scheduler(ABC):
-    """Decides; it touches blocks only through the :class:`~paged_core.kv_cache.KVCache`.
+    """Decides. Blocks move through the :class:`~paged_core.kv_cache.KVCache`, groups are preempted
+    and resumed through the :class:`~paged_core.preemptor.Preemptor`; both keep ``group.status``.
 
     The engine advances ``num_scheduled``, appends tokens and releases blocks of what has finished.
     So that runs can be repeated, decisions follow from the calls and ``now`` alone.
@@ -63,23 +55,27 @@ class Scheduler(ABC):
         """A request arrived."""
 
     def refuse(self, group: SequenceGroup, /) -> str | None:
-        """Say why ``group``, not yet added, could never run whatever else does, or return ``None``.
+        """Say why ``group``, not yet added, could never run even alone, or return ``None``.
 
-        Room in the cache and the model's length are the engine's concern.
+        The size of the cache and the model's length are the engine's concern.
         """
         return None
 
     @abstractmethod
     def remove(self, group: SequenceGroup, /) -> None:
-        """A group finished or was aborted, wherever it stands; its blocks are not your concern."""
+        """A group finished or was aborted, in whichever queue; the engine releases its blocks."""
 
     @abstractmethod
     def schedule(self, now: float, /) -> Schedule:
-        """Plan the next step at ``now`` seconds on the engine's clock."""
+        """Plan the next step at ``now`` seconds on the engine's clock.
+
+        A running sequence whose ``num_pending`` is 0 waits for a step under way: its group is left
+        out of this one.
+        """
 
     @abstractmethod
     def queues(self) -> Queues:
-        """Who stands where; for observers, off the hot path."""
+        """Return the queues; for observers, off the hot path."""
 
     @abstractmethod
     def __len__(self) -> int:

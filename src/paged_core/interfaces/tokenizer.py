@@ -1,4 +1,4 @@
-"""Text to token ids and back, as far as the engine's front end needs it."""
+"""Text to token ids and back."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 
 class Detokenizer(Protocol):
-    """Turns one sequence's growing output into text; it never emits part of a character."""
+    """Decodes one sequence's output as it grows; it never emits part of a character."""
 
     def append(self, token_ids: Sequence[int], /) -> str:
-        """Take new tokens and return the text that has become certain."""
+        """Take new tokens and return the text that no later token can change."""
 
     def flush(self) -> str:
-        """Return what was held back, as the sequence has ended."""
+        """Return the text held back; the sequence has ended."""
 
 
 class Tokenizer(Protocol):
@@ -23,10 +23,10 @@ class Tokenizer(Protocol):
         """Return token ids, with the special tokens that the model expects around a prompt."""
 
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
-        """Return the text of whole output."""
+        """Return the text of a whole output."""
 
     def chat(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
-        """Return the token ids of a conversation in the model's own format.
+        """Return the token ids of a conversation, formatted by the model's chat template.
 
         Raises:
             RequestError: the checkpoint has no chat template, or it refuses these messages.
@@ -35,4 +35,4 @@ class Tokenizer(Protocol):
     def detokenizer(
         self, prompt: Sequence[int], /, *, skip_special_tokens: bool = True
     ) -> Detokenizer:
-        """Return a fresh detokenizer for output that follows ``prompt``."""
+        """Return a new detokenizer for output that follows ``prompt``."""

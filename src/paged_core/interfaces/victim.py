@@ -1,13 +1,16 @@
-"""Slot ``victim``: who gives way when blocks run out."""
+"""Slot ``victim``: which running group is preempted when blocks run out."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from paged_core.kv_cache import KVCache
 from paged_core.sequence import SequenceGroup
+
+if TYPE_CHECKING:
+    from paged_core.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +21,12 @@ class VictimParts:
 
 
 class Victim(ABC):
-    """Chooses among running groups; the scheduler says who is eligible, and in which order.
+    """Chooses among running groups; the scheduler says which are eligible, and in which order.
 
     It changes nothing about them. So that runs can be repeated, the choice follows from the
-    arguments, the cache, earlier calls, and a seed if it draws lots.
+    arguments, the cache, earlier calls, and a seed if it is random.
     """
 
     @abstractmethod
     def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
-        """Return one of ``candidates`` (never empty), which come worst last."""
+        """Return one of ``candidates`` (never empty), which are ranked worst last."""

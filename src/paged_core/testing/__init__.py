@@ -8,7 +8,7 @@ Subclass the class of your component's slot, name the component, and inherit its
         component = "my_evictor"
 
 It needs pytest and hypothesis, and no model: engines run on the ``memory`` executor, whose cache
-holds token ids and which reads every sequence back through its block table as it runs.
+holds token ids and which reads every scheduled sequence back through its block table.
 """
 
 from paged_core.testing.allocator_conformance import BlockAllocatorConformance

@@ -8,6 +8,7 @@ import pytest
 
 from paged_core.block_key import BlockKey
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.allocator import (
     AllocatorParts,
     BlockAllocator,
@@ -15,19 +16,18 @@ from paged_core.interfaces.allocator import (
     SupportsReservation,
 )
 from paged_core.interfaces.evictor import BlockInfo, Evictor
-from paged_core.sequence import BlockId
 from paged_core.testing.allocator_machine import AllocatorMachine, PrefixCacheMachine
 from paged_core.testing.component_conformance import ServesEveryWorkload
 
 
 class PlainEvictor(Evictor):
-    """Gives up the smallest block number, and is strict about what it is told."""
+    """Evicts the smallest block number, and checks the calls that it gets."""
 
     def __init__(self) -> None:
         self.held: dict[BlockId, BlockInfo] = {}
 
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
-        assert block not in self.held, f"block {block} was handed to the evictor twice"
+        assert block not in self.held, f"block {block} was added to the evictor twice"
         self.held[block] = info
 
     def remove(self, block: BlockId, /) -> None:
@@ -35,7 +35,7 @@ class PlainEvictor(Evictor):
 
     def evict(self) -> BlockId:
         if not self.held:
-            raise OutOfBlocks("nothing is idle")
+            raise OutOfBlocks("no block is idle")
         block = min(self.held)
         del self.held[block]
         return block
@@ -45,7 +45,7 @@ class PlainEvictor(Evictor):
 
 
 class BlockAllocatorConformance(ServesEveryWorkload):
-    """Subclass it for a block allocator; what it supports besides is found out::
+    """Subclass it for a block allocator; the optional protocols that it supports are detected::
 
     class TestMyAllocator(BlockAllocatorConformance):
         component = "my_allocator"
@@ -75,7 +75,7 @@ class BlockAllocatorConformance(ServesEveryWorkload):
         assert allocator.num_free == 5
         assert [allocator.ref_count(BlockId(block)) for block in range(5)] == [0] * 5
 
-    def test_no_blocks_can_be_had_for_nothing(self) -> None:
+    def test_allocating_no_blocks_takes_none(self) -> None:
         allocator = self.make(2)
         assert allocator.allocate(0) == []
         assert allocator.num_free == 2
@@ -99,7 +99,7 @@ class BlockAllocatorConformance(ServesEveryWorkload):
         assert [allocator.ref_count(BlockId(block)) for block in range(4)].count(1) == 2
         assert not set(allocator.allocate(2)) & set(held)
 
-    def test_a_shared_block_stays_until_its_last_user_leaves(self) -> None:
+    def test_a_shared_block_stays_until_its_last_reference_is_freed(self) -> None:
         allocator = self.make(3)
         (block,) = allocator.allocate(1)
         allocator.share([block])
@@ -109,7 +109,7 @@ class BlockAllocatorConformance(ServesEveryWorkload):
         allocator.free([block])
         assert (allocator.num_free, allocator.ref_count(block)) == (3, 0)
 
-    def test_a_block_may_be_given_back_twice_in_one_call_if_it_is_shared(self) -> None:
+    def test_a_shared_block_may_be_freed_twice_in_one_call(self) -> None:
         allocator = self.make(3)
         (block,) = allocator.allocate(1)
         allocator.share([block])
@@ -152,7 +152,7 @@ class BlockAllocatorConformance(ServesEveryWorkload):
         allocator.share([block])
         assert (allocator.num_free, allocator.ref_count(block)) == (3, 1)
 
-    def test_a_block_that_is_handed_out_again_is_not_found(self) -> None:
+    def test_a_block_that_is_allocated_again_is_not_found(self) -> None:
         allocator, cache = self._cache(2)
         (block,) = allocator.allocate(1)
         cache.publish(block, BlockKey(None, (1, 2)))
@@ -181,7 +181,7 @@ class BlockAllocatorConformance(ServesEveryWorkload):
             cache.retract([first])
             assert cache.look_up([BlockKey(None, (1, 2))]) == [second]
         else:
-            assert held == first, "a block gave way to one that holds something else"
+            assert held == first, "a block was merged into one with other content"
             assert (allocator.ref_count(first), allocator.ref_count(second)) == (2, 0)
 
     def test_hits_are_verified_against_the_tokens(self) -> None:
@@ -193,7 +193,7 @@ class BlockAllocatorConformance(ServesEveryWorkload):
         assert cache.look_up([theirs]) == [], "a hash was trusted"
         assert cache.look_up([ours]) == [block]
 
-    def test_hits_are_verified_against_what_comes_before(self) -> None:
+    def test_hits_are_verified_against_the_prefix(self) -> None:
         allocator, cache = self._cache()
         first, second = allocator.allocate(2)
         one, other = BlockKey(None, (1, 2)), BlockKey(None, (3, 4))

@@ -1,4 +1,4 @@
-"""The independent model that block allocators are compared with."""
+"""State machines that compare a block allocator with an independent model."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from paged_core.block_key import BlockKey
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache
-from paged_core.sequence import BlockId
 
 Content = tuple[object, tuple[tuple[int, ...], ...]]
-"""Extra key, and the tokens of every block up to the one meant."""
+"""Extra key, and the tokens of every block up to and including this one."""
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """Sequences take, share and give back blocks; the model counts references."""
+    """Blocks are allocated, shared and freed; the model counts references."""
 
     capacity = 8
 
@@ -41,14 +41,14 @@ class AllocatorMachine(RuleBasedStateMachine):
             before = self.findings()
             with pytest.raises(OutOfBlocks):
                 self.real.allocate(count)
-            assert self.real.num_free == free, "an allocation that failed took something"
-            assert self.findings() == before, "an allocation that failed forgot something"
+            assert self.real.num_free == free, "an allocation that failed took blocks"
+            assert self.findings() == before, "an allocation that failed lost cached blocks"
             return
         taken = self.real.allocate(count)
-        assert len(taken) == count, "it handed out another number of blocks than asked for"
-        assert len(set(taken)) == count, "it handed out a block twice"
-        assert not set(taken) & set(self.used), "it handed out a block that is in use"
-        assert set(taken) <= set(range(self.capacity)), "it handed out a block that is not there"
+        assert len(taken) == count, "it allocated another number of blocks than asked for"
+        assert len(set(taken)) == count, "it allocated a block twice"
+        assert not set(taken) & set(self.used), "it allocated a block that is in use"
+        assert set(taken) <= set(range(self.capacity)), "it allocated a block that does not exist"
         for block in taken:
             self.forget(block)
             self.references[block] = 1
@@ -69,7 +69,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def conserves_blocks(self) -> None:
-        assert self.real.num_free + len(self.used) == self.capacity, "blocks were lost or doubled"
+        assert self.real.num_free + len(self.used) == self.capacity, "blocks were lost or added"
         for block in range(self.capacity):
             assert self.real.ref_count(BlockId(block)) == self.references[BlockId(block)]
 
@@ -80,22 +80,22 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert sorted(self.real.allocate(self.capacity)) == list(range(self.capacity))
 
     def shareable(self) -> list[BlockId]:
-        """Blocks that someone may reference once more."""
+        """Blocks that may be referenced once more."""
         return self.used
 
     def forget(self, block: BlockId) -> None:
-        """The block is used for something else."""
+        """The block was allocated, so its old content is gone."""
 
     def findings(self) -> object:
-        """What can be found."""
+        """All cached content that the allocator finds."""
         return None
 
 
 class PrefixCacheMachine(AllocatorMachine):
-    """Blocks are published, found, retracted and evicted besides.
+    """Blocks are also published, looked up, retracted and evicted.
 
-    The model knows which content every block holds, in the order of publication. It does not know
-    what will be evicted; it sees what was, when a block is handed out.
+    The model knows the content of every block, in the order of publication. It does not predict
+    what is evicted; it learns it when a block is allocated.
     """
 
     def __init__(self, make: Callable[[int], BlockAllocator], block_size: int) -> None:
@@ -120,7 +120,7 @@ class PrefixCacheMachine(AllocatorMachine):
         if held == block:
             self.published[block] = content
             return
-        assert held in equal, f"block {block} gave way to {held}, which does not hold the same"
+        assert held in equal, f"block {block} was merged into {held}, which has other content"
         self.references[held] += 1
         self.references[block] -= 1
 
@@ -140,9 +140,9 @@ class PrefixCacheMachine(AllocatorMachine):
         before = self.real.num_free
         found = self.cache.look_up(_keys(content))
         assert found == self.expected(content), (
-            "what it found is not what was published first and still exists"
+            "it did not find the blocks that were published first and still exist"
         )
-        assert self.real.num_free == before, "looking up took something"
+        assert self.real.num_free == before, "a look-up changed the number of free blocks"
 
     @invariant()
     def finds_all_that_was_published(self) -> None:

@@ -1,4 +1,4 @@
-"""An order under which every quantum is always over, to see what schedulers make of it."""
+"""An order under which every quantum is always over, to test schedulers with."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class AlwaysOverSettings(ComponentSettings):
 
     name: Literal["always_over"] = "always_over"
     waiting_first: bool = Field(
-        default=True, description="whether one that waits comes before all that run"
+        default=True, description="whether waiting groups come before all running ones"
     )
 
 
 class AlwaysOverOrder(QueueOrder):
     """First come, first served, where every running group may be preempted at any time.
 
-    With ``waiting_first``, for everyone that waits; otherwise for one that came earlier.
+    With ``waiting_first``, for any waiting group; otherwise for one that came earlier.
     """
 
     def __init__(self, options: AlwaysOverSettings, parts: OrderParts, /) -> None:
@@ -33,7 +33,7 @@ class AlwaysOverOrder(QueueOrder):
         return (self._waiting_first and group.status is Status.RUNNING, group.number)
 
     def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
-        """Whatever the group was given."""
+        """Always true."""
         return True
 
 

@@ -1,6 +1,6 @@
-"""Sequences in a paged cache, a batch of their next tokens, and what attention must make of it.
+"""Sequences in a paged cache, a batch of their next tokens, and the expected result of attention.
 
-Tensors are torch's, which is imported when the first scene is made: the core does not know it.
+Tensors are torch's, which is imported when the first scene is made: the core does not import it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_core.interfaces.attention import AttentionBackend, AttentionBatch
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.attention import AttentionBackend, SupportsCacheLayout
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.testing.attention_batch import attention_batch
 
 Arrange = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
 
 
 class Scene:
-    """Sequences with shuffled block tables, over a cache that holds no numbers where none wrote."""
+    """Sequences with shuffled block tables, over a cache that is NaN where nothing was written."""
 
     def __init__(
         self,
@@ -47,15 +48,10 @@ class Scene:
         self.queries = [tokens(new, layer.num_heads) for _, new in chunks]
         self.keys = [tokens(length, layer.num_kv_heads) for length in lengths]
         self.values = [tokens(length, layer.num_kv_heads) for length in lengths]
-        self.cache = torch.full(
-            backend.cache_shape(layer, self.num_blocks),
-            float("nan"),
-            dtype=dtype,
-            device=layer.device,
-        )
+        self.cache = self._allocate(layer.device)
         self._attention = backend.bind(layer, self.cache)
 
-    # ------------------------------------------------------------------ what is done
+    # ------------------------------------------------------------------ actions
 
     def run(
         self,
@@ -68,7 +64,7 @@ class Scene:
 
         Args:
             write_cached: write what they have cached first.
-            arrange: lays query, key and value out in memory.
+            arrange: changes the memory layout of query, key and value.
         """
         if write_cached:
             self.write_cached(members)
@@ -82,32 +78,83 @@ class Scene:
             cached = self.chunks[index][0]
             if cached:
                 shape = (cached, self.layer.num_heads, self.layer.head_dim)
-                self._forward([(index, 0, cached, self.cache.new_zeros(shape))], None)
+                self._forward([(index, 0, cached, self.keys[index].new_zeros(shape))], None)
 
     def move_blocks(self) -> None:
-        """Copy all blocks to other places, and forget the first ones."""
-        dim = self.backend.block_dim()
+        """Copy every block to another one, within the cache."""
         targets = self._torch.arange(self.num_blocks).roll(1)
-        moved = self._torch.full_like(self.cache, float("nan"))
-        moved.index_copy_(dim, targets.to(self.cache.device), self.cache.clone())
-        self.cache.copy_(moved)
+        self.copy_blocks(self.cache, range(self.num_blocks), self.cache, targets.tolist())
         self.tables = targets[self.tables]
 
+    def swap_blocks(self) -> None:
+        """Copy all blocks to the host in another order, poison the device's, and copy them back."""
+        host = self._allocate("cpu")
+        blocks = list(range(self.num_blocks))
+        self.copy_blocks(self.cache, blocks, host, blocks[::-1])
+        self._poison(self.cache)
+        self.copy_blocks(host, blocks[::-1], self.cache, blocks)
+
+    def copy_blocks(
+        self, source: Any, origins: Sequence[int], target: Any, destinations: Sequence[int]
+    ) -> None:
+        """Copy blocks as an executor does."""
+        if isinstance(self.backend, SupportsCacheLayout):
+            self.backend.copy_blocks(source, origins, target, destinations)
+            return
+        torch, dim = self._torch, self.backend.block_dim()
+        blocks = source.index_select(dim, torch.tensor(origins, device=source.device))
+        target.index_copy_(
+            dim, torch.tensor(destinations, device=target.device), blocks.to(target.device)
+        )
+
+    def unused_blocks(self) -> list[bytes]:
+        """Return the bytes of every block that is in no block table."""
+        unused = sorted(set(range(self.num_blocks)) - set(self.tables.flatten().tolist()))
+        host = self._allocate("cpu")
+        self._poison(host)
+        found = []
+        for block in unused:
+            self.copy_blocks(self.cache, [block], host, [0])
+            found.append(b"".join(part.numpy().tobytes() for part in self._bytes(host)))
+        return found
+
+    def _allocate(self, device: str) -> Any:
+        """Return a cache whose bytes are all 255: NaN in every dtype."""
+        if isinstance(self.backend, SupportsCacheLayout):
+            cache = self.backend.allocate_cache(self.layer, self.num_blocks, device)
+        else:
+            cache = self._torch.empty(
+                self.backend.cache_shape(self.layer, self.num_blocks),
+                dtype=getattr(self._torch, self.layer.dtype),
+                device=device,
+            )
+        self._poison(cache)
+        return cache
+
+    def _poison(self, cache: Any) -> None:
+        for part in self._bytes(cache):
+            part.fill_(255)
+
+    def _bytes(self, cache: Any) -> list[Any]:
+        """Views of the tensors of a cache as bytes."""
+        tensors = cache if isinstance(cache, (list, tuple)) else [cache]
+        return [tensor.view(self._torch.uint8) for tensor in tensors]
+
     def share_blocks(self, *, owner: int, other: int, count: int = 1) -> None:
-        """Let both begin with the same tokens, in the same ``count`` blocks."""
+        """Give both the same first ``count`` blocks, and the tokens in them."""
         size = count * self.layer.block_size
         self.tables[other, :count] = self.tables[owner, :count]
         self.keys[other][:size] = self.keys[owner][:size]
         self.values[other][:size] = self.values[owner][:size]
 
     def side_by_side(self, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
-        """Slices of one tensor, as a fused projection makes them."""
+        """Return slices of one tensor, as a fused projection does."""
         heads = [part.shape[1] for part in (query, key, value)]
         first, second, third = self._torch.cat([query, key, value], dim=1).split(heads, dim=1)
         return first, second, third
 
     def heads_first(self, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
-        """The tokens of a head side by side."""
+        """Return tensors in which the tokens of a head are contiguous."""
         first, second, third = (
             part.transpose(0, 1).contiguous().transpose(0, 1) for part in (query, key, value)
         )
@@ -115,22 +162,11 @@ class Scene:
 
     def _forward(self, rows: Sequence[tuple[int, int, int, Any]], arrange: Arrange | None) -> Any:
         torch, layer = self._torch, self.layer
-        starts, slots = [0], list[int]()
-        for index, cached, new, _ in rows:
-            starts.append(starts[-1] + new)
-            slots += [
-                int(self.tables[index, position // layer.block_size]) * layer.block_size
-                + position % layer.block_size
-                for position in range(cached, cached + new)
-            ]
-        lengths = [cached + new for _, cached, new, _ in rows]
-        batch = AttentionBatch(
-            query_start=torch.tensor(starts, dtype=torch.int32, device=layer.device),
-            seq_lens=torch.tensor(lengths, dtype=torch.int32, device=layer.device),
-            block_tables=self.tables[[index for index, *_ in rows]].int().to(layer.device),
-            slot_mapping=torch.tensor(slots, device=layer.device),
-            max_query_len=max(new for _, _, new, _ in rows),
-            max_seq_len=max(lengths),
+        batch = attention_batch(
+            self.tables[[index for index, *_ in rows]].numpy(),
+            [(cached, new) for _, cached, new, _ in rows],
+            layer.block_size,
+            layer.device,
         )
         query = torch.cat([part for *_, part in rows])
         key, value = (
@@ -141,7 +177,7 @@ class Scene:
             query, key, value = arrange(query, key, value)
         return self._attention.forward(query, key, value, self.backend.plan(batch))
 
-    # ------------------------------------------------------------------ what must come out
+    # ------------------------------------------------------------------ expected result
 
     def expected(self, index: int) -> NDArray[np.float64]:
         """Dense attention of a sequence's new tokens, [Q, heads, D], head by head."""

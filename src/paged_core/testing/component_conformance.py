@@ -1,4 +1,4 @@
-"""What every conformance class has: a component, how it is built, and its settings."""
+"""The base of the conformance classes: the component, its options, how it is built."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from paged_core.testing.workload import Workload, workloads
 
 
 class ComponentConformance:
-    """Base of the conformance classes. A subclass says which component it is about::
+    """Base of the conformance classes. A subclass names the component under test::
 
         class TestMyOrder(QueueOrderConformance):
             component = "my_order"
 
-    and inherits the tests. The component is looked up among what is installed; to test one that no
-    entry point names, override :meth:`make_registry` with
+    and inherits the tests. The component is looked up among the installed ones; to test one without
+    an entry point, override :meth:`make_registry` with
     ``return registry_with(Component(...))``.
     """
 
@@ -36,11 +36,11 @@ class ComponentConformance:
     component: ClassVar[str | Mapping[str, Any]]
     """The name, or a table with ``name`` and options, as in a settings file."""
     max_examples: ClassVar[int] = 40
-    """Examples that Hypothesis tries in each property."""
+    """Number of Hypothesis examples per property."""
     _registry: ClassVar[Registry]
 
     def make_registry(self) -> Registry:
-        """Where the component comes from."""
+        """The registry that has the component."""
         return registry_with()
 
     @property
@@ -53,7 +53,7 @@ class ComponentConformance:
 
     @property
     def record(self) -> Component:
-        """What its plugin says of the component."""
+        """The component's record, as its plugin yields it."""
         return self.registry.get(self.slot, self._table["name"])
 
     @property
@@ -62,7 +62,7 @@ class ComponentConformance:
         return self.record.settings(**self._table)
 
     def build(self, parts: object) -> Any:
-        """Build the component, as an engine does."""
+        """Build the component as an engine does."""
         return self.record.load()(self.options, parts)
 
     # ------------------------------------------------------------------ tests for every slot
@@ -91,15 +91,15 @@ class ComponentConformance:
         *strategies: st.SearchStrategy[Any],
         share: float = 1.0,
     ) -> None:
-        """Try a property with many values of ``strategies``.
+        """Check a property with many values of ``strategies``.
 
         Args:
-            share: of :attr:`max_examples`.
+            share: the share of :attr:`max_examples` to use.
         """
         given(*strategies)(self.profile(share)(property_))()
 
     def profile(self, share: float = 1, **more: Any) -> hypothesis_settings:
-        """How thoroughly Hypothesis looks."""
+        """Settings of Hypothesis."""
         return hypothesis_settings(
             max_examples=max(1, int(self.max_examples * share)),
             deadline=None,
@@ -113,15 +113,15 @@ class ComponentConformance:
         run_state_machine_as_test(machine, settings=self.profile(stateful_step_count=40))
 
     def engine_values(self) -> st.SearchStrategy[dict[str, Any]]:
-        """Settings of small engines that have this component, and anything registered elsewhere."""
+        """Settings of small engines with this component; the other components are drawn."""
         return engine_settings(self.registry, {self.slot: self.options})
 
 
 class ServesEveryWorkload(ComponentConformance):
-    """The property that every policy owes: it changes when things happen, and never what is said.
+    """The property of every policy: it changes the schedule, and never the output.
 
     Small engines with this component, and any others, serve workloads on the ``memory`` executor:
-    every request finishes, says what it says alone, and leaves no block behind.
+    every request finishes with the output that it has alone, and no block leaks.
     """
 
     def test_serves_every_workload_as_if_each_request_were_alone(self) -> None:

@@ -1,6 +1,8 @@
-"""Attention over whole sequences, kept in plain lists: what a runner is tried with.
+"""Attention over whole sequences, without a paged cache: the reference for runners.
 
-Tensors are torch's, which is imported when the first one is made: the core does not know it.
+Tensors are torch's, which is imported when the first one is made: the core does not import it.
+
+Shapes: H query heads, K key/value heads, D head_dim, Q new and L all tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from paged_core.layer import LayerSpec
+from paged_core.interfaces.layer import LayerSpec
 
 
 class DenseAttention:
-    """Keeps the keys and values of some sequences, and attends to all of them, without blocks."""
+    """Keeps the keys and values of sequences in lists, and attends to all of them."""
 
     def __init__(self, layers: Sequence[LayerSpec], num_sequences: int) -> None:
         self._torch: Any = import_module("torch")
@@ -24,14 +26,14 @@ class DenseAttention:
         self._batch: Sequence[tuple[int, int]] = ()
 
     def begin(self, batch: Sequence[tuple[int, int]]) -> None:
-        """Start a step of so many tokens of each of these sequences, one after another."""
+        """Start a step; ``batch`` holds the index and the number of new tokens of each sequence."""
         self._batch, self.called = batch, []
 
     def __call__(self, layer: int, query: Any, key: Any, value: Any, /) -> Any:
-        """What a runner calls in each layer.
+        """Attend in ``layer``.
 
         Raises:
-            AssertionError: a shape or type is not what the layer was said to have.
+            AssertionError: a shape or dtype differs from the layer's description.
         """
         spec = self.layers[layer]
         total = sum(num_tokens for _, num_tokens in self._batch)
@@ -52,7 +54,7 @@ class DenseAttention:
         return self._torch.cat(results).to(query.dtype)
 
     def _attend(self, spec: LayerSpec, query: Any, seen: Any) -> Any:
-        """[Q, heads, D] of the last Q of the tokens seen, [2, tokens, kv_heads, D]."""
+        """Return [Q, H, D] for the last Q tokens of ``seen``, keys and values [2, L, K, D]."""
         torch = self._torch
         keys, values = seen.float().repeat_interleave(spec.num_heads // spec.num_kv_heads, dim=2)
         scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * spec.scale

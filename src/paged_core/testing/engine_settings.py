@@ -1,4 +1,4 @@
-"""Hypothesis strategies for settings: any policies, small blocks, pools too small for comfort."""
+"""Hypothesis strategies for settings: any policies, small blocks, pools that run out of blocks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from paged_core.registry import Registry
 from paged_core.testing.memory_engine import build_memory_engine
 
 POLICY_SLOTS = ("block_allocator", "evictor", "queue_order", "scheduler", "victim", "preemption")
-"""The slots that decide; a combination is legal, or refused when an engine is built from it."""
+"""The slots of policies; a combination is valid, or refused when an engine is built from it."""
 
 
 def component_options(
     kind: type[ComponentSettings], fixed: Mapping[str, Any] | None = None
 ) -> st.SearchStrategy[dict[str, Any]]:
-    """Tables for one component: switches and choices are drawn, limits are drawn small.
+    """Tables for one component: booleans and choices are drawn, limits are drawn small.
 
-    Options that are neither, and that the kit does not know, keep their defaults.
+    Other options that the kit does not know keep their defaults.
 
     Args:
-        fixed: options that are not to be drawn.
+        fixed: options that are not drawn.
     """
     chosen: dict[str, st.SearchStrategy[Any]] = {}
     for name, field in kind.model_fields.items():
@@ -65,7 +65,7 @@ def engine_settings(
     """Settings for the ``memory`` executor, as keywords: any registered policies, a small pool.
 
     Args:
-        fixed: by slot, components that are not to be drawn; options that were given to them stay.
+        fixed: by slot, components that are not drawn; the options set on them are kept.
     """
     tables: dict[str, Any] = {}
     for slot in POLICY_SLOTS:
@@ -88,5 +88,5 @@ def engine_settings(
     try:
         build_memory_engine(registry, **values).close()
     except SettingsError:
-        reject()  # a combination that is refused at the start, with a reason
+        reject()  # the engine refuses this combination when it is built, with a reason
     return values

@@ -1,4 +1,4 @@
-"""What an evictor must do, and a model that it is compared with."""
+"""What an evictor must do, with a state machine that compares it with a model."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from paged_core.errors import OutOfBlocks
-from paged_core.future import Future
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
-from paged_core.sequence import BlockId
+from paged_core.interfaces.future import Future
 from paged_core.testing.component_conformance import ServesEveryWorkload
 from paged_core.testing.evictor_cost import evictor_cost
 from paged_core.testing.work import Watched
 
 CONTENTS = (*range(8), None)
-"""Content keys that the model uses; ``None``: the allocator does not say what a block holds."""
+"""Content keys that the model uses; ``None``: the allocator gives no key."""
 
 
 def other_key(content_key: int) -> int:
-    """Another name for the same content: the order and the last digits of keys mean nothing."""
+    """Another key for the same content: neither the order nor the low digits of keys matter."""
     return -(content_key + 1) << 40
 
 
@@ -51,20 +51,20 @@ class EvictorConformance(ServesEveryWorkload):
     max_examples = 40
 
     def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
-        """Return the block that must go first; ``None``: nothing is said of it.
+        """Return the block that must be evicted first; ``None``: not specified.
 
         Args:
-            held: never empty, in the order of arrival: by departure, and in each departure the
-                longest prefix first.
+            held: never empty, in the order in which blocks were added: by the request that left
+                them, and of each request the longest prefix first.
         """
         return None
 
     def make(self, num_blocks: int = 16) -> Evictor:
-        """A fresh evictor for this many blocks; an evictor for replays foresees nothing."""
+        """A fresh evictor for this many blocks; an evictor for replays gets an empty future."""
         return self.make_foreseeing(Future(), num_blocks)
 
     def make_foreseeing(self, future: Future, num_blocks: int = 16) -> Evictor:
-        """A fresh evictor, told the future if it can be."""
+        """A fresh evictor; one for replays gets this future."""
         parts = EvictorParts(num_blocks=num_blocks, block_size=4, seed=0, future=future)
         made = self.build(parts)
         assert isinstance(made, Evictor)
@@ -76,14 +76,14 @@ class EvictorConformance(ServesEveryWorkload):
         with pytest.raises(OutOfBlocks):
             evictor.evict()
 
-    def test_gives_up_what_it_was_given(self) -> None:
+    def test_evicts_the_only_block(self) -> None:
         evictor = self.make()
         evictor.add(BlockId(3), BlockInfo(4, 0, 1))
         assert len(evictor) == 1
         assert evictor.evict() == 3
         assert len(evictor) == 0
 
-    def test_does_not_let_go_of_what_it_does_not_hold(self) -> None:
+    def test_removing_a_block_that_it_does_not_hold_raises(self) -> None:
         evictor = self.make()
         evictor.add(BlockId(1), BlockInfo(4, 0, 1))
         with pytest.raises(KeyError):
@@ -99,22 +99,22 @@ class EvictorConformance(ServesEveryWorkload):
         one.add(BlockId(1), BlockInfo(4, 0, 1))
         assert len(other) == 0
 
-    def test_no_operation_runs_more_instructions_than_a_logarithm(self) -> None:
+    def test_instructions_grow_no_faster_than_a_logarithm(self) -> None:
         self._check_cost(int, "instructions")
 
-    def test_no_operation_compares_more_than_a_logarithm(self) -> None:
-        """Inside built-ins, where instructions are not seen."""
+    def test_comparisons_grow_no_faster_than_a_logarithm(self) -> None:
+        """Covers built-ins, whose instructions are not counted."""
         self._check_cost(Watched, "comparisons")
 
     def _check_cost(self, number: type[int], what: str) -> None:
         """Eight times the blocks may cost twice as much, which leaves a margin."""
         small, large = (evictor_cost(self.make, size, number) for size in (64, 512))
         assert large <= 2 * small + 8, (
-            f"a block that leaves, comes back and goes takes {small:.0f} {what} among 64 blocks, "
-            f"{large:.0f} among 512; they may grow as the logarithm does"
+            f"removing, adding and evicting a block takes {small:.0f} {what} among 64 blocks, "
+            f"{large:.0f} among 512; it may grow no faster than the logarithm"
         )
 
-    def test_what_it_remembers_does_not_grow_with_all_that_it_gave_up(self) -> None:
+    def test_its_memory_does_not_grow_with_the_number_of_evictions(self) -> None:
         evictor, clock = self.make(16), count(1)
 
         def add(block: BlockId, num_hits: int) -> None:
@@ -139,8 +139,8 @@ class EvictorConformance(ServesEveryWorkload):
         finally:
             tracemalloc.stop()
         assert grown < 60_000, (
-            f"16 blocks that were given up 3000 times left {grown} bytes behind; what is "
-            "remembered of content that is gone must be bounded by the number of blocks"
+            f"3000 evictions among 16 blocks left {grown} bytes allocated; what is kept about "
+            "evicted content must be bounded by the number of blocks"
         )
 
     def test_behaves_like_the_model(self) -> None:
@@ -149,7 +149,7 @@ class EvictorConformance(ServesEveryWorkload):
 
 
 class EvictorMachine(RuleBasedStateMachine):
-    """Requests leave and come back, blocks are given up; the model is the list of what is held."""
+    """Blocks become idle, are used again and are evicted; the model is the list of idle blocks."""
 
     num_blocks = 10
 
@@ -181,7 +181,7 @@ class EvictorMachine(RuleBasedStateMachine):
         shortest: int,
         steps_ago: int,
     ) -> None:
-        """A request leaves its blocks, the last one, which ends the longest prefix, first."""
+        """A request frees its blocks, the last one, which ends the longest prefix, first."""
         known = {idle.block for idle in self.held}
         leaving = [BlockId(block) for block in blocks if block not in known]
         self.departures += 1
@@ -217,9 +217,9 @@ class EvictorMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), is_forgotten=st.booleans())
     def come_back(self, data: st.DataObject, is_forgotten: bool) -> None:
-        """A block is used again, for what it holds, or after that was found never to be computed.
+        """A block is used again for its content, or it is retracted because it was never computed.
 
-        What is forgotten comes back with other content.
+        A retracted block (``is_forgotten``) is added later with other content.
         """
         if self.held:
             idle = data.draw(st.sampled_from(self.held))
@@ -245,17 +245,17 @@ class EvictorMachine(RuleBasedStateMachine):
         block, of_twin, of_renamed = (e.evict() for e in (self.real, self.twin, self.renamed))
         held, gone = self.held, [idle for idle in self.held if idle.block == block]
         self.held = [idle for idle in held if idle.block != block]
-        assert gone, f"gave up block {block}, which it does not hold"
+        assert gone, f"evicted block {block}, which it does not hold"
         assert wanted is None or block == wanted, (
-            f"gave up {gone[0]}, but it is block {wanted} that has to go first of {held}"
+            f"evicted {gone[0]}, but block {wanted} must be evicted first of {held}"
         )
         assert of_twin == block, (
-            "another one of the same seed, told the same, gives up another block: runs cannot be "
-            "repeated"
+            "a second evictor with the same seed and the same calls evicts another block: runs "
+            "cannot be repeated"
         )
         assert of_renamed == block, (
-            "another one, told the same but for the names of contents, gives up another block: "
-            "content keys tell equal content from other content, and nothing else"
+            "a second evictor with the same calls but other content keys evicts another block: "
+            "content keys may only be compared for equality"
         )
 
     @invariant()
@@ -263,7 +263,7 @@ class EvictorMachine(RuleBasedStateMachine):
         assert len(self.real) == len(self.held)
 
     def teardown(self) -> None:
-        """In the end everything it holds can be had, each block once, in the order that is due."""
+        """At the end, every block can be evicted, once and in the expected order."""
         while self.held:
             self.evict()
         assert len(self.real) == 0

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor
-from paged_core.sequence import BlockId
 from paged_core.testing.work import Watched, work
 
 
 def evictor_cost(make: Callable[[int], Evictor], num_blocks: int, number: type[int]) -> float:
-    """Return what it costs that a block leaves, comes back and goes, among ``num_blocks`` idle.
+    """Return the cost of removing, adding and evicting a block among ``num_blocks`` idle ones.
 
-    The mean over as many times, so that work put off is counted. Some content comes back after it
-    was given up, and some requests leave later than others that ran after them.
+    The mean over ``num_blocks`` rounds, so that deferred work is counted. Some content returns
+    after its eviction, and some requests finish later than others that ran after them.
 
     Args:
-        make: makes an evictor for so many blocks.
-        number: the type of block numbers and of what is known of a block:
+        make: makes an evictor for a number of blocks.
+        number: the type of block numbers and of the fields of a block:
             :class:`~paged_core.testing.work.Watched` counts comparisons, any other instructions.
     """
     evictor, random = make(num_blocks), Random(0)
@@ -26,7 +26,7 @@ def evictor_cost(make: Callable[[int], Evictor], num_blocks: int, number: type[i
     infos = iter([_info(now, num_blocks, random, number) for now in range(1, 3 * num_blocks + 1)])
     used = random.choices(idle, k=num_blocks)
 
-    def leave_come_back_and_go() -> None:
+    def remove_add_evict() -> None:
         for block in used:
             evictor.remove(block)
             evictor.add(block, next(infos))
@@ -36,9 +36,9 @@ def evictor_cost(make: Callable[[int], Evictor], num_blocks: int, number: type[i
         evictor.add(block, next(infos))
     if number is Watched:
         Watched.touched = 0
-        leave_come_back_and_go()
+        remove_add_evict()
         return Watched.touched / num_blocks
-    return work(leave_come_back_and_go) / num_blocks
+    return work(remove_add_evict) / num_blocks
 
 
 def _info(now: int, num_blocks: int, random: Random, number: type[int]) -> BlockInfo:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from paged_core.engine import Engine
+from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.executor import Executor
-from paged_core.request import FinishReason, Request, SamplingParams
-from paged_core.sequence import BlockId, SeqId
+from paged_core.request import FinishReason, Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput, StepResult
 from paged_core.testing.component_conformance import ComponentConformance
 from paged_core.testing.memory_engine import build_memory_engine, serve
@@ -23,24 +24,24 @@ TIGHT: Sequence[Mapping[str, Any]] = (
     {"block_allocator": {"name": "hash_cached", "merge_duplicates": True}, "preemption": "auto"},
     {"block_allocator": "uncached", "block_size": 3},
 )
-"""Settings under which blocks are short, shared, copied, merged and moved to the host and back."""
+"""Settings under which blocks run out, are shared, copied, merged and swapped."""
 
 
 class ExecutorConformance(ComponentConformance):
-    """Subclass it for an executor. One with a model says which, and is given few examples::
+    """Subclass it for an executor. One with a model names the model and takes few examples::
 
         class TestMyExecutor(ExecutorConformance):
             component = "my_executor"
             settings = {"model": "demo", "dtype": "float32"}
             max_examples = 8
 
-    Greedy text must be the same alone and in company. That needs a model whose first choice is
-    clear: in types of 16 bits, ties can be broken differently in another batch.
+    Greedy output must be the same alone and in a batch. That needs a model with a clear argmax: in
+    16-bit dtypes, ties can be broken differently in another batch.
     """
 
     slot: ClassVar[str] = "executor"
     settings: ClassVar[Mapping[str, Any]] = {}
-    """Of its engines, besides those that the tests choose."""
+    """Settings of its engines, in addition to those that the tests choose."""
     max_examples = 40
 
     @contextmanager
@@ -56,7 +57,7 @@ class ExecutorConformance(ComponentConformance):
 
     # ------------------------------------------------------------------ driven by an engine
 
-    def test_has_the_room_that_it_was_told_to_have(self) -> None:
+    def test_has_the_capacity_that_the_settings_give(self) -> None:
         values = {"num_blocks": 9, "num_host_blocks": 5, "block_size": 4, "max_model_len": 32}
         with self.engine(**values, preemption="swap") as engine:
             capacity = engine.capacity
@@ -66,34 +67,34 @@ class ExecutorConformance(ComponentConformance):
             tokens = capacity.eos_token_ids
             assert all(0 <= token < (capacity.vocab_size or token + 1) for token in tokens)
 
-    def test_says_the_same_alone_and_in_company(self) -> None:
-        """Whatever was shared, copied, moved or computed again."""
-        with self.engine(block_allocator="uncached") as quiet:
+    def test_output_is_the_same_alone_and_in_a_batch(self) -> None:
+        """With blocks shared, copied, merged, swapped and recomputed."""
+        with self.engine(block_allocator="uncached") as single:
             for tight in TIGHT:
-                with self.engine(**{"num_blocks": 20, "block_size": 2, **tight}) as engine:
-                    self._check_company(quiet, engine)
+                with self.engine(**{"num_blocks": 20, "block_size": 2, **tight}) as batched:
+                    self._check_same_output(single, batched)
 
-    def _check_company(self, quiet: Engine, busy: Engine) -> None:
-        def says_the_same(workload: Workload) -> None:
+    def _check_same_output(self, single: Engine, batched: Engine) -> None:
+        def generates_the_same(workload: Workload) -> None:
             workload = Workload(tuple((step, _greedy(r)) for step, r in workload.requests))
             alone = {}
             for _, request in workload.requests:
-                single = replace(request, sampling=replace(request.sampling, n=1))
-                (group,) = serve(quiet, Workload(((0, single),))).values()
+                one_sequence = replace(request, sampling=replace(request.sampling, n=1))
+                (group,) = serve(single, Workload(((0, one_sequence),))).values()
                 alone[request.id] = group.sequences[0].output
-            for group in serve(busy, workload).values():
+            for group in serve(batched, workload).values():
                 for sequence in group.sequences:
                     assert sequence.finish_reason is not FinishReason.ERROR, sequence.error
-                    said, whole = sequence.output, alone[group.id]
-                    assert said == whole[: len(said)], f"{sequence}: {said}, alone {whole}"
-                    assert said == whole or sequence.error, f"{sequence} ended early"
-            check_nothing_leaked(busy)
+                    output, whole = sequence.output, alone[group.id]
+                    assert output == whole[: len(output)], f"{sequence}: {output}, alone {whole}"
+                    assert output == whole or sequence.error, f"{sequence} ended early"
+            check_nothing_leaked(batched)
 
-        self.check(says_the_same, workloads(max_aborts=0), share=1 / len(TIGHT))
+        self.check(generates_the_same, workloads(max_aborts=0), share=1 / len(TIGHT))
 
     # ------------------------------------------------------------------ driven step by step
 
-    def test_draws_when_the_last_token_is_computed_and_not_before(self) -> None:
+    def test_samples_when_the_last_prompt_token_is_computed_and_not_before(self) -> None:
         with self.engine() as engine:
             executor = engine.executor
             result = run(executor, 0, [(0, 3)], added=[new_sequence(0, 5)])
@@ -103,7 +104,7 @@ class ExecutorConformance(ComponentConformance):
             result = run(executor, 2, [(0, 1)])
             assert (result.sequence_ids, len(result.token_ids)) == ([0], 1)
 
-    def test_answers_in_the_order_of_the_batch(self) -> None:
+    def test_returns_results_in_the_order_of_the_batch(self) -> None:
         with self.engine() as engine:
             executor = engine.executor
             added = [new_sequence(number, 4 + number) for number in range(3)]
@@ -120,7 +121,7 @@ class ExecutorConformance(ComponentConformance):
                 alone.append(drawn.token_ids[0])
             assert turned.token_ids == [alone[2], alone[0], alone[1]]
 
-    def test_draws_a_token_for_each_sequence_to_come(self) -> None:
+    def test_samples_a_token_for_each_sequence_of_a_fan_out(self) -> None:
         with self.engine() as engine:
             new = replace(new_sequence(0, 5), fan_out=3)
             result = run(engine.executor, 0, [(0, 5)], added=[new])
@@ -128,7 +129,7 @@ class ExecutorConformance(ComponentConformance):
             assert len(result.token_ids) == 3
             assert run(engine.executor, 1, [(0, 1)]).sequence_ids == [0]
 
-    def test_ranks_the_continuations_of_a_beam_and_draws_nothing(self) -> None:
+    def test_ranks_the_candidates_of_a_beam_and_samples_nothing(self) -> None:
         sampling = SamplingParams(beam_width=2, max_tokens=8, ignore_eos=True)
         new = replace(new_sequence(0, 5), sampling=sampling, num_candidates=4)
         with self.engine() as engine:
@@ -147,15 +148,15 @@ class ExecutorConformance(ComponentConformance):
             again = run(executor, 3, [(0, 6)], added=[whole], removed=[0]).candidates[SeqId(0)]
             assert list(again) == list(cached)
 
-    def test_forgets_what_is_removed_and_learns_it_anew(self) -> None:
+    def test_a_removed_sequence_can_be_added_again(self) -> None:
         with self.engine() as engine:
             executor = engine.executor
             once = run(executor, 0, [(0, 5)], added=[new_sequence(0, 5)])
             again = run(executor, 1, [(0, 5)], added=[new_sequence(0, 5, 8)], removed=[0])
             assert (again.sequence_ids, again.token_ids) == ([0], once.token_ids)
 
-    def test_moves_blocks_in_the_order_that_a_step_says(self) -> None:
-        """Out to the host, back from there, and copied: all in one step, then computed on."""
+    def test_moves_blocks_in_the_order_swap_out_swap_in_copy(self) -> None:
+        """A block is swapped out, swapped in and copied in one step, then computed on."""
         with self.engine(num_blocks=32, num_host_blocks=4, preemption="swap") as engine:
             run(engine.executor, 0, [(0, 3)], added=[new_sequence(0, 5)])
             plain = run(engine.executor, 1, [(0, 2)])
@@ -206,7 +207,9 @@ def run(
     removed: Sequence[int] = (),
     **changes: Any,
 ) -> StepResult:
-    """Run one step: so many tokens of each of these sequences, after these changes."""
+    """Run one step: ``batch`` gives sequences and their numbers of tokens, applied after the
+    changes.
+    """
     step = StepInput(
         number=number,
         sequence_ids=[SeqId(seq_id) for seq_id, _ in batch],
@@ -219,7 +222,7 @@ def run(
 
 
 def _greedy(request: Request) -> Request:
-    """The same without chance and without an end of its own."""
+    """The same request, greedy and ignoring end-of-sequence tokens."""
     asked = request.sampling
     return replace(
         request,

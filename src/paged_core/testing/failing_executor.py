@@ -1,4 +1,4 @@
-"""An executor that fails when it is told to."""
+"""An executor that fails on demand."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from paged_core.step import StepInput, StepResult
 
 
 class StepFailure(RuntimeError):
-    """A failure on purpose."""
+    """A deliberate failure."""
 
 
 class FailingExecutor(Executor):
-    """Passes steps on to the executor of an engine, but raises in some.
+    """Passes steps on to the executor of an engine, and raises in some.
 
     Args:
-        before: numbers of submissions (from 0) that raise before the executor hears of them.
-        after: those that raise when the executor has done its work, whose result is lost.
+        before: numbers of submissions (from 0) that raise before the executor gets them.
+        after: numbers of submissions that raise after the executor ran them; the result is lost.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class FailingExecutor(Executor):
 
     @classmethod
     def install(cls, engine: Engine, **failures: Collection[int]) -> FailingExecutor:
-        """Put one between ``engine`` and its executor."""
+        """Wrap the executor of ``engine``."""
         failing = cls(engine.executor, **failures)
         engine.executor = failing
         return failing

@@ -1,4 +1,4 @@
-"""Whatever an engine has room for when it is alone has to be served."""
+"""Every request that an engine can serve alone has to be served."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _NUM_NEW = 2
 
 
 def check_serves_what_fits(
-    engine: Engine, budget: int | None = None, seats: int | None = None
+    engine: Engine, budget: int | None = None, max_num_seqs: int | None = None
 ) -> None:
     """Check that prompts of any length, one and several sequences, are accepted and served.
 
     Args:
         engine: a fresh one; left out is what would not fit it if it were empty.
         budget: tokens that a step computes at most; ``None``: there is no limit.
-        seats: sequences that may run; ``None``: there is no limit.
+        max_num_seqs: sequences that may run; ``None``: there is no limit.
 
     Raises:
-        AssertionError: a request was refused, or given up; the message says which, and why.
+        AssertionError: a request was refused, ignored or cut short; the message says which and why.
     """
     groups = []
-    for request in _requests(engine, budget, seats):
+    for request in _requests(engine, budget, max_num_seqs):
         try:
             groups.append(engine.add(request))
         except RequestError as error:
@@ -42,14 +42,14 @@ def check_serves_what_fits(
             assert len(sequence.output) == _NUM_NEW, f"{sequence} was cut short: {sequence.error}"
 
 
-def _requests(engine: Engine, budget: int | None, seats: int | None) -> Iterator[Request]:
+def _requests(engine: Engine, budget: int | None, max_num_seqs: int | None) -> Iterator[Request]:
     kv_cache, longest = engine.kv_cache, engine.capacity.max_model_len
-    room = kv_cache.num_blocks - kv_cache.watermark_blocks
+    num_blocks = kv_cache.num_blocks - kv_cache.watermark_blocks
     for n, step in ((1, 1), (2, 3), (3, 5)):
         for length in range(1, longest - _NUM_NEW + 1, step):
             if (
-                n * kv_cache.blocks_for(length + _NUM_NEW) <= room
+                n * kv_cache.blocks_for(length + _NUM_NEW) <= num_blocks
                 and (budget is None or n * (length + _NUM_NEW) <= budget)
-                and (seats is None or n <= seats)
+                and (max_num_seqs is None or n <= max_num_seqs)
             ):
                 yield simple_request(f"prompt{length}n{n}", length, _NUM_NEW, n=n)

@@ -7,7 +7,7 @@ from typing import Any
 
 from paged_core.engine import Engine
 from paged_core.errors import RequestError
-from paged_core.future import Future
+from paged_core.interfaces.future import Future
 from paged_core.interfaces.observer import Observer
 from paged_core.registry import Registry
 from paged_core.sequence import SequenceGroup
@@ -24,14 +24,14 @@ def build_memory_engine(
     future: Future | None = None,
     **settings: Any,
 ) -> Engine:
-    """Build an engine on the ``memory`` executor, which reads every sequence back as it runs.
+    """Build an engine on the ``memory`` executor, which reads every scheduled sequence back.
 
     Args:
-        registry: where the components come from; what is installed, unless told otherwise.
-        observers: ready ones, and names or tables of others, as settings would have them.
-        clock: seconds; without one, the number of the step.
-        future: what evictors for replays are told; without one, that nothing is asked for.
-        settings: of the engine; without them 64 blocks of 4 tokens, ``max_model_len`` 64.
+        registry: the source of components; by default, all that are installed.
+        observers: instances, and names or tables of others, as in settings.
+        clock: seconds; by default, the number of the step.
+        future: the look-ups that evictors for replays get; by default, none.
+        settings: of the engine; by default 64 blocks of 4 tokens and ``max_model_len`` 64.
     """
     registry = registry or Registry.discover()
     ready = [observer for observer in observers if isinstance(observer, Observer)]
@@ -51,10 +51,10 @@ def build_memory_engine(
 
 
 def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[str, SequenceGroup]:
-    """Serve a workload to its end; return its requests by id, without those that were refused.
+    """Serve a workload to its end; return its groups by request id, without refused requests.
 
     Raises:
-        AssertionError: it does not end.
+        AssertionError: it has not ended after ``max_steps``.
     """
     groups: dict[str, SequenceGroup] = {}
     to_come = list(workload.requests)
@@ -71,5 +71,5 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
             engine.abort(request_id)
         engine.step()
         step += 1
-        assert step < max_steps, f"no end in sight after {step} steps: {list(engine.groups)}"
+        assert step < max_steps, f"unfinished after {step} steps: {list(engine.groups)}"
     return groups

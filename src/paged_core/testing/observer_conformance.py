@@ -36,11 +36,11 @@ class ObserverConformance(ComponentConformance):
         self._folder = tmp_path
 
     def table(self, folder: Path) -> dict[str, Any]:
-        """The component with its options; files that it writes belong into ``folder``."""
+        """The component with its options; it must write its files into ``folder``."""
         return dict(self._table)
 
     def watched_engine(self, **values: Any) -> tuple[Engine, _Witness]:
-        """An engine with the observer, and a witness that hears the same after it."""
+        """An engine with the observer, and a witness that gets the same events after it."""
         witness = _Witness()
         engine = build_memory_engine(
             self.registry, observers=[self.table(self._folder), witness], **values
@@ -49,11 +49,11 @@ class ObserverConformance(ComponentConformance):
 
     def check_still_there(self, engine: Engine) -> None:
         """Check that no observer was dropped because it raised."""
-        left = len(engine._observers._observers)
+        left = len(engine.observers)
         assert left == 2, "the observer raised and was dropped; the log says why"
 
-    def test_hears_of_everything_without_raising(self) -> None:
-        def hears(values: dict[str, Any], workload: Workload) -> None:
+    def test_handles_every_event_without_raising(self) -> None:
+        def handles(values: dict[str, Any], workload: Workload) -> None:
             engine, _ = self.watched_engine(**values)
             groups = serve(engine, workload)
             self.check_still_there(engine)
@@ -61,7 +61,7 @@ class ObserverConformance(ComponentConformance):
             engine.close()
             self.check_still_there(engine)
 
-        self.check(hears, engine_settings(self.registry), workloads())
+        self.check(handles, engine_settings(self.registry), workloads())
 
     def test_changes_nothing(self) -> None:
         def decides_the_same(values: dict[str, Any], workload: Workload) -> None:
@@ -70,7 +70,7 @@ class ObserverConformance(ComponentConformance):
             engine.close()
             alone = _Witness()
             serve(build_memory_engine(self.registry, observers=[alone], **values), workload)
-            assert watched.heard == alone.heard
+            assert watched.events == alone.events
 
         self.check(decides_the_same, engine_settings(self.registry), workloads())
 
@@ -81,34 +81,34 @@ class ObserverConformance(ComponentConformance):
         one.close()
         other.close()
 
-    def test_may_be_closed_without_having_heard_anything(self) -> None:
+    def test_may_be_closed_without_any_event(self) -> None:
         self.build_one().close()
 
-    def test_sees_a_request_through(self) -> None:
+    def test_handles_a_request_from_start_to_finish(self) -> None:
         engine, witness = self.watched_engine()
         serve(engine, Workload(((0, simple_request("A", 5, 3, n=2)),)))
         self.check_still_there(engine)
         engine.close()
-        assert ("A", "finished") in witness.heard
+        assert ("A", "finished") in witness.events
 
     def build_one(self) -> Observer:
         """An observer as an engine would have it."""
         engine, _ = self.watched_engine()
-        (mine, *_) = [o for o in engine._observers._observers if not isinstance(o, _Witness)]
+        (mine, *_) = [o for o in engine.observers if not isinstance(o, _Witness)]
         return mine
 
 
 class _Witness(Observer):
-    """Writes down what it hears, in words that can be compared."""
+    """Records the events as values that can be compared."""
 
     def __init__(self) -> None:
-        self.heard: list[object] = []
+        self.events: list[object] = []
 
     def on_step(self, step: StepRecord, /) -> None:
-        self.heard.append((step.number, dict(step.scheduled), step.finished, step.free_blocks))
+        self.events.append((step.number, dict(step.scheduled), step.finished, step.free_blocks))
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
-        self.heard.append((group.id, event))
+        self.events.append((group.id, event))
 
     def on_block(self, event: BlockEvent, /) -> None:
-        self.heard.append(event)
+        self.events.append(event)

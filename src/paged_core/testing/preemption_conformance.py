@@ -38,7 +38,7 @@ class PreemptionConformance(ServesEveryWorkload):
     slot: ClassVar[str] = "preemption"
 
     def expected(self, group: SequenceGroup, /) -> PreemptionMode | None:
-        """Return how the group must give way; ``None``: nothing is said of it."""
+        """Return how the group must be preempted; ``None``: any answer will do."""
         return None
 
     def make(self, block_size: int = 4) -> Preemption:
@@ -47,10 +47,10 @@ class PreemptionConformance(ServesEveryWorkload):
         assert isinstance(made, Preemption)
         return made
 
-    def test_answers_with_a_mode_and_keeps_its_word_about_swapping(self) -> None:
-        def answers(coming: list[Request], computed: list[int]) -> None:
+    def test_returns_a_mode_and_swaps_only_if_may_swap(self) -> None:
+        def answers(requests: list[Request], computed: list[int]) -> None:
             preemption, twin = self.make(), self.make()
-            for group in self._groups(coming, computed):
+            for group in self._groups(requests, computed):
                 with untouched([group]):
                     mode = preemption.mode(group)
                 assert isinstance(mode, PreemptionMode)
@@ -58,27 +58,27 @@ class PreemptionConformance(ServesEveryWorkload):
                     "it swaps, but may_swap is False, so there are no host blocks"
                 )
                 assert preemption.mode(group) is mode is twin.mode(group), (
-                    "asked about the same group, it has to give the same answer"
+                    "for the same group, it must return the same mode"
                 )
                 wanted = self.expected(group)
                 assert wanted is None or mode is wanted
 
         self.check(answers, request_lists(), shares())
 
-    def test_reserves_what_is_there_and_what_may_come_at_most(self) -> None:
-        def reserves(coming: list[Request], computed: list[int], block_size: int) -> None:
+    def test_reserves_between_the_present_and_the_maximum_length(self) -> None:
+        def reserves(requests: list[Request], computed: list[int], block_size: int) -> None:
             preemption, twin = self.make(block_size), self.make(block_size)
-            for group in self._groups(coming, computed):
+            for group in self._groups(requests, computed):
                 with untouched([group]):
                     tokens = preemption.tokens_to_reserve(group)
                 assert preemption.tokens_to_reserve(group) == tokens
                 assert twin.tokens_to_reserve(group) == tokens, (
-                    "asked about the same group, it has to give the same answer"
+                    "for the same group, it must reserve the same number of tokens"
                 )
                 longest = max(len(sequence.tokens) for sequence in group.live)
                 whole = -(-group.max_length // block_size) * block_size
                 assert tokens is None or longest <= tokens <= whole, (
-                    f"{tokens} tokens are set aside for a sequence that has {longest} and may come "
+                    f"{tokens} tokens are reserved for a sequence that has {longest} and may grow "
                     f"to {group.max_length}"
                 )
 
@@ -88,13 +88,13 @@ class PreemptionConformance(ServesEveryWorkload):
         check_serves_what_fits(build_memory_engine(self.registry, preemption=self._table))
 
     def _groups(self, coming: list[Request], computed: list[int]) -> list[SequenceGroup]:
-        """Some that wait, and the same at work."""
+        """Some waiting groups, and the same requests running."""
         return [
             *waiting_groups(coming),
             *running_groups(empty_cache(self.registry), coming, computed),
         ]
 
-    def test_serves_whatever_the_host_can_hold(self) -> None:
+    def test_serves_workloads_with_any_number_of_host_blocks(self) -> None:
         def serves(values: dict[str, Any], workload: Workload, num_host_blocks: int) -> None:
             recorder = _SwapRecorder()
             values = {**values, "num_host_blocks": num_host_blocks}

@@ -9,9 +9,9 @@ from typing import ClassVar
 from hypothesis import strategies as st
 
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsQuantum
+from paged_core.interfaces.service import service_of
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup, Status
-from paged_core.service import service_of
 from paged_core.testing.component_conformance import ServesEveryWorkload
 from paged_core.testing.policy_subjects import empty_cache, request_lists, waiting_groups
 from paged_core.testing.untouched import untouched
@@ -33,24 +33,24 @@ class QueueOrderConformance(ServesEveryWorkload):
     def expected(
         self, groups: Sequence[SequenceGroup], now: float, /
     ) -> Sequence[SequenceGroup] | None:
-        """Return the groups as they must be served; ``None``: nothing is said of it.
+        """Return the groups in the order in which they must be served; ``None``: not specified.
 
         Args:
-            groups: in the order of their coming.
+            groups: in arrival order.
             now: seconds.
         """
         return None
 
     def make(self) -> QueueOrder:
-        """A fresh order, over a cache that is empty."""
+        """A fresh order with an empty cache."""
         made = self.build(OrderParts(kv_cache=empty_cache(self.registry)))
         assert isinstance(made, QueueOrder)
         return made
 
     def test_any_two_groups_can_be_compared(self) -> None:
-        def compares(coming: list[Request], now: float) -> None:
+        def compares(requests: list[Request], now: float) -> None:
             order = self.make()
-            keys = [order.key(group, now) for group in waiting_groups(coming)]
+            keys = [order.key(group, now) for group in waiting_groups(requests)]
             for one in keys:
                 for other in keys:
                     smaller, larger, equal = one < other, other < one, one == other
@@ -61,33 +61,33 @@ class QueueOrderConformance(ServesEveryWorkload):
         self.check(compares, request_lists(), st.floats(0, 100))
 
     def test_a_key_depends_on_the_group_and_the_time_alone(self) -> None:
-        def asks_twice(coming: list[Request], now: float) -> None:
+        def asks_twice(requests: list[Request], now: float) -> None:
             order, twin = self.make(), self.make()
-            groups = waiting_groups(coming)
+            groups = waiting_groups(requests)
             with untouched(groups):
                 before = [order.key(group, now) for group in groups]
             assert [order.key(group, now) for group in reversed(groups)] == before[::-1]
             assert [twin.key(group, now) for group in groups] == before, (
-                "another one, asked the same, has other keys: runs cannot be repeated"
+                "a second order returns other keys for the same groups: runs cannot be repeated"
             )
 
         self.check(asks_twice, request_lists(), st.floats(0, 100))
 
     def test_a_stable_order_stays_the_same_while_groups_wait(self) -> None:
-        def stays(coming: list[Request], now: float, later: float) -> None:
+        def stays(requests: list[Request], now: float, later: float) -> None:
             order = self.make()
             if order.stable:
-                for group in waiting_groups(coming):
+                for group in waiting_groups(requests):
                     assert order.key(group, now) == order.key(group, now + later), (
                         "the key changes with time; set stable = False"
                     )
 
         self.check(stays, request_lists(), st.floats(0, 100), st.floats(0, 1e6))
 
-    def test_serves_in_the_order_that_is_expected(self) -> None:
-        def serves(coming: list[Request], now: float) -> None:
+    def test_serves_in_the_expected_order(self) -> None:
+        def serves(requests: list[Request], now: float) -> None:
             queue = WaitingQueue(self.make())
-            groups = waiting_groups(coming)
+            groups = waiting_groups(requests)
             for group in groups:
                 queue.push(group, now)
             wanted = self.expected(groups, now)
@@ -98,12 +98,12 @@ class QueueOrderConformance(ServesEveryWorkload):
         self.check(serves, request_lists(), st.floats(0, 100))
 
     def test_counts_service_without_losing_the_order(self) -> None:
-        def counts(coming: list[Request], served: list[int]) -> None:
+        def counts(requests: list[Request], served: list[int]) -> None:
             order = self.make()
             assert hasattr(order, "served") == hasattr(order, "left"), (
-                "an order has both served() and left(), or the engine calls neither"
+                "an order needs both served() and left(); with one, the engine calls neither"
             )
-            groups = waiting_groups(coming)
+            groups = waiting_groups(requests)
             with untouched(groups):
                 _tell(order, groups, served)
                 sorted(order.key(group, 100.0) for group in groups)
@@ -114,15 +114,15 @@ class QueueOrderConformance(ServesEveryWorkload):
 
         self.check(counts, request_lists(), st.lists(st.integers(1, 50), min_size=8, max_size=8))
 
-    def test_says_of_any_running_group_whether_its_quantum_is_over(self) -> None:
-        """If it has quanta: in whatever order it is asked, and whatever it was told before."""
+    def test_quantum_over_depends_on_the_group_and_its_service_alone(self) -> None:
+        """If it has quanta: in any order of calls."""
 
-        def says(coming: list[Request], served: list[int], now: float) -> None:
+        def says(requests: list[Request], served: list[int], now: float) -> None:
             order, twin = self.make(), self.make()
             if not isinstance(order, SupportsQuantum):
                 return
             assert isinstance(twin, SupportsQuantum)
-            groups = waiting_groups(coming)
+            groups = waiting_groups(requests)
             for group in groups:
                 group.status, group.first_token_at = Status.RUNNING, 0.0
             with untouched(groups):
@@ -132,9 +132,9 @@ class QueueOrderConformance(ServesEveryWorkload):
                     _tell(each, groups[:-1] * len(served), served * len(groups))
                 answers = [order.quantum_over(group, now) for group in groups]
                 again = [order.quantum_over(group, now) for group in reversed(groups)]
-            assert again == answers[::-1], "asked again it says something else"
+            assert again == answers[::-1], "a second call returns something else"
             assert [twin.quantum_over(group, now) for group in groups] == answers, (
-                "another one, told the same, says something else: runs cannot be repeated"
+                "a second order returns something else for the same calls: runs cannot be repeated"
             )
 
         counts = st.lists(st.sampled_from([1, 1, 1, 9]), max_size=40)
@@ -142,7 +142,7 @@ class QueueOrderConformance(ServesEveryWorkload):
 
 
 def _tell(order: QueueOrder, groups: Sequence[SequenceGroup], served: Sequence[int]) -> None:
-    """Tell an order of service, one second after the other, if it wants to hear of it."""
+    """Report service to an order that counts it, one second apart."""
     service = service_of(order)
     if service is not None:
         for now, (group, num_tokens) in enumerate(zip(groups, served, strict=False)):

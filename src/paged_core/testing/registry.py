@@ -1,4 +1,4 @@
-"""Registries for tests: what is installed, and parts that only the test has."""
+"""Registries for tests: the installed components, and some that only the test has."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from paged_core.registry import Registry
 
 
 def registry_with(*parts: object) -> Registry:
-    """Return a registry of everything installed and ``parts`` besides.
+    """Return a registry of everything installed, with ``parts`` added.
 
     Args:
         parts: records (:class:`~paged_core.component.Component` and the like) or modules with
             hooks, as an entry point would name them.
 
     Raises:
-        PluginError: the parts cannot be used; the message says why.
+        PluginError: a part cannot be used; the message says why.
     """
     found = Registry.discover()
     return found.extended(*parts, plugin="under_test") if parts else found

@@ -1,4 +1,4 @@
-"""Settings survive every way in which they travel."""
+"""Checks that settings survive serialisation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from paged_core.settings import EngineSettings
 def settings_round_trip(
     subject: EngineSettings | ComponentSettings | Component | type[ComponentSettings], /
 ) -> None:
-    """Check that settings are the same after JSON, after plain data, and after pickling.
+    """Check that settings are the same after JSON, plain data and pickle.
 
     Args:
         subject: the settings of an engine, the options of a component, or the component itself (or
-            its class of options), whose defaults are then tried.
+            its options class), whose defaults are then used.
 
     Raises:
-        AssertionError: something was lost; the message says on which way.
+        AssertionError: a value was lost; the message names the format.
     """
     if isinstance(subject, Component):
         subject = subject.settings

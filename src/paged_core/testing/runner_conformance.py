@@ -1,4 +1,4 @@
-"""What a runner must do, over attention that has no blocks."""
+"""The contract of runners, tested with attention that has no paged cache."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import strategies as st
 
+from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner, RunnerParts
-from paged_core.layer import LayerSpec
 from paged_core.settings import settings_class
 from paged_core.testing.component_conformance import ComponentConformance
 from paged_core.testing.dense_attention import DenseAttention
@@ -19,25 +19,25 @@ PROMPTS = ((1, 5, 9, 2, 6, 3, 8), (4, 4, 7), (2, 9, 1, 1, 3))
 
 
 class RunnerConformance(ComponentConformance):
-    """Subclass it for a runner, and say which model to try it with::
+    """Subclass it for a runner, and name the model to test it with::
 
         class TestMyRunner(RunnerConformance):
             component = "my_runner"
             settings = {"model": "demo", "dtype": "float32"}
 
-    The model needs a vocabulary of ten tokens or more. That what it computes is what the model
-    means is for other tests; here it must compute the same however it is asked.
+    The model needs a vocabulary of at least ten tokens. Whether the logits are right is left to
+    other tests; here they must not depend on chunks and on the batch.
     """
 
     slot: ClassVar[str] = "runner"
     settings: ClassVar[Mapping[str, Any]] = {"model": "demo", "dtype": "float32"}
-    """Of the engine: the model and the like."""
+    """Of the engine, such as the model."""
     tolerance: ClassVar[float] = 1e-4
-    """How far logits may be apart, by what they are computed beside."""
+    """Largest difference of logits computed in different batches."""
     max_examples = 15
 
     def make(self) -> Runner:
-        """A fresh runner, loaded; the test is skipped where it cannot serve."""
+        """A fresh runner, loaded; the test is skipped where it is not available."""
         reason = self.record.obstacle()
         if reason:
             pytest.skip(reason)
@@ -58,13 +58,13 @@ class RunnerConformance(ComponentConformance):
         assert runner.max_model_len is None or runner.max_model_len > 0
         assert all(0 <= token < runner.vocab_size for token in runner.eos_token_ids)
 
-    def test_attends_once_in_every_layer_in_order(self) -> None:
+    def test_calls_attention_once_per_layer_in_order(self) -> None:
         runner = self.make()
         attention = DenseAttention(runner.layers, 1)
         self.step(runner, attention, [(0, PROMPTS[0], 0)])
         assert attention.called == list(range(len(runner.layers)))
 
-    def test_logits_are_a_row_of_the_vocabulary_for_each_hidden_state(self) -> None:
+    def test_logits_have_a_row_per_hidden_state(self) -> None:
         torch: Any = import_module("torch")
         runner = self.make()
         rows = self.step(runner, DenseAttention(runner.layers, 1), [(0, PROMPTS[0], 0)])
@@ -72,7 +72,7 @@ class RunnerConformance(ComponentConformance):
         assert rows.dtype == torch.float32
         assert bool(torch.isfinite(rows).all())
 
-    def test_computes_the_same_in_chunks_and_in_company(self) -> None:
+    def test_logits_do_not_depend_on_chunks_or_batch(self) -> None:
         torch: Any = import_module("torch")
         runner = self.make()
         alone = [
@@ -98,7 +98,7 @@ class RunnerConformance(ComponentConformance):
                     apart = float(torch.max(torch.abs(got - wanted)))
                     assert apart <= self.tolerance, (
                         f"logits of tokens {start} to {start + len(chunk)} of sequence {sequence} "
-                        f"are {apart} apart from those that it has alone"
+                        f"differ by {apart} from those that it has alone"
                     )
                     done[sequence] += len(chunk)
 
@@ -119,7 +119,7 @@ class RunnerConformance(ComponentConformance):
         attention: DenseAttention,
         batch: Sequence[tuple[int, Sequence[int], int]],
     ) -> Any:
-        """Logits [T, vocab] of a batch: for each sequence its tokens, and the first's position."""
+        """Return logits [T, V] of a batch: index, tokens and first position of each sequence."""
         torch: Any = import_module("torch")
         device = runner.layers[0].device
         attention.begin([(sequence, len(tokens)) for sequence, tokens, _ in batch])
@@ -131,5 +131,5 @@ class RunnerConformance(ComponentConformance):
                 torch.tensor(positions, device=device),
                 attention,
             )
-            assert len(hidden) == len(tokens), "a hidden state for each token is wanted"
+            assert len(hidden) == len(tokens), "a hidden state for each token is expected"
             return runner.logits(hidden).cpu()

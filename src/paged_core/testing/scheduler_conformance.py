@@ -1,4 +1,4 @@
-"""What a scheduler must do, whatever it decides."""
+"""What every scheduler must do."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from paged_core.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.settings import settings_class
 from paged_core.testing.always_over_order import ALWAYS_OVER, AlwaysOverSettings
+from paged_core.testing.background_executor import BackgroundExecutor
 from paged_core.testing.component_conformance import ComponentConformance
 from paged_core.testing.engine_settings import component_options, engine_settings
 from paged_core.testing.failing_executor import FailingExecutor
@@ -23,14 +24,14 @@ from paged_core.testing.workload import Workload, simple_request, workloads
 
 
 class SchedulerConformance(ComponentConformance):
-    """Subclass it for a scheduler; override :meth:`budget` and :meth:`seats` if its options for
-    them have other names than ``max_num_batched_tokens`` and ``max_num_seqs``::
+    """Subclass it for a scheduler; override :meth:`budget` and :meth:`max_num_seqs` if its options
+    for them have other names than ``max_num_batched_tokens`` and ``max_num_seqs``::
 
         class TestMyScheduler(SchedulerConformance):
             component = "my_scheduler"
 
-    Every decision is checked in every test: who runs is scheduled once, holds the blocks it needs,
-    the limits are kept, and what is said of whole groups is what became of them.
+    Every plan is checked in every test: a sequence is scheduled once and holds the blocks it needs,
+    the limits are kept, and what the plan says of whole groups is what became of them.
     """
 
     slot: ClassVar[str] = "scheduler"
@@ -41,7 +42,7 @@ class SchedulerConformance(ComponentConformance):
         limit: int | None = getattr(options, "max_num_batched_tokens", None)
         return limit
 
-    def seats(self, options: ComponentSettings) -> int | None:
+    def max_num_seqs(self, options: ComponentSettings) -> int | None:
         """Sequences that may run; ``None``: there is no limit."""
         limit: int | None = getattr(options, "max_num_seqs", None)
         return limit
@@ -53,7 +54,7 @@ class SchedulerConformance(ComponentConformance):
         settings = settings_class(registry)(**values)
         engine = build_memory_engine(registry, **values)
         WatchedScheduler.install(
-            engine, self.budget(settings.scheduler), self.seats(settings.scheduler)
+            engine, self.budget(settings.scheduler), self.max_num_seqs(settings.scheduler)
         )
         return engine
 
@@ -70,11 +71,11 @@ class SchedulerConformance(ComponentConformance):
         check_served(engine, workload, serve(engine, workload))
 
     def test_refuses_nothing_that_fits_alone(self) -> None:
-        budget, seats = self.budget(self.options), self.seats(self.options)
-        check_serves_what_fits(self.make_engine(), budget, seats)
+        budget, max_num_seqs = self.budget(self.options), self.max_num_seqs(self.options)
+        check_serves_what_fits(self.make_engine(), budget, max_num_seqs)
 
     def test_says_what_the_prefix_cache_served(self) -> None:
-        """Nothing has to be; but what was not computed again is reported."""
+        """None has to be; but tokens that are not computed are reported."""
         engine = self.make_engine(block_allocator="hash_cached")
         prompt = tuple(range(20))
         workload = Workload(
@@ -104,7 +105,7 @@ class SchedulerConformance(ComponentConformance):
         check_nothing_leaked(engine)
 
     def test_runs_several_at_once(self) -> None:
-        """Batching is what it is for: two small requests together are served in fewer steps."""
+        """Two small requests together take fewer steps than one after the other."""
         steps = []
         for names in ("A", "AB"):
             engine = self.make_engine()
@@ -112,7 +113,7 @@ class SchedulerConformance(ComponentConformance):
             steps.append(engine.num_steps)
         assert steps[1] < 2 * steps[0]
 
-    def test_lets_go_of_a_request_wherever_it_stands(self) -> None:
+    def test_aborts_a_request_in_any_queue(self) -> None:
         for step in range(14):
             engine = self.make_engine(num_blocks=6, num_host_blocks=12, preemption="swap")
             requests = tuple((0, simple_request(name, 7, 12)) for name in "ABC")
@@ -120,12 +121,38 @@ class SchedulerConformance(ComponentConformance):
                 workload = Workload(requests, ((step, name),))
                 check_served(engine, workload, serve(engine, workload))
 
+    def test_leaves_out_what_waits_for_a_step_under_way(self) -> None:
+        """A running sequence with nothing pending: its group is left out, and is not disturbed."""
+        engine = self.make_engine()
+        group = engine.add(simple_request("A", 5, 8))
+        (sequence,) = group.live
+        while sequence.num_tokens == 5:
+            engine.step()
+        sequence.num_scheduled = sequence.num_tokens
+        plan = engine.scheduler.schedule(engine.clock())
+        assert not plan.sequences, f"{sequence} is scheduled, but has nothing pending"
+        assert group in engine.scheduler.queues().running, f"{group} should go on running"
+        sequence.num_scheduled = sequence.num_computed
+        serve(engine, Workload(()))
+        check_said(engine, group)
+        check_nothing_leaked(engine)
+
     def test_serves_every_workload_as_if_each_request_were_alone(self) -> None:
         def serves(values: dict[str, Any], workload: Workload) -> None:
             engine = self.make_engine(**values)
             check_served(engine, workload, serve(engine, workload))
 
         self.check(serves, self.engine_values(), workloads())
+
+    def test_serves_every_workload_with_each_step_planned_ahead(self) -> None:
+        """A running sequence may have nothing pending: a step under way draws its next token."""
+
+        def serves(values: dict[str, Any], workload: Workload) -> None:
+            engine = self.make_engine(**values, async_scheduling=True)
+            BackgroundExecutor.install(engine)
+            check_served(engine, workload, serve(engine, workload))
+
+        self.check(serves, self.engine_values(), workloads(max_aborts=2))
 
     def test_survives_aborts_at_any_time(self) -> None:
         def survives(values: dict[str, Any], workload: Workload) -> None:
@@ -155,7 +182,7 @@ class SchedulerConformance(ComponentConformance):
     # ------------------------------------------------------------------ orders that have quanta
 
     def test_requests_end_even_if_every_quantum_is_always_over(self) -> None:
-        """A scheduler that honours quanta sees to it that each turn brings something."""
+        """A scheduler that ends quanta makes sure that a token is generated in each."""
         registry = self._registry_with_quanta()
         order = AlwaysOverSettings(waiting_first=True)
         workload = Workload(
@@ -180,10 +207,10 @@ class SchedulerConformance(ComponentConformance):
         engine = self.make_engine(self._registry_with_quanta(), queue_order="always_over")
         workload = Workload(((0, simple_request("A", 9, 8)),))
         check_served(engine, workload, serve(engine, workload))
-        assert _given_way(engine) == set(), "it had to give way, and nothing else was there"
+        assert _preempted(engine) == set(), "it was preempted, and there was no other request"
 
-    def test_nothing_gives_way_to_what_comes_after_it(self) -> None:
-        """Where there are blocks for all: for a seat or tokens, the order says who goes first."""
+    def test_no_request_is_preempted_for_one_that_comes_after_it(self) -> None:
+        """Where there are blocks for all: for ``max_num_seqs`` or tokens, the order decides."""
         registry = self._registry_with_quanta()
         order = {"name": "always_over", "waiting_first": False}
         workload = Workload(tuple((i, simple_request(f"r{i}", 5 + i, 6)) for i in range(10)))
@@ -193,7 +220,7 @@ class SchedulerConformance(ComponentConformance):
                 registry, scheduler=table, queue_order=order, num_blocks=200, watermark=0.0
             )
             check_served(engine, workload, serve(engine, workload))
-            assert _given_way(engine) == set(), "preempted for what came later"
+            assert _preempted(engine) == set(), "preempted for what came later"
 
         given = {name: getattr(self.options, name) for name in self.options.model_fields_set}
         self.check(serves, component_options(type(self.options), given), share=0.2)
@@ -202,7 +229,7 @@ class SchedulerConformance(ComponentConformance):
         return self.registry.extended(ALWAYS_OVER, plugin="conformance")
 
 
-def _given_way(engine: Engine) -> set[str]:
+def _preempted(engine: Engine) -> set[str]:
     watched = engine.scheduler
     assert isinstance(watched, WatchedScheduler)
-    return watched.given_way
+    return watched.preempted

@@ -1,4 +1,4 @@
-"""What a request says when it is alone with all the room in the world: nothing may change it."""
+"""The output that a request has when it runs alone, and checks that it has no other."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from math import isclose
 from typing import Protocol, cast
 
 from paged_core.engine import Engine
+from paged_core.ids import SeqId
 from paged_core.request import FinishReason, Request
-from paged_core.sequence import SeqId, SequenceGroup
+from paged_core.sequence import SequenceGroup
 from paged_core.step import NewSequence
+from paged_core.testing.background_executor import BackgroundExecutor
 from paged_core.testing.failing_executor import FailingExecutor
 from paged_core.testing.workload import Workload
 
 
 class _Model(Protocol):
-    """What the ``memory`` executor offers."""
+    """The methods of the ``memory`` executor that replace a model."""
 
     def draw(self, sequence: NewSequence, tokens: Sequence[int], index: int, /) -> int: ...
 
@@ -26,16 +28,16 @@ class _Model(Protocol):
 
 def _model(engine: Engine) -> _Model:
     executor = engine.executor
-    if isinstance(executor, FailingExecutor):
+    while isinstance(executor, FailingExecutor | BackgroundExecutor):
         executor = executor.inner
     return cast("_Model", executor)
 
 
 def text_alone(engine: Engine, request: Request, index: int = 0) -> list[int]:
-    """Return the tokens that sequence ``index`` of a request draws, whatever the schedule.
+    """Return the tokens that sequence ``index`` of a request generates under any schedule.
 
     Args:
-        engine: one on the ``memory`` executor.
+        engine: an engine on the ``memory`` executor.
     """
     new = NewSequence(
         id=SeqId(0),
@@ -54,7 +56,7 @@ def text_alone(engine: Engine, request: Request, index: int = 0) -> list[int]:
 
 
 def best_alone(engine: Engine, request: Request) -> list[tuple[list[int], float]]:
-    """Return what a request with ``best_of`` returns, and the scores, whatever the schedule."""
+    """Return the outputs of a request with ``best_of``, and their scores, under any schedule."""
     model = _model(engine)
     texts = [text_alone(engine, request, index) for index in range(request.sampling.width)]
     scored = []
@@ -69,7 +71,7 @@ def best_alone(engine: Engine, request: Request) -> list[tuple[list[int], float]
 
 
 def search_alone(engine: Engine, request: Request) -> list[tuple[list[int], float]]:
-    """Return what a request with ``beam_width`` finds, and the scores, whatever the schedule."""
+    """Return the outputs of a request with ``beam_width``, and their scores, under any schedule."""
     model, asked = _model(engine), request.sampling
     width, power = asked.width, asked.length_penalty
     longest = asked.max_tokens or 0
@@ -99,35 +101,36 @@ def search_alone(engine: Engine, request: Request) -> list[tuple[list[int], floa
 
 
 def check_said(engine: Engine, group: SequenceGroup) -> None:
-    """Check that an ended request said what it says alone, or the beginning if it was given up."""
+    """Check that a finished request has the output that it has alone, or a prefix if aborted."""
     if group.request.sampling.chooses_at_end:
         _check_chosen(engine, group)
         return
     for sequence in group.sequences:
         whole = text_alone(engine, group.request, sequence.index)
-        said = sequence.output
-        assert said == whole[: len(said)], f"{sequence} says {said}, alone it says {whole}"
+        output = sequence.output
+        assert output == whole[: len(output)], f"{sequence} has {output}, alone it has {whole}"
         if sequence.finish_reason is FinishReason.LENGTH:
-            assert said == whole or sequence.error, f"{sequence} ended early, without a reason"
+            assert output == whole or sequence.error, f"{sequence} ended early, without a reason"
 
 
 def _check_chosen(engine: Engine, group: SequenceGroup) -> None:
-    """The same for a request that returns the best of several sequences."""
+    """As :func:`check_said`, for a request that returns the best of several sequences."""
     own_ends = (FinishReason.STOP, FinishReason.LENGTH)
     if any(each.error or each.finish_reason not in own_ends for each in group.sequences):
-        return  # what was best when it was given up depends on when that was
+        return  # which sequences were best when it was aborted depends on the step
     searches = group.request.sampling.beam_width is not None
     expected = (search_alone if searches else best_alone)(engine, group.request)
-    said = [sequence.output for sequence in group.sequences]
-    assert said == [text for text, _ in expected], f"{group} says {said}, alone {expected}"
+    outputs = [sequence.output for sequence in group.sequences]
+    assert outputs == [text for text, _ in expected], f"{group} has {outputs}, alone {expected}"
     for sequence, (_, score) in zip(group.sequences, expected, strict=True):
         assert isclose(sequence.score or 0.0, score, abs_tol=1e-9), f"{sequence}: not {score}"
 
 
 def check_served(engine: Engine, workload: Workload, groups: Mapping[str, SequenceGroup]) -> None:
-    """Check what is left after :func:`~paged_core.testing.memory_engine.serve`.
+    """Check the groups that :func:`~paged_core.testing.memory_engine.serve` returns.
 
-    Every request said what it says alone; whoever ended early has a reason; nothing leaked.
+    Every request has the output that it has alone; one that ended early has a reason; no block
+    leaked.
     """
     aborted = {request_id for _, request_id in workload.aborts}
     for group in groups.values():

@@ -1,4 +1,4 @@
-"""A policy looks at groups, and changes nothing about them."""
+"""Checks that a policy does not change the groups that it looks at."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from paged_core.sequence import SequenceGroup
 
 @contextmanager
 def untouched(groups: Iterable[SequenceGroup]) -> Iterator[None]:
-    """Check that no field of ``groups``, their sequences or block tables changes meanwhile.
+    """Check that no field of ``groups``, their sequences or block tables changes in the block.
 
-    Content keys are left out: whoever looks something up in the cache has them computed and kept.
+    Content keys are left out: a look-up in the cache computes and keeps them.
 
     Raises:
-        AssertionError: one has; the message says which.
+        AssertionError: a field has changed; the message names it.
     """
     watched = list(groups)
     before = _facts(watched)
@@ -46,7 +46,7 @@ def _add(facts: dict[str, Any], name: str, subject: object) -> None:
 
 
 def _frozen(value: Any) -> Any:
-    """What a field holds now: containers as they are, copied."""
+    """The present value of a field; containers are copied."""
     if isinstance(value, list):
         return [_frozen(item) for item in value]
     return dict(value) if isinstance(value, dict) else value

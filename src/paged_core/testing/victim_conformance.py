@@ -35,7 +35,7 @@ class VictimConformance(ServesEveryWorkload):
     slot: ClassVar[str] = "victim"
 
     def expected(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup | None:
-        """Return the group that must give way; ``None``: nothing is said of it.
+        """Return the group that must be preempted; ``None``: any answer will do.
 
         Args:
             candidates: running groups that hold blocks, worst last; never empty.
@@ -51,32 +51,32 @@ class VictimConformance(ServesEveryWorkload):
         return made
 
     def test_chooses_the_only_candidate(self) -> None:
-        def chooses(coming: list[Request]) -> None:
+        def chooses(requests: list[Request]) -> None:
             component = self.make()
-            for group in waiting_groups(coming):
+            for group in waiting_groups(requests):
                 group.status = Status.RUNNING
-                assert component.choose([group], 0.0) is group, "it chose someone else"
+                assert component.choose([group], 0.0) is group, "it chose another group"
 
         self.check(chooses, request_lists(), share=0.5)
 
-    def test_chooses_one_of_the_candidates_and_leaves_them_alone(self) -> None:
-        """One component is asked again and again, each time without those chosen before."""
+    def test_chooses_one_of_the_candidates_and_changes_nothing(self) -> None:
+        """One component is called repeatedly, each time without the groups chosen before."""
 
-        def chooses(coming: list[Request], computed: list[int], now: float) -> None:
+        def chooses(requests: list[Request], computed: list[int], now: float) -> None:
             cache = empty_cache(self.registry)
-            candidates = running_groups(cache, coming, computed)
+            candidates = running_groups(cache, requests, computed)
             component, twin = self.make(cache), self.make(cache)
             while candidates:
                 before, free = list(candidates), cache.num_free
                 with untouched(before):
                     victim = component.choose(candidates, now)
                 assert candidates == before, "it changed the list of candidates"
-                assert any(victim is group for group in candidates), "it chose someone else"
-                assert cache.num_free == free, "the scheduler takes the blocks, not the victim"
+                assert any(victim is group for group in candidates), "it chose another group"
+                assert cache.num_free == free, "it freed blocks; that is for the scheduler"
                 wanted = self.expected(before, now)
                 assert wanted is None or victim is wanted, f"it chose {victim} instead of {wanted}"
                 assert twin.choose(list(before), now) is victim, (
-                    "another one, asked the same, chooses someone else: runs cannot be repeated"
+                    "a second component chooses another group: runs cannot be repeated"
                 )
                 candidates = [group for group in before if group is not victim]
 

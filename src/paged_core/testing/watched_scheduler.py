@@ -14,28 +14,34 @@ class WatchedScheduler(Scheduler):
 
     Args:
         budget: tokens that a step may compute; ``None``: any number.
-        seats: sequences that may run; ``None``: any number.
+        max_num_seqs: sequences that may run; ``None``: any number.
 
     Raises:
         AssertionError: from ``schedule``; a decision breaks the contract, the message says how.
     """
 
     def __init__(
-        self, inner: Scheduler, kv_cache: KVCache, budget: int | None, seats: int | None
+        self,
+        inner: Scheduler,
+        kv_cache: KVCache,
+        budget: int | None,
+        max_num_seqs: int | None,
     ) -> None:
         self.inner = inner
         self._kv = kv_cache
         self._budget = budget
-        self._seats = seats
+        self._max_num_seqs = max_num_seqs
         self.decisions: list[tuple[object, ...]] = []
         """What was decided in each step: ids and numbers that can be compared."""
-        self.given_way: set[str] = set()
-        """Ids of requests that were preempted or swapped out, in whatever step."""
+        self.preempted: set[str] = set()
+        """Ids of requests that were preempted or swapped out in any step."""
 
     @classmethod
-    def install(cls, engine: Engine, budget: int | None, seats: int | None) -> WatchedScheduler:
+    def install(
+        cls, engine: Engine, budget: int | None, max_num_seqs: int | None
+    ) -> WatchedScheduler:
         """Put one between ``engine`` and its scheduler."""
-        watched = cls(engine.scheduler, engine.kv_cache, budget, seats)
+        watched = cls(engine.scheduler, engine.kv_cache, budget, max_num_seqs)
         engine.scheduler = watched
         return watched
 
@@ -50,7 +56,7 @@ class WatchedScheduler(Scheduler):
     def add(self, group: SequenceGroup, /) -> None:
         before = len(self.inner)
         self.inner.add(group)
-        assert len(self.inner) == before + 1, "add() did not take the group in"
+        assert len(self.inner) == before + 1, "add() did not add the group"
 
     def refuse(self, group: SequenceGroup, /) -> str | None:
         before = len(self.inner)
@@ -62,7 +68,7 @@ class WatchedScheduler(Scheduler):
     def remove(self, group: SequenceGroup, /) -> None:
         before = len(self.inner)
         self.inner.remove(group)
-        assert len(self.inner) == before - 1, "remove() did not let go of the group"
+        assert len(self.inner) == before - 1, "remove() did not remove the group"
 
     def queues(self) -> Queues:
         return self.inner.queues()
@@ -72,15 +78,15 @@ class WatchedScheduler(Scheduler):
 
     def schedule(self, now: float, /) -> Schedule:
         before = self.inner.queues()
-        stood = {
+        status_before = {
             group: group.status for group in (*before.running, *before.waiting, *before.swapped)
         }
         plan = self.inner.schedule(now)
         self._check_batch(plan)
         self._check_queues(plan, list(before.waiting))
-        self._check_moves(plan, stood)
+        self._check_moves(plan, status_before)
         self.decisions.append(_comparable(plan))
-        self.given_way.update(group.id for group in (*plan.preempted, *plan.swapped_out))
+        self.preempted.update(group.id for group in (*plan.preempted, *plan.swapped_out))
         return plan
 
     def _check_batch(self, plan: Schedule) -> None:
@@ -105,12 +111,12 @@ class WatchedScheduler(Scheduler):
 
     def _check_queues(self, plan: Schedule, waiting: list[SequenceGroup]) -> None:
         queues = self.inner.queues()
-        everyone = [*queues.running, *queues.waiting, *queues.swapped]
-        assert len(set(map(id, everyone))) == len(everyone), "a group stands in two places"
-        assert len(self.inner) == len(everyone), "len() disagrees with queues()"
-        seats = sum(group.seats for group in queues.running)
-        for limit in (self._seats, self.inner.max_num_seqs):
-            assert limit is None or seats <= limit, f"{seats} sequences run, {limit} may"
+        held = [*queues.running, *queues.waiting, *queues.swapped]
+        assert len(set(map(id, held))) == len(held), "a group is in two queues"
+        assert len(self.inner) == len(held), "len() disagrees with queues()"
+        num_seqs = sum(group.num_seqs for group in queues.running)
+        for limit in (self._max_num_seqs, self.inner.max_num_seqs):
+            assert limit is None or num_seqs <= limit, f"{num_seqs} sequences run, {limit} may"
         for groups, status in (
             (queues.running, Status.RUNNING),
             (queues.waiting, Status.WAITING),
@@ -126,34 +132,34 @@ class WatchedScheduler(Scheduler):
         for group, _ in plan.admitted:
             assert group in waiting, f"{group} is admitted, but did not wait"
         for group, reason in plan.ignored:
-            assert group not in everyone, f"{group} is ignored, but still held"
+            assert group not in held, f"{group} is ignored, but still held"
             assert reason, f"{group} is ignored without a reason"
         for group in plan.preempted:
             assert group not in queues.running, f"{group} is preempted, but runs"
 
-    def _check_moves(self, plan: Schedule, stood: dict[SequenceGroup, Status]) -> None:
-        """What the plan says of whole groups is what became of them since they ``stood`` there."""
+    def _check_moves(self, plan: Schedule, status_before: dict[SequenceGroup, Status]) -> None:
+        """What the plan says of whole groups is what became of them in this step."""
         queues = self.inner.queues()
         held = {*queues.running, *queues.waiting, *queues.swapped}
         admitted = [group for group, _ in plan.admitted]
         ignored = [group for group, _ in plan.ignored]
-        told = {
+        reported = {
             (Status.WAITING, Status.RUNNING): ("admitted", admitted),
             (Status.RUNNING, Status.WAITING): ("preempted", plan.preempted),
             (Status.RUNNING, Status.SWAPPED): ("swapped_out", plan.swapped_out),
             (Status.SWAPPED, Status.RUNNING): ("swapped_in", plan.swapped_in),
         }
-        for group, status in stood.items():
+        for group, status in status_before.items():
             if group not in held:
                 assert group in ignored, f"{group} is held no more, but not among the ignored"
-            elif (status, group.status) in told:
-                name, groups = told[status, group.status]
+            elif (status, group.status) in reported:
+                name, groups = reported[status, group.status]
                 assert group in groups, (
                     f"{group} went from {status.name} to {group.status.name}, but is not among "
                     f"the {name}"
                 )
         for group in held:
-            assert group in stood, f"{group} was not held before"
+            assert group in status_before, f"{group} was not held before"
         assert len(set(admitted)) == len(admitted), "a group is admitted twice in one step"
         for group, cached in plan.admitted:
             if group.status is Status.RUNNING:

@@ -1,4 +1,4 @@
-"""Work as a number that does not depend on the machine or on who else uses it."""
+"""Counts work in units that do not depend on the machine or its load."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def work(function: Callable[[], object]) -> int:
-    """Return how many instructions of Python's virtual machine a call takes.
+    """Return the number of bytecode instructions that a call takes.
 
-    What happens inside a built-in counts as one; see :class:`Watched` for that.
+    A call of a built-in counts as one; :class:`Watched` counts the comparisons in it.
     """
     count = 0
 
@@ -31,7 +31,7 @@ def work(function: Callable[[], object]) -> int:
 
 
 class Watched(int):
-    """A number that counts how often numbers are compared and hashed, inside built-ins too."""
+    """An integer that counts comparisons and hashes of integers, inside built-ins too."""
 
     touched = 0
 

@@ -1,4 +1,4 @@
-"""Requests to serve in a test, and Hypothesis strategies that think of mean ones."""
+"""Requests to serve in a test, and Hypothesis strategies that draw difficult ones."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from paged_core.request import Request, SamplingParams
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests with the step in which each arrives, and those that are aborted before a step."""
+    """Requests with the step in which each arrives, and ids to abort with the step before which."""
 
     requests: tuple[tuple[int, Request], ...]
     aborts: tuple[tuple[int, str], ...] = ()
@@ -23,7 +24,7 @@ def simple_request(
     """Return a greedy request.
 
     Args:
-        prompt: token ids, or how many: then they begin with a hash of ``name``, so that no two
+        prompt: token ids, or their number: then they begin with a hash of ``name``, so that no two
             requests share a prefix.
     """
     if isinstance(prompt, int):
@@ -60,11 +61,11 @@ def requests(draw: st.DrawFn, name: str = "r", number: int = 0) -> Request:
 
 @st.composite
 def workloads(draw: st.DrawFn, max_requests: int = 7, max_aborts: int = 2) -> Workload:
-    """A few requests that arrive within some steps of each other; some are given up."""
+    """A few requests that arrive within some steps of each other; some are aborted."""
     count = draw(st.integers(1, max_requests))
-    coming = [(draw(st.integers(0, 8)), draw(requests("r", number))) for number in range(count)]
-    ids = [request.id for _, request in coming]
+    arrivals = [(draw(st.integers(0, 8)), draw(requests("r", number))) for number in range(count)]
+    ids = [request.id for _, request in arrivals]
     aborts = draw(
         st.lists(st.tuples(st.integers(0, 12), st.sampled_from(ids)), max_size=max_aborts)
     )
-    return Workload(tuple(coming), tuple(aborts))
+    return Workload(tuple(arrivals), tuple(aborts))

@@ -1,7 +1,7 @@
 """The order in which it gives blocks up."""
 
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, EvictorParts
-from paged_core.sequence import BlockId
 
 from paged_core_example.dearest import DearestEvictor, DearestSettings
 

@@ -1,4 +1,4 @@
-"""What sets it apart from other schedulers: nobody waits for longer than a round."""
+"""What sets it apart from other schedulers: no running request waits for longer than a round."""
 
 from itertools import pairwise
 
@@ -7,7 +7,7 @@ from paged_core.testing import Workload, build_memory_engine, check_served, serv
 
 
 class Turns(Observer):
-    """Writes down who was served in each step."""
+    """What each step computes, by request."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, int]] = []
@@ -27,11 +27,11 @@ def turns(workload: Workload, **settings: object) -> list[dict[str, int]]:
 def test_a_long_prompt_takes_no_more_than_its_quantum_of_a_step() -> None:
     workload = Workload(((0, simple_request("A", 4, 12)), (2, simple_request("B", 40, 4))))
     steps = turns(workload, quantum=8)
-    assert all(step["A"] == 1 for step in steps[1:12]), "A waits for nobody"
+    assert all(step["A"] == 1 for step in steps[1:12]), "A decodes in every step"
     assert [step["B"] for step in steps[2:7]] == [8] * 5
 
 
-def test_everybody_has_a_turn_before_anybody_has_a_second_one() -> None:
+def test_every_request_has_a_turn_before_any_has_a_second_one() -> None:
     workload = Workload(tuple((0, simple_request(name, 1, 9)) for name in "ABCDE"))
     steps = turns(workload, max_num_batched_tokens=2, max_num_seqs=5)
     served = [name for step in steps for name in step][10:40]
@@ -40,7 +40,7 @@ def test_everybody_has_a_turn_before_anybody_has_a_second_one() -> None:
         assert all(later - sooner == 5 for sooner, later in pairwise(places))
 
 
-def test_whoever_finds_no_room_comes_first_in_the_next_step() -> None:
+def test_small_pools_are_served_whatever_the_victim_and_the_mode_are() -> None:
     workload = Workload(tuple((0, simple_request(name, 7, 12)) for name in "ABC"))
     for victim in ("newest", "most_blocks", "fewest_computed"):
         for preemption in ("recompute", "swap"):
@@ -51,7 +51,7 @@ def test_whoever_finds_no_room_comes_first_in_the_next_step() -> None:
 
 
 def test_prompts_that_were_begun_are_finished_before_others_begin() -> None:
-    """Neither can grow to its end beside the other: the second is not let in at all."""
+    """Neither prompt fits beside the other: the second is not admitted meanwhile."""
     requests = tuple((0, simple_request(name, 32, 1)) for name in "AB")
     watch = Turns()
     engine = build_memory_engine(
@@ -59,3 +59,17 @@ def test_prompts_that_were_begun_are_finished_before_others_begin() -> None:
     )
     serve(engine, Workload(requests))
     assert [list(step) for step in watch.steps] == [["A"]] * 8 + [["B"]] * 8
+
+
+def test_what_waits_for_a_step_under_way_is_left_out() -> None:
+    engine = build_memory_engine(scheduler="round_robin")
+    for name, n in (("A", 1), ("B", 3), ("C", 1)):
+        engine.add(simple_request(name, 6, 4, n=n))
+    engine.step()
+    _, group, _ = engine.groups
+    last = group.live[-1]
+    last.num_scheduled = last.num_tokens
+    plan = engine.scheduler.schedule(1.0)
+    assert [sequence.group.id for sequence in plan.sequences] == ["A", "C"]
+    assert not plan.preempted
+    assert group in engine.scheduler.queues().running

@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python: every request a sequence of its own, all in one batch."""
+"""llama.cpp through llama-cpp-python: one sequence per request, all in one batch."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from paged_plugins.bench.peers.contender import Contender, Task
+from paged_plugins.bench.peers.peer_engine import PeerEngine, Task
 from paged_plugins.bench.workloads import Item
 
 _FORMATS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 _ERROR = 4
 """The level of llama.cpp's messages that are shown."""
 _BATCH, _COMPUTED_AT_ONCE = 2048, 512
-"""Tokens of a batch, and of the parts that it is computed in: its defaults."""
+"""llama.cpp's defaults of ``n_batch`` and ``n_ubatch``, in tokens."""
 _ROOM = 256
-"""The cells of a sequence come in multiples of it."""
+"""The context of a sequence is a multiple of this many tokens."""
 
 Row = tuple[int, int, int, bool]
-"""A token, its position, its sequence, and whether the token after it is wanted."""
+"""A token, its position, its sequence, and whether its logits are wanted."""
 
 
 def converted(model: str, dtype: str) -> Path:
-    """Return where the converted checkpoint must lie."""
+    """Return the expected path of the converted checkpoint."""
     folder = Path(model)
     return folder.with_name(f"{folder.name}.{_FORMATS[dtype]}.gguf")
 
 
 def num_common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many leading tokens are the same."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
-class LlamaCpp(Contender):
-    """Prompts packed into batches, then steps in which all sequences decode together.
+class LlamaCpp(PeerEngine):
+    """Prefills packed into batches, then steps in which all sequences decode together.
 
-    What a sequence holds stays for the next call, in which the prompt that has most in common with
-    it continues it; what all prompts begin with is computed once.
+    The cache of a sequence is kept for the next call, where the prompt with the longest common
+    prefix reuses it; a prefix that all prompts share is computed once.
     """
 
     @staticmethod
     def missing(model: str, dtype: str) -> str | None:
-        """Name the file to convert to."""
+        """Name the GGUF file that is missing."""
         target = converted(model, dtype)
         if target.is_file():
             return None
@@ -60,7 +60,7 @@ class LlamaCpp(Contender):
         self._numpy: Any = import_module("numpy")
         self._task = task
         self.version = lib.__version__
-        self._say = lib.llama_log_callback(_show_errors)  # kept: llama.cpp does not
+        self._say = lib.llama_log_callback(_show_errors)  # llama.cpp holds no reference to it
         lib.llama_log_set(self._say, ctypes.c_void_p(0))
         lib.llama_backend_init()
         path = str(converted(task.model, task.dtype))
@@ -68,7 +68,7 @@ class LlamaCpp(Contender):
             path.encode(), lib.llama_model_default_params()
         )
         if not self._model:
-            raise RuntimeError(f"llama.cpp cannot load {path}; what it says is above")
+            raise RuntimeError(f"llama.cpp cannot load {path}; its messages are above")
         self.vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
         self._batch = lib.llama_batch_init(_BATCH, 0, 1)
         self._context: Any = None
@@ -76,10 +76,10 @@ class LlamaCpp(Contender):
         self._kept: list[list[int]] = []
 
     def prepare(self, num_sequences: int, num_tokens: int) -> None:
-        """Make room for so many sequences, if it is not the room that there is.
+        """Make a context of these sizes, unless the present one has them.
 
         Raises:
-            RuntimeError: llama.cpp cannot.
+            RuntimeError: llama.cpp cannot make it.
         """
         sizes = (num_sequences, -(-num_tokens // _ROOM) * _ROOM)
         if sizes == self._sizes:
@@ -99,14 +99,14 @@ class LlamaCpp(Contender):
         if not context:
             raise RuntimeError(
                 f"llama.cpp cannot make a context of {sizes[0]} sequences of {sizes[1]} tokens; "
-                "what it says is above"
+                "its messages are above"
             )
         self._context, self._sizes = context, sizes
         self._memory = lib.llama_get_memory(context)
         self._kept = [[] for _ in range(num_sequences)]
 
     def run(self, items: Sequence[Item], /) -> list[list[int]]:
-        """Compute all prompts, then decode together."""
+        """Prefill all prompts, then decode them together."""
         prompts = [item.prompt for item in items]
         outputs: list[list[int]] = [[] for _ in items]
         sequences = self._assign(prompts)
@@ -135,7 +135,7 @@ class LlamaCpp(Contender):
         return outputs
 
     def _assign(self, prompts: Sequence[list[int]]) -> list[int]:
-        """Return a sequence for each prompt, the one that has most of it if any has."""
+        """Return a sequence for each prompt: the free one with the longest common prefix."""
         free = list(range(len(self._kept)))
         chosen = []
         for prompt in prompts:
@@ -145,9 +145,9 @@ class LlamaCpp(Contender):
         return chosen
 
     def _reuse(self, prompts: Sequence[list[int]], sequences: Sequence[int]) -> list[int]:
-        """Leave of each sequence what its prompt begins with; return how many tokens that is.
+        """Cut each sequence to its common prefix with the prompt; return the cached lengths.
 
-        The last token of a prompt is always computed: it gives the first of the output.
+        The last token of a prompt is always computed, because its logits are needed.
         """
         lib, memory = self._lib, self._memory
         starts = [
@@ -176,7 +176,7 @@ class LlamaCpp(Contender):
         return [shared] * len(prompts)
 
     def _decode(self, rows: Sequence[Row]) -> list[tuple[int, int]]:
-        """Compute a batch; return the sequence and the most likely token of each wanted row."""
+        """Compute a batch; return the sequence and the argmax token of each wanted row."""
         batch = self._batch
         for place, (token, position, sequence, wanted) in enumerate(rows):
             batch.token[place] = token

@@ -7,13 +7,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from paged_plugins.bench.peers.contender import Contender, Task
+from paged_plugins.bench.peers.peer_engine import PeerEngine, Task
 from paged_plugins.bench.workloads import Item
 
 _PRECISIONS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 _MODEL = "openvino_model.xml"
 _BATCHED_TOKENS = 256
-"""Tokens of a step: the default of its scheduler."""
+"""Tokens per step: the default of OpenVINO's scheduler."""
 
 
 def converted(model: str) -> Path | None:
@@ -23,12 +23,12 @@ def converted(model: str) -> Path | None:
     return next((place for place in places if (place / _MODEL).is_file()), None)
 
 
-class OpenVino(Contender):
-    """``ContinuousBatchingPipeline`` with prefix caching, in the precision compared."""
+class OpenVino(PeerEngine):
+    """``ContinuousBatchingPipeline`` with prefix caching, in the task's precision."""
 
     @staticmethod
     def missing(model: str, dtype: str) -> str | None:
-        """Name the folder to convert to."""
+        """Name the folder of the converted checkpoint that is missing."""
         if converted(model) is not None:
             return None
         folder = Path(model)
@@ -61,7 +61,7 @@ class OpenVino(Contender):
         )
 
     def run(self, items: Sequence[Item], /) -> list[list[int]]:
-        """All at once; the pipeline makes its batches."""
+        """Submit all items at once; the pipeline batches them."""
         array, tensor = self._numpy.array, self._openvino.Tensor
         results = self._pipeline.generate(
             [tensor(array([item.prompt], dtype=self._numpy.int64)) for item in items],

@@ -1,16 +1,16 @@
-"""Our own engine, as one contender among others."""
+"""Our own engine."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 
-from paged_plugins.bench.peers.contender import Contender, Task
+from paged_plugins.bench.peers.peer_engine import PeerEngine, Task
 from paged_plugins.bench.workloads import Item
 
 
-class PagedCore(Contender):
-    """An ``LLM`` with the settings given."""
+class PagedCore(PeerEngine):
+    """An ``LLM`` with the settings of the task."""
 
     def __init__(self, task: Task) -> None:
         from paged_core import LLM, __version__
@@ -28,7 +28,7 @@ class PagedCore(Contender):
         self.vocab_size = capacity.vocab_size
 
     def run(self, items: Sequence[Item], /) -> list[list[int]]:
-        """All at once; the engine makes its batches."""
+        """Submit all items at once; the engine batches them."""
         from paged_core import SamplingParams
 
         outputs = self._llm.generate(

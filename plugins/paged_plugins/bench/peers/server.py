@@ -1,7 +1,7 @@
-"""A contender's side of a comparison: lines of JSON in, lines of JSON out.
+"""An engine in its own process: the child's side, which reads and writes lines of JSON.
 
 The first line in is the task, the first line out says that the model is loaded; then each line of
-items is answered with what they took. :mod:`paged_plugins.bench.peer_process` is the other side.
+items is answered with its measurement. :mod:`paged_plugins.bench.peer_process` is the other side.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from paged_plugins.bench.memory_peak import peak_memory
-from paged_plugins.bench.peers.contender import Contender, Task
+from paged_plugins.bench.peers.peer_engine import PeerEngine, Task
 from paged_plugins.bench.peers.table import OURS, PEERS
 from paged_plugins.bench.turns import full_prompt, longest, rounds
 from paged_plugins.bench.workloads import Item
@@ -25,10 +25,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def serve(name: str) -> None:
-    """Load a contender, and answer what comes on standard input until it ends."""
+    """Load an engine, and answer the lines of standard input until it ends."""
     _end_with_parent()
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print does not belong among the answers
+    os.dup2(2, 1)  # libraries that print must not write between the replies
 
     def reply(answer: dict[str, Any]) -> None:
         replies.write(json.dumps(answer) + "\n")
@@ -36,23 +36,23 @@ def serve(name: str) -> None:
 
     try:
         kind = (PEERS | {OURS.name: OURS})[name].kind
-        contender = kind(Task(**json.loads(sys.stdin.readline())))
-        reply({"version": contender.version, "vocab_size": contender.vocab_size})
+        engine = kind(Task(**json.loads(sys.stdin.readline())))
+        reply({"version": engine.version, "vocab_size": engine.vocab_size})
         for line in sys.stdin:
-            reply(measure(contender, [Item(**fields) for fields in json.loads(line)]))
+            reply(measure(engine, [Item(**fields) for fields in json.loads(line)]))
     except BrokenPipeError:
-        os._exit(1)  # the comparison is gone, and so is what would print more of it
-    except Exception as error:  # noqa: BLE001 - another's engine: whatever it is, it is told
+        os._exit(1)  # the parent has ended; skip the destructors of the libraries, which may print
+    except Exception as error:  # noqa: BLE001 - third-party code: every error is reported
         reply({"error": f"{type(error).__name__}: {str(error)[:500]}"})
 
 
 def _end_with_parent() -> None:
-    """Let Linux end this process when the comparison ends, however that does."""
+    """Let Linux kill this process when its parent ends, for whatever reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def measure(contender: Contender, items: Sequence[Item]) -> dict[str, Any]:
+def measure(engine: PeerEngine, items: Sequence[Item]) -> dict[str, Any]:
     """Run all first turns, then all second turns, and so on.
 
     Returns:
@@ -60,12 +60,12 @@ def measure(contender: Contender, items: Sequence[Item]) -> dict[str, Any]:
         ``outputs``, the tokens of each item.
     """
     turns = rounds(items)
-    contender.prepare(max(map(len, turns)), longest(items))
+    engine.prepare(max(map(len, turns)), longest(items))
     outputs: dict[int, list[int]] = {}
     started = perf_counter()
     for turn in turns:
         due = [Item(full_prompt(items, place, outputs), items[place].num_output) for place in turn]
-        outputs.update(zip(turn, contender.run(due), strict=True))
+        outputs.update(zip(turn, engine.run(due), strict=True))
     elapsed = perf_counter() - started
     return {
         "elapsed": elapsed,

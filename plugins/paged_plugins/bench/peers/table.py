@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paged_plugins.bench.peers.contender import Contender
 from paged_plugins.bench.peers.llama_cpp import LlamaCpp
 from paged_plugins.bench.peers.openvino import OpenVino
 from paged_plugins.bench.peers.paged_core import PagedCore
+from paged_plugins.bench.peers.peer_engine import PeerEngine
 from paged_plugins.bench.peers.transformers import BATCH, TransformersSingle, TransformersStatic
 from paged_plugins.bench.peers.vllm import Vllm
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """How to get one."""
+    """An engine to compare with, and how to install it."""
 
     name: str
     package: str
-    """What must be importable where it runs."""
+    """The package that must be importable."""
     distribution: str
-    """What to install for that."""
-    kind: type[Contender]
+    """The distribution that provides it."""
+    kind: type[PeerEngine]
     summary: str
 
 

@@ -1,18 +1,18 @@
-"""transformers, as people use it without a server."""
+"""transformers' ``generate``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from paged_plugins.bench.peers.contender import Contender, Task
+from paged_plugins.bench.peers.peer_engine import PeerEngine, Task
 from paged_plugins.bench.workloads import Item
 
 BATCH = 16
-"""Requests that are generated for at once."""
+"""Requests per batch."""
 
 
-class _Transformers(Contender):
-    """Batches in the order of arrival, padded on the left; each runs to its longest output."""
+class _Transformers(PeerEngine):
+    """Batches in arrival order, padded on the left; each runs to its longest output."""
 
     batch_size: int
 
@@ -30,7 +30,7 @@ class _Transformers(Contender):
         self._model.generation_config.pad_token_id = 0
 
     def run(self, items: Sequence[Item], /) -> list[list[int]]:
-        """Return them batch by batch."""
+        """Generate batch by batch."""
         import torch
 
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""vLLM on a CPU, in the configuration in which it is fastest there: one process on all cores."""
+"""vLLM on a CPU, in its fastest configuration there: one process on all cores."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from ctypes.util import find_library
 from importlib import import_module
 from pathlib import Path
 
-from paged_plugins.bench.peers.contender import Contender, Task
+from paged_plugins.bench.peers.peer_engine import PeerEngine, Task
 from paged_plugins.bench.workloads import Item
 
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
-class Vllm(Contender):
-    """Its offline interface; scheduling and prefix caching are its own defaults."""
+class Vllm(PeerEngine):
+    """vLLM's offline interface with its defaults of scheduling and prefix caching."""
 
     @staticmethod
     def environment(task: Task, prefix: str) -> dict[str, str]:
-        """Bind its threads, and preload the libraries that its documentation advises."""
+        """Bind its threads, and preload the libraries that its documentation recommends."""
         found = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores_to_use(task.threads))),
@@ -52,7 +52,7 @@ class Vllm(Contender):
         )
 
     def run(self, items: Sequence[Item], /) -> list[list[int]]:
-        """All at once; the engine makes its batches."""
+        """Submit all items at once; the engine batches them."""
         outputs = self._llm.generate(
             [{"prompt_token_ids": item.prompt} for item in items],
             [
@@ -67,7 +67,7 @@ class Vllm(Contender):
 
 
 def cores_to_use(threads: int) -> list[int]:
-    """Return logical processors to bind so many threads to: first one of each core, then others."""
+    """Return the logical processors to bind threads to: one of each core first, then siblings."""
     if hasattr(os, "sched_getaffinity"):
         usable = sorted(os.sched_getaffinity(0))
     else:

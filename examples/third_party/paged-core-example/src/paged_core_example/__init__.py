@@ -1,1 +1,1 @@
-"""Parts for paged-core that are published apart from it."""
+"""Components for paged-core, in a package of their own."""

@@ -1,4 +1,4 @@
-"""An evictor that knows what it costs to compute a block again."""
+"""An evictor that weighs hits by the cost of recomputing a block."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 
 from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
-from paged_core.sequence import BlockId
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 
@@ -28,10 +28,10 @@ class DearestSettings(ComponentSettings):
 class DearestEvictor(Evictor):
     """GreedyDual-Size-Frequency (Cherkasova, 1998) over blocks, which are all of one size.
 
-    A block is worth its hits times what it costs to compute: a constant, and attention to all that
-    comes before it. The worth of whatever was given up last is added to all that comes in later, so
-    old fame fades. A block is of no use without those before it in its prefix, so of what one
-    request left, none is worth less than one behind it.
+    The value of a block is its hits times the cost of computing it: a constant, plus attention to
+    all tokens before it. The value of the last evicted block is added to that of all blocks added
+    later, so old hits lose weight. A block can be hit only after those before it in its prefix, so
+    of the blocks that one request frees, none has a lower value than one behind it.
 
     Every operation costs O(log n), amortised.
     """
@@ -48,7 +48,7 @@ class DearestEvictor(Evictor):
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
         if info.last_use != self._departure:
             self._departure, self._worth_behind = info.last_use, 0.0
-        # a request leaves its last block first: what follows was before it in the prefix
+        # a request frees its last block first: the next ones come before it in the prefix
         self._worth_behind = max(self._worth_behind, self._worth(info))
         entry = (self._worth_behind, -info.num_tokens, block)
         self._entries[block] = entry

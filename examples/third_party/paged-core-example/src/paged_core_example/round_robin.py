@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
 from typing import Literal
 
 from paged_core.component import ComponentSettings
@@ -13,8 +11,6 @@ from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, Schedul
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_core.waiting_queue import WaitingQueue
 from pydantic import Field, PositiveInt
-
-from paged_core_example.room import Room
 
 
 class RoundRobinSettings(ComponentSettings):
@@ -33,14 +29,12 @@ class RoundRobinSettings(ComponentSettings):
 class RoundRobinScheduler(Scheduler):
     """Round robin under a budget of tokens: between two turns of a request, all others have one.
 
-    A request gets a place in the round as soon as there is a seat, and its tokens fit beside what
-    the others need for theirs. A step serves those whose turn it is until the budget is spent; the
-    next one goes on with the first that was not reached. Prompts are computed a quantum at a time,
-    so a long one holds nobody up for longer than that. When blocks run out, a victim is chosen
-    among those whose turn is still to come in the step, and nobody new starts in it; nor does
-    anybody while groups are swapped out.
+    A turn decodes one token of every sequence, or prefills ``quantum`` tokens of a prompt. A step
+    admits what fits beside all pending tokens, unless requests are swapped out, and then serves
+    running requests from the front until its budget is spent; those it has served go to the end.
+    When blocks run out a victim is preempted.
 
-    Nobody who has a place starves. Whether somebody without one can is up to the ``queue_order``.
+    No running request starves. Whether a waiting one can is up to the ``queue_order``.
     """
 
     def __init__(self, options: RoundRobinSettings, parts: SchedulerParts, /) -> None:
@@ -48,13 +42,11 @@ class RoundRobinScheduler(Scheduler):
         self._kv = parts.kv_cache
         self._order = parts.queue_order
         self._victim = parts.victim
-        self._preemption = parts.preemption
+        self._preemptor = parts.preemptor
         self._max_model_len = parts.max_model_len
-        self._room = Room(parts.kv_cache, parts.preemption)
-        self._round: list[SequenceGroup] = []
-        """Those who have a place, in the order of their turns; some have not started."""
-        self._swapped: list[SequenceGroup] = []
         self._waiting = WaitingQueue(parts.queue_order)
+        self._running: list[SequenceGroup] = []
+        self._swapped: list[SequenceGroup] = []
         self._now = 0.0
 
     @property
@@ -66,231 +58,135 @@ class RoundRobinScheduler(Scheduler):
         return self._max_model_len
 
     def __len__(self) -> int:
-        return len(self._round) + len(self._swapped) + len(self._waiting)
+        return len(self._running) + len(self._waiting) + len(self._swapped)
 
     def queues(self) -> Queues:
-        started = [group for group in self._round if _has_started(group)]
-        others = [group for group in self._round if not _has_started(group)]
-        return Queues(started, [*others, *self._waiting.ordered()], tuple(self._swapped))
+        return Queues(tuple(self._running), self._waiting.ordered(), tuple(self._swapped))
 
     def refuse(self, group: SequenceGroup, /) -> str | None:
-        budget, seats = self._options.max_num_batched_tokens, self._options.max_num_seqs
-        if group.seats > min(budget, seats):
+        budget = self._options.max_num_batched_tokens
+        if group.num_seqs > budget:
             return (
-                f"n={group.seats} is more than one step serves (scheduler.max_num_seqs={seats}, "
-                f"scheduler.max_num_batched_tokens={budget})"
+                f"its {group.num_seqs} sequences decode together, and a step takes {budget} tokens "
+                "(scheduler.max_num_batched_tokens)"
             )
-        if len(group.request.prompt) >= self._max_model_len:
-            return f"its prompt leaves no room within max_model_len={self._max_model_len}"
-        return self._room.refuse(group)
+        return self._preemptor.refuse(group, self._kv.num_blocks)
 
     def add(self, group: SequenceGroup, /) -> None:
         self._waiting.push(group, self._now)
 
     def remove(self, group: SequenceGroup, /) -> None:
-        if group in self._waiting:
-            self._waiting.remove(group)
-        elif group in self._swapped:
-            self._swapped.remove(group)
-        else:
-            self._round.remove(group)
+        for queue in (self._waiting, self._running, self._swapped):
+            if group in queue:
+                queue.remove(group)
 
     def schedule(self, now: float, /) -> Schedule:
         self._now = now
-        self._waiting.refresh(now)
-        decided = Schedule()
+        plan = Schedule()
+        left, running = self._options.max_num_batched_tokens, tuple(self._running)
         if not self._swapped:
-            self._give_places(decided)
-        turns = _Turns(self._options.max_num_batched_tokens, decided, deque(self._round))
-        self._serve(turns)
-        self._round = turns.round
-        if not turns.somebody_gave_way:
-            self._swap_in(decided)
-        return decided
+            left = self._admit(plan, left)
+        for group in running:
+            is_ready = all(sequence.num_pending for sequence in group.live)
+            if is_ready and group.status is Status.RUNNING:  # not preempted for one before it
+                left -= self._take_turn(plan, group, left)
+        if not (plan.preempted or plan.swapped_out):
+            self._swap_in(plan)
+        served = {sequence.group for sequence in plan.sequences}
+        self._running.sort(key=served.__contains__)
+        return plan
 
-    # ------------------------------------------------------------------ who has a place
+    def _take_turn(self, plan: Schedule, group: SequenceGroup, left: int) -> int:
+        """Schedule a group and return how many tokens; none if it is preempted, or must wait."""
+        behind = [sequence for sequence in group.live if sequence.num_pending > 1]
+        batch = behind[:1] or group.live  # recomputed one by one, each sharing what is there
+        if len(batch) > left:
+            return 0
+        total = 0
+        for sequence in batch:
+            while True:
+                try:
+                    total += self._reserve(plan, sequence, min(left, self._options.quantum))
+                except OutOfBlocks:
+                    if not self._make_room(plan, group):
+                        return 0
+                else:
+                    break
+        return total
 
-    def _give_places(self, decided: Schedule) -> None:
-        if not len(self._waiting):
-            return
-        seats = self._options.max_num_seqs - sum(group.seats for group in self._round)
-        left = self._room.left(self._round)
-        while len(self._waiting):
-            group = self._waiting.head()
-            if self._room.needed(group) > self._kv.num_blocks:
-                self._waiting.pop()
-                decided.ignored.append((group, "it has outgrown the whole cache"))
-                continue
-            seats -= group.seats
-            left -= self._room.needed_beside_cached(group)
-            if seats < 0 or left < 0:
-                return
-            self._round.append(self._waiting.pop())
+    def _reserve(self, plan: Schedule, sequence: SequenceState, limit: int) -> int:
+        """Reserve blocks for a chunk of a sequence and add it to the batch; return its tokens.
 
-    def _swap_in(self, decided: Schedule) -> None:
-        """Bring groups back; they have their next turn after everybody else."""
+        Raises:
+            OutOfBlocks: too few are free; nothing has changed.
+        """
+        if sequence.table.blocks:
+            count = min(sequence.num_pending, limit)
+            self._kv.reserve(sequence, count)
+        else:  # settled: not blocks of this step, whose group may yet be preempted
+            hit = self._kv.lookup(sequence, sequence.num_tokens - 1, settled=True)
+            num_cached = len(hit.blocks) * self._kv.block_size
+            count = min(sequence.num_tokens - num_cached, limit)
+            self._kv.admit(sequence, count, hit, num_cached)
+        plan.add(sequence, count)
+        return count
+
+    def _make_room(self, plan: Schedule, group: SequenceGroup) -> bool:
+        """Preempt a victim so that ``group`` can grow; whether ``group`` still runs.
+
+        The first in the queue order is no candidate while it is not alone, so that it ends.
+        """
+        ranked = sorted(self._running, key=lambda g: (self._order.key(g, self._now), g.number))
+        victim = self._victim.choose(ranked[1:] or ranked, self._now)
+        self._running.remove(victim)
+        if len(ranked) == 1 and self._preemptor.outgrew_cache(group):
+            self._preemptor.give_up(plan, group, "it is alone and fills the whole cache")
+        elif self._preemptor.preempt(plan, victim, self._now) is PreemptionMode.SWAP:
+            self._swapped.append(victim)
+        else:
+            self._waiting.push_front(victim, self._now)
+        return victim is not group
+
+    def _swap_in(self, plan: Schedule) -> None:
+        """Resume swapped groups; they have their next turn after all others."""
         while self._swapped:
             group = self._swapped[0]
-            started = [other for other in self._round if _has_started(other)]
-            seats = group.seats + sum(other.seats for other in started)
-            if self._room.is_too_large(group):
-                self._kv.release_group(group)
-                decided.ignored.append((group, "it fills the whole cache"))
-            elif seats <= self.max_num_seqs and self._room.fits_again(group, started):
-                self._kv.swap_in(group)
-                group.status = Status.RUNNING
-                self._round.append(group)
-                decided.swapped_in.append(group)
+            needed = self._kv.distinct_blocks(group) + self._kv.blocks_to_grow(group)
+            if needed > self._kv.num_blocks:
+                self._preemptor.give_up(plan, group, "it fills the whole cache")
+            elif self._fits(group, needed):
+                self._preemptor.resume(plan, group)
+                self._running.append(group)
             else:
                 return
             del self._swapped[0]
 
-    # ------------------------------------------------------------------ whose turn it is
+    def _admit(self, plan: Schedule, left: int) -> int:
+        """Admit requests that fit beside all pending tokens; return the tokens that are left."""
+        self._waiting.refresh(self._now)
+        while len(self._waiting) and left > 0:
+            group = self._waiting.head()
+            own = self._kv.blocks_to_restore(group)
+            if own > self._kv.num_blocks:
+                self._preemptor.give_up(plan, self._waiting.pop(), "it has outgrown the cache")
+                continue
+            under_way = sum(
+                self._kv.blocks_to_grow(other, max(s.num_pending for s in other.live))
+                for other in self._running
+            )
+            reserved = self._preemptor.blocks_to_admit(group, self._running)
+            if not self._fits(group, max(own + under_way, reserved)):
+                break
+            if not all(map(self._kv.can_start, group.live)):
+                break
+            self._running.append(self._waiting.pop())
+            left -= self._take_turn(plan, group, left)
+            num_cached = sum(sequence.num_scheduled for sequence in group.live)
+            plan.admitted.append((group, num_cached))
+        return left
 
-    def _serve(self, turns: _Turns) -> None:
-        while turns.due and turns.budget:
-            group, budget = turns.due[0], turns.budget
-            if not _has_started(group):
-                self._start(turns)
-            else:
-                self._take_turn(turns)
-                if turns.budget < budget:
-                    turns.served.append(turns.due.popleft())
-                elif turns.due and turns.due[0] is group:
-                    return  # it finds no room and goes first in the next step
-
-    def _start(self, turns: _Turns) -> None:
-        """Give the first of those due its first blocks and tokens, or let it keep its place."""
-        group = turns.due.popleft()
-        live = group.live
-        started = len(turns.served) + sum(map(_has_started, turns.due))
-        if (
-            self._swapped
-            or turns.somebody_gave_way
-            or len(live) > turns.budget
-            or not self._room.is_there_now(group, beside=started)
-            or not self._has_seats(turns, group)
-        ):
-            turns.skipped.append(group)
-            return
-        total = 0
-        for place, sequence in enumerate(live):
-            hit = self._kv.lookup(sequence, len(sequence.tokens) - 1)
-            cached = len(hit.blocks) * self._kv.block_size
-            left = turns.budget - (len(live) - place - 1)  # a token for each of the others
-            count = min(len(sequence.tokens) - cached, self._options.quantum, left)
-            self._kv.admit(sequence, count, hit, cached)
-            turns.take(sequence, count)
-            total += cached
-        group.status = Status.RUNNING
-        turns.served.append(group)
-        turns.decided.admitted.append((group, total))
-
-    def _has_seats(self, turns: _Turns, group: SequenceGroup) -> bool:
-        taken = sum(other.seats for other in turns.round if _has_started(other))
-        return taken + group.seats <= self.max_num_seqs
-
-    def _take_turn(self, turns: _Turns) -> None:
-        """Plan something for the first of those due, or let it give way, or leave it first."""
-        live = turns.due[0].live
-        behind = [sequence for sequence in live if sequence.num_pending > 1]
-        if not behind and len(live) > 1:
-            self._decode_together(turns)
-            return
-        for sequence in behind or live:  # a forked group computed anew: each for itself
-            count = min(sequence.num_pending, self._options.quantum, turns.budget)
-            while count:
-                try:
-                    self._kv.reserve(sequence, count)
-                except OutOfBlocks:
-                    if not self._make_room(turns):
-                        return
-                else:
-                    turns.take(sequence, count)
-                    break
-
-    def _decode_together(self, turns: _Turns) -> None:
-        group = turns.due[0]
-        if len(group.live) > turns.budget:
-            return
-        while self._kv.blocks_to_grow(group) > self._kv.num_free:
-            if not self._make_room(turns):
-                return
-        for sequence in group.live:
-            self._kv.reserve(sequence, 1)
-            turns.take(sequence, 1)
-
-    def _make_room(self, turns: _Turns) -> bool:
-        """Let somebody give way; whether the first of those due may try again.
-
-        It may not if it gave way itself, or if it is the last and others hold what it needs: then
-        it comes first in the next step, and they are among the candidates.
-        """
-        group = turns.due[0]
-        candidates = [
-            other for other in turns.due if _has_started(other) and not turns.has_planned(other)
-        ]
-        if not candidates or (candidates == [group] and turns.served):
-            return False
-        candidates.sort(key=lambda other: self._order.key(other, self._now))
-        victim = self._victim.choose(candidates, self._now)
-        turns.due.remove(victim)
-        if candidates == [group] and self._room.is_too_large(group):
-            self._kv.release_group(group)
-            turns.decided.ignored.append((group, "it is alone and fills the whole cache"))
-        else:
-            self._give_way(turns.decided, victim)
-        return victim is not group
-
-    def _give_way(self, decided: Schedule, victim: SequenceGroup) -> None:
-        if self._preemption.mode(victim) is PreemptionMode.SWAP:
-            try:
-                self._kv.swap_out(victim)
-            except OutOfBlocks:
-                pass  # no room on the host either: it will be computed again
-            else:
-                victim.status = Status.SWAPPED
-                self._swapped.append(victim)
-                decided.swapped_out.append(victim)
-                return
-        self._kv.release_group(victim)
-        victim.status = Status.WAITING
-        self._waiting.push_front(victim, self._now)
-        decided.preempted.append(victim)
-
-
-def _has_started(group: SequenceGroup) -> bool:
-    return group.status is Status.RUNNING
-
-
-@dataclass
-class _Turns:
-    """The round while a step is planned."""
-
-    budget: int
-    """Tokens left."""
-    decided: Schedule
-    due: deque[SequenceGroup]
-    """Those whose turn is still to come."""
-    skipped: list[SequenceGroup] = field(default_factory=list)
-    """Those who could not start in their turn; they keep their place."""
-    served: list[SequenceGroup] = field(default_factory=list)
-
-    @property
-    def round(self) -> list[SequenceGroup]:
-        """Everybody who has a place, in the order of the turns to come."""
-        return [*self.due, *self.skipped, *self.served]
-
-    @property
-    def somebody_gave_way(self) -> bool:
-        return bool(self.decided.preempted or self.decided.swapped_out)
-
-    def has_planned(self, group: SequenceGroup) -> bool:
-        """Whether this step computes something of the group whose turn it is."""
-        batch = self.decided.sequences
-        return bool(batch) and batch[-1].group is group
-
-    def take(self, sequence: SequenceState, num_tokens: int) -> None:
-        self.decided.sequences.append(sequence)
-        self.decided.num_tokens.append(num_tokens)
-        self.budget -= num_tokens
+    def _fits(self, group: SequenceGroup, num_blocks: int) -> bool:
+        """Whether a group that takes so many blocks may run beside the running ones."""
+        num_seqs = group.num_seqs + sum(other.num_seqs for other in self._running)
+        watermark = self._kv.watermark_blocks if self._running else 0
+        return num_seqs <= self.max_num_seqs and num_blocks + watermark <= self._kv.num_free

@@ -1,4 +1,4 @@
-"""An observer that writes how full everything was, for a spreadsheet or a plot."""
+"""An observer that writes the utilisation of each step, for a spreadsheet or a plot."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class UtilisationCsvSettings(ComponentSettings):
 
 
 class UtilisationCsv(Observer):
-    """One line per step: who stood where, what was computed, and the share of blocks in use.
+    """One line per step: lengths of the queues, computed tokens, the share of blocks in use.
 
-    With ``every`` above 1 a line still counts all tokens, preemptions and ends since the last one;
-    the other columns are those of its step, and what is left over is written at the end.
+    With ``every`` above 1 a line counts all tokens, preemptions and finished requests since the
+    last one; the other columns are those of its step. The last line is written by ``close``.
 
     Raises:
         SettingsError: the file cannot be written.

@@ -1,0 +1,54 @@
+"""How the cache of a layer is stored, and how its blocks are copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paged_backends.attention.transfer import to_device
+from paged_core.interfaces.attention import AttentionBackend, SupportsCacheLayout
+from paged_core.interfaces.layer import LayerSpec
+
+
+def layout_of(backend: AttentionBackend) -> SupportsCacheLayout:
+    """Return the layout of the backend's cache: its own, or a tensor of its ``cache_shape``."""
+    return backend if isinstance(backend, SupportsCacheLayout) else TensorLayout(backend)
+
+
+class TensorLayout:
+    """The default layout: one tensor of the layer's dtype, in the shape that the backend names."""
+
+    def __init__(self, backend: AttentionBackend) -> None:
+        self._backend = backend
+
+    def block_bytes(self, layer: LayerSpec, /) -> int:
+        """Bytes that one block of ``layer`` takes."""
+        return prod(self._backend.cache_shape(layer, 1)) * _dtype(layer).itemsize
+
+    def allocate_cache(self, layer: LayerSpec, num_blocks: int, device: str, /) -> Tensor:
+        """Return zeros; on a CPU they take memory once they are written to."""
+        shape, dtype = self._backend.cache_shape(layer, num_blocks), _dtype(layer)
+        if device != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        # unlike torch, numpy asks the system for zeros, which are mapped on first use
+        zeros = np.zeros(prod(shape) * dtype.itemsize, np.uint8)
+        return torch.from_numpy(zeros).view(dtype).view(shape)
+
+    def copy_blocks(
+        self, source: Tensor, origins: Sequence[int], target: Tensor, destinations: Sequence[int], /
+    ) -> None:
+        """Copy blocks of ``source`` to blocks of ``target``; all are read before any is written."""
+        dim = self._backend.block_dim()
+        blocks = source.index_select(dim, to_device(np.array(origins), source.device))
+        target.index_copy_(
+            dim, to_device(np.array(destinations), target.device), blocks.to(target.device)
+        )
+
+
+def _dtype(layer: LayerSpec) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, layer.dtype)
+    return dtype

@@ -1,0 +1,102 @@
+"""Reads ``config.json`` field by field, so that a wrong value is an error that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paged_backends.checkpoint.folder import Checkpoint
+from paged_core.errors import CheckpointError
+
+_MISSING: Any = object()
+
+
+class ConfigFields:
+    """Fields of a configuration, with the defaults of the architecture, checked for their types.
+
+    Every method raises :class:`CheckpointError` if a field is of another type.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self._values = checkpoint.config
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and is not null."""
+        return self._values.get(name) is not None
+
+    def any(self, name: str, default: Any = None) -> Any:
+        """Return a field as it is; ``default`` if it is missing."""
+        return self._values.get(name, default)
+
+    def integer(self, name: str, default: int = _MISSING) -> int:
+        """Return a whole number of at least 1."""
+        value = self._given(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.wrong(name, "a whole number of at least 1")
+        return value
+
+    def optional_integer(self, name: str, default: int | None) -> int | None:
+        """Return a whole number of at least 1, or ``None`` if the field is null."""
+        return None if self._values.get(name, default) is None else self.integer(name, default or 1)
+
+    def number(self, name: str, default: float) -> float:
+        """Return a finite number."""
+        value = self._given(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.wrong(name, "a number")
+        return float(value)
+
+    def optional_number(self, name: str, default: float | None) -> float | None:
+        """Return a number, or ``None`` if the field is null."""
+        return None if self._values.get(name, default) is None else self.number(name, default or 0)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return true or false."""
+        value = self._given(name, default)
+        if not isinstance(value, bool):
+            raise self.wrong(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str) -> str:
+        """Return a string."""
+        value = self._given(name, default)
+        if not isinstance(value, str):
+            raise self.wrong(name, "a string")
+        return value
+
+    def mapping(self, name: str) -> Mapping[str, Any] | None:
+        """Return an object, or ``None`` if the field is missing or null."""
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.wrong(name, "an object")
+        return value
+
+    def token_ids(self, default: int | None) -> frozenset[int]:
+        """Return the tokens that end a sequence; ``generation_config.json`` takes precedence."""
+        for source in (
+            self.checkpoint.generation_config,
+            {"eos_token_id": default} | {**self._values},
+        ):
+            value = source.get("eos_token_id")
+            if value is not None:
+                ids = [value] if isinstance(value, int) else value
+                if not isinstance(ids, list) or not all(isinstance(item, int) for item in ids):
+                    raise self.wrong("eos_token_id", "a token id or a list of them")
+                return frozenset(ids)
+        return frozenset()
+
+    def wrong(self, name: str, kind: str) -> CheckpointError:
+        """Return the error for a field that is not of this kind."""
+        return CheckpointError(
+            f"{self.checkpoint.folder / 'config.json'} does not describe a "
+            f"{self.checkpoint.model_type}: {name} must be {kind}, not {self._values.get(name)!r}"
+        )
+
+    def _given(self, name: str, default: Any) -> Any:
+        value = self._values.get(name)
+        if value is None:
+            value = default
+        if value is _MISSING:
+            raise self.wrong(name, "given")
+        return value

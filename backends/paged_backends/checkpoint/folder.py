@@ -1,0 +1,150 @@
+"""A model's folder: where it is, what its configuration says, and which weights it holds.
+
+Neither torch nor transformers is imported: availability checks and the tokenizer use it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from paged_backends.checkpoint.hub import download
+from paged_backends.checkpoint.json_file import read_json_object
+from paged_backends.checkpoint.weight_files import check_safetensors, find_weight_files
+from paged_core.errors import CheckpointError
+
+DEMO = "demo"
+"""The name of the model that is shipped with the package."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder with a readable ``config.json``; its weights are found when first asked for."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    """``config.json``; fields that are missing have the architecture's defaults."""
+    generation_config: Mapping[str, Any]
+    """``generation_config.json``; empty if there is none."""
+
+    @classmethod
+    def open(
+        cls, model: str, *, allow_pickle: bool = False, trust_remote_code: bool = False
+    ) -> Checkpoint:
+        """Find ``model`` (see :func:`resolve_checkpoint`) and read its configuration.
+
+        Raises:
+            CheckpointError: there is no such model, or its configuration cannot be read.
+        """
+        folder = resolve_checkpoint(
+            model, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
+        )
+        path = folder / "config.json"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{folder} has no config.json, so it is not a model; give the folder that "
+                "`save_pretrained` wrote, or a hub id"
+            )
+        generation = folder / "generation_config.json"
+        return cls(
+            folder,
+            read_json_object(path),
+            read_json_object(generation) if generation.is_file() else {},
+        )
+
+    @property
+    def model_type(self) -> str:
+        """The name of the architecture in transformers: ``llama``, ``gpt2``."""
+        return str(self.config.get("model_type", "unknown"))
+
+    @property
+    def architectures(self) -> list[str]:
+        """The classes of transformers that the checkpoint was saved from."""
+        return list(self.config.get("architectures") or ())
+
+    @cached_property
+    def weight_files(self) -> list[Path]:
+        """The safetensors files, in the order of their names; empty if there are none.
+
+        Raises:
+            CheckpointError: the index cannot be read or names a file that is missing.
+        """
+        return find_weight_files(self.folder, "model.safetensors")
+
+    @cached_property
+    def pickle_files(self) -> list[Path]:
+        """The weight files in pickle form, as :attr:`weight_files`."""
+        return find_weight_files(self.folder, "pytorch_model.bin")
+
+    def check_weights(self, *, allow_pickle: bool) -> None:
+        """Check that the weights are there, complete, and in a form that may be loaded.
+
+        Raises:
+            CheckpointError: they are not; the message names the file and the remedy.
+        """
+        if self.weight_files:
+            for path in self.weight_files:
+                check_safetensors(path)
+            return
+        if self.pickle_files and allow_pickle:
+            return
+        if self.pickle_files:
+            raise CheckpointError(
+                f"{self.folder} holds its weights in pickle form only "
+                f"({self.pickle_files[0].name}), and loading a pickle can run any code; convert "
+                "them to safetensors, or set allow_pickle if you trust their source"
+            )
+        raise CheckpointError(
+            f"{self.folder} has a configuration but no weights: expected model.safetensors, or "
+            "model.safetensors.index.json and the files that it names; download the checkpoint "
+            "again"
+        )
+
+
+def resolve_checkpoint(
+    model: str, *, allow_pickle: bool = False, trust_remote_code: bool = False
+) -> Path:
+    """Return the folder of ``model``: ``demo``, a folder, or a hub id.
+
+    A hub id is downloaded unless it is in the local cache; nothing else uses the network.
+
+    Args:
+        model: ``demo``, a path to a folder, or an id such as ``Qwen/Qwen3-0.6B``.
+        allow_pickle: also fetch weights in pickle form where there are no others.
+        trust_remote_code: also fetch the model's own code.
+
+    Raises:
+        CheckpointError: there is no such folder, or the hub lacks it or cannot be reached.
+    """
+    if model == DEMO:
+        folder = Path(__file__).parents[1] / DEMO
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"this installation lacks the demo model ({folder}); install the package again, "
+                "or set `model` to a folder or a hub id"
+            )
+        return folder
+    path = Path(model).expanduser()
+    if model and path.is_dir():
+        return path
+    if path.is_file():
+        raise CheckpointError(f"{model} is a file; set `model` to the folder that it is in")
+    if _looks_like_path(model):
+        raise CheckpointError(
+            f"there is no folder {model}; set `model` to a folder that holds config.json and "
+            "safetensors, to a hub id such as Qwen/Qwen3-0.6B, or to `demo`"
+        )
+    return download(model, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+
+
+def _looks_like_path(model: str) -> bool:
+    return (
+        not model
+        or model.startswith((".", "~", "/"))
+        or model.endswith("/")
+        or "\\" in model
+        or model.count("/") > 1
+    )

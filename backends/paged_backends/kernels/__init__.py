@@ -1,0 +1,1 @@
+"""Compiled kernels: a folder for each language, and the library cache that they share."""

@@ -1,0 +1,35 @@
+"""Whether the kernels for CPUs can be compiled here, and for which instruction sets."""
+
+from __future__ import annotations
+
+import os
+
+from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cpu.bindings import kernels_build
+from paged_backends.kernels.cpu.compiler import find_compiler
+from paged_backends.kernels.cpu.instruction_set import SETS, available
+from paged_backends.kernels.library_cache import is_cached
+
+
+def obstacle() -> str | None:
+    """Return why not, or ``None``; nothing is compiled or loaded."""
+    if os.name != "posix":
+        return (
+            "the kernels are compiled on Linux and macOS only; attention 'torch' needs no compiler"
+        )
+    compiler = find_compiler()
+    if isinstance(compiler, CannotCompile) and not any(
+        is_cached(kernels_build(one)) for one in SETS
+    ):
+        return f"{compiler}; attention 'torch' needs none, and is slower"
+    return None
+
+
+def details() -> str:
+    """Return the instruction set that ``auto`` takes, and the others that can be named.
+
+    Raises:
+        CannotCompile: ``detect.cpp`` cannot be compiled.
+    """
+    best, *others = (one.name for one in available(find_compiler()))
+    return f"instruction_set {best}" + (f", or {', '.join(others)}" if others else "")

@@ -1,0 +1,356 @@
+// Attention of one query per sequence: the cache is read once, key by key, for a group of heads.
+//
+// The keys are taken CHUNK at a time: scores of all heads of the group, then their weights, then the
+// values. Sums are kept relative to the largest score so far (online softmax, Milakov and Gimelshein).
+#pragma once
+
+#include "attention.h"
+
+constexpr int CHUNK = 32;
+constexpr int AT_ONCE = WIDTH == 16 ? 4 : 2;  // heads of a group, and vectors of a value
+
+// State of one group after some of its keys; with PAIR_DOT, `sums` of bfloat16 values are in
+// the order in which interleaving two of them leaves the dimensions (see `write_head`).
+struct Partial {
+  float* top;   // [group]: the largest score
+  float* total; // [group]: of the weights
+  float* sums;  // [group, width]
+};
+
+INLINE int64_t sums_width(int64_t dim) { return (dim + 31) / 32 * 32; }
+INLINE int64_t partial_size(int64_t group, int64_t dim) { return group * (sums_width(dim) + 2); }
+INLINE Partial partial_at(float* place, int64_t group) {
+  return {place, place + group, place + 2 * group};
+}
+
+template <typename T>
+INLINE size_t decode_bytes(int64_t group, int64_t dim) {
+  return Workspace::bytes_for<T>(group * sums_width(dim)) +
+         Workspace::bytes_for<float>(group * CHUNK) +
+         Workspace::bytes_for<float>(partial_size(group, dim));
+}
+
+// DIM is the dimension of a head where it is known when this is compiled; MULTIPLE: some multiple of
+// 32; ANY: none of these.
+constexpr int MULTIPLE = -1, ANY = 0;
+constexpr bool is_whole(int dim) { return dim != ANY; }
+
+// scores [HEADS][CHUNK] of `count` keys (to which more pointers than that lead: a multiple of WIDTH).
+template <typename T, int HEADS, int DIM>
+INLINE void score_keys(const T* query, int64_t query_width, const T* const* keys, int count,
+                       int64_t dim_, float* scores, int64_t value_offset) {
+  const int64_t dim = DIM > 0 ? DIM : dim_;
+  for (int first = 0; first < count; first += WIDTH) {
+    vf products[HEADS][WIDTH];
+    for (int t = 0; t < WIDTH; t++) {
+      const T* key = keys[first + t];
+      for (int64_t i = 0; i < dim; i += 64 / int64_t(sizeof(T))) prefetch(key + value_offset + i);
+      vf sums[HEADS];
+#pragma GCC unroll 4
+      for (int h = 0; h < HEADS; h++) sums[h] = splat(0.0f);
+#if PAIR_DOT
+      if constexpr (sizeof(T) == 2) {
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < dim; i += 32) {
+          __m512i k = load_pairs_upto(key + i, is_whole(DIM) ? 32 : dim - i);
+#pragma GCC unroll 4
+          for (int h = 0; h < HEADS; h++)
+            sums[h] = dot_pairs(sums[h], k, load_pairs(query + h * query_width + i));
+        }
+      } else
+#endif
+      {
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < dim; i += WIDTH) {
+          vf k = load_upto(key + i, is_whole(DIM) ? WIDTH : dim - i);
+#pragma GCC unroll 4
+          for (int h = 0; h < HEADS; h++)
+            sums[h] = sums[h] + k * load(query + h * query_width + i);
+        }
+      }
+#pragma GCC unroll 4
+      for (int h = 0; h < HEADS; h++) products[h][t] = sums[h];
+    }
+#pragma GCC unroll 4
+    for (int h = 0; h < HEADS; h++) store(scores + h * CHUNK + first, sums_of(products[h]));
+  }
+}
+
+// Adds weights [HEADS][CHUNK] times values to sums [HEADS, width]. `next` keys are fetched ahead.
+template <typename T, int HEADS, int DIM>
+INLINE void add_values(const float* weights, const T* const* keys, int count, int64_t dim_,
+                       int64_t value_offset, float* all_sums, int64_t width,
+                       const T* const* next, int next_count) {
+  const int64_t dim = DIM > 0 ? DIM : dim_;
+#if PAIR_DOT
+  if constexpr (sizeof(T) == 2) {
+    constexpr int BLOCKS = DIM > 0 && DIM % 64 == 0 && HEADS <= 3 ? 2 : 1;  // of 32 dimensions
+    // weights as pairs of bfloat16, one pair of keys in each
+    uint32_t pairs[HEADS][CHUNK / 2];
+    for (int h = 0; h < HEADS; h++)
+      for (int t = 0; t < count; t += 32)
+        _mm512_storeu_si512(pairs[h] + t / 2, pairs_of(load(weights + h * CHUNK + t),
+                                                       load(weights + h * CHUNK + t + 16)));
+    for (int64_t i = 0; i < dim; i += 32 * BLOCKS) {
+      vf low[HEADS][BLOCKS], high[HEADS][BLOCKS];
+#pragma GCC unroll 4
+      for (int h = 0; h < HEADS; h++)
+#pragma GCC unroll 2
+        for (int b = 0; b < BLOCKS; b++) {
+          low[h][b] = load(all_sums + h * width + i + 32 * b);
+          high[h][b] = load(all_sums + h * width + i + 32 * b + 16);
+        }
+      for (int t = 0; t < count; t += 2) {
+        // after the last key of an odd count comes a pointer to a key that is not masked
+        const T *a = keys[t] + value_offset + i, *c = keys[t + 1] + value_offset + i;
+        if (t < next_count) {
+#pragma GCC unroll 2
+          for (int b = 0; b < BLOCKS; b++) {
+            prefetch(next[t] + i + 32 * b);
+            prefetch(next[t + 1] + i + 32 * b);
+          }
+        }
+#pragma GCC unroll 2
+        for (int b = 0; b < BLOCKS; b++) {
+          __m512i x = load_pairs_upto(a + 32 * b, is_whole(DIM) ? 32 : dim - i);
+          __m512i y = load_pairs_upto(c + 32 * b, is_whole(DIM) ? 32 : dim - i);
+          __m512i lower = _mm512_unpacklo_epi16(x, y), upper = _mm512_unpackhi_epi16(x, y);
+#pragma GCC unroll 4
+          for (int h = 0; h < HEADS; h++) {
+            __m512i weight = _mm512_set1_epi32(int(pairs[h][t / 2]));
+            low[h][b] = dot_pairs(low[h][b], weight, lower);
+            high[h][b] = dot_pairs(high[h][b], weight, upper);
+          }
+        }
+      }
+#pragma GCC unroll 4
+      for (int h = 0; h < HEADS; h++)
+#pragma GCC unroll 2
+        for (int b = 0; b < BLOCKS; b++) {
+          store(all_sums + h * width + i + 32 * b, low[h][b]);
+          store(all_sums + h * width + i + 32 * b + 16, high[h][b]);
+        }
+    }
+    return;
+  }
+#endif
+  constexpr int VECTORS_AT_ONCE = DIM > 0 && DIM % (WIDTH * AT_ONCE) == 0 ? AT_ONCE
+                                  : DIM == MULTIPLE                        ? 32 / WIDTH > 2 ? 2 : 32 / WIDTH
+                                                                           : 1;
+  for (int64_t i = 0; i < dim; i += WIDTH * VECTORS_AT_ONCE) {
+    vf sums[HEADS][VECTORS_AT_ONCE];
+#pragma GCC unroll 4
+    for (int h = 0; h < HEADS; h++)
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS_AT_ONCE; v++) sums[h][v] = load(all_sums + h * width + i + v * WIDTH);
+    for (int t = 0; t < count; t++) {
+      const T* value = keys[t] + value_offset + i;
+      if (t < next_count) prefetch(next[t] + i);
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS_AT_ONCE; v++) {
+        vf x = load_upto(value + v * WIDTH, is_whole(DIM) ? WIDTH : dim - i);
+#pragma GCC unroll 4
+        for (int h = 0; h < HEADS; h++)
+          sums[h][v] = sums[h][v] + splat(weights[h * CHUNK + t]) * x;
+      }
+    }
+#pragma GCC unroll 4
+    for (int h = 0; h < HEADS; h++)
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS_AT_ONCE; v++) store(all_sums + h * width + i + v * WIDTH, sums[h][v]);
+  }
+}
+
+// Turns scores [CHUNK] of one head into weights, and brings top, total and sums up to date.
+INLINE void weigh(float* scores, int count, float* top, float* total, float* sums, int64_t width) {
+  vf highest = splat(-INFINITY);
+  for (int t = 0; t < CHUNK; t += WIDTH) {
+    if (t + WIDTH > count) {
+      int left = count - t;
+      for (int i = left < 0 ? 0 : left; i < WIDTH; i++) scores[t + i] = -INFINITY;
+    }
+    highest = largest(highest, load(scores + t));
+  }
+  float new_top = largest_of(highest);
+  new_top = new_top > *top ? new_top : *top;
+  if (new_top != *top) {
+    float factor = std::exp(*top - new_top);
+    for (int64_t i = 0; i < width; i += WIDTH) store(sums + i, load(sums + i) * splat(factor));
+    *total *= factor;
+    *top = new_top;
+  }
+  vf added = splat(0.0f);
+  for (int t = 0; t < CHUNK; t += WIDTH) {
+    vf weight = exp_of(load(scores + t) - splat(new_top));
+    store(scores + t, weight);
+    added = added + weight;
+  }
+  *total += sum_of(added);
+}
+
+// Heads `first .. first + HEADS` of the group over one chunk.
+template <typename T, int HEADS, int DIM>
+static void attend_chunk(const Attention<T>& a, const T* query, int64_t first_head, int64_t begin,
+                         int64_t last, int count, const T* const* keys, const T* const* next,
+                         int next_count, float* scores, float* top, float* total, float* sums,
+                         bool prefetches) {
+  int64_t width = sums_width(a.dim), values = a.value_offset();
+  score_keys<T, HEADS, DIM>(query, width, keys, count, a.dim, scores, prefetches ? values : 0);
+  for (int h = 0; h < HEADS; h++) {
+    float slope = a.slopes ? a.slopes[first_head + h] : 0.0f;
+    for (int t = 0; t < count; t += WIDTH) {
+      vf distance = splat(float(last - begin - t)) - steps();
+      store(scores + h * CHUNK + t, score(a, load(scores + h * CHUNK + t), slope, distance));
+    }
+    weigh(scores + h * CHUNK, count, top + h, total + h, sums + h * width, width);
+  }
+  add_values<T, HEADS, DIM>(scores, keys, count, a.dim, values, sums, width, next, next_count);
+}
+
+template <typename T, int DIM>
+static auto chunk_function(int64_t heads) {
+  if constexpr (!is_whole(DIM)) return attend_chunk<T, 1, DIM>;
+  switch (heads) {
+    case 1: return attend_chunk<T, 1, DIM>;
+    case 2: return attend_chunk<T, 2, DIM>;
+    case 3: return attend_chunk<T, AT_ONCE < 3 ? AT_ONCE : 3, DIM>;
+    default: return attend_chunk<T, AT_ONCE, DIM>;
+  }
+}
+
+// Heads that go over a chunk together.
+constexpr int heads_at_once(int dim) { return is_whole(dim) ? AT_ONCE : 1; }
+
+// Stores 32 dimensions in the sums of a part.
+template <typename T>
+INLINE void store_sums(float* sums, const float* dimensions) {
+#if PAIR_DOT
+  if constexpr (sizeof(T) == 2) {
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(4));
+    __m512 a = (__m512)load(dimensions), b = (__m512)load(dimensions + 16);
+    store(sums, (vf)_mm512_permutex2var_ps(a, low, b));
+    store(sums + 16, (vf)_mm512_permutex2var_ps(a, high, b));
+    return;
+  }
+#endif
+  for (int i = 0; i < 32; i += WIDTH) store(sums + i, load(dimensions + i));
+}
+
+template <typename T>
+INLINE void write_head(T* out, const float* sums, float total, int64_t dim) {
+  float factor = 1.0f / total;
+#if PAIR_DOT
+  if constexpr (sizeof(T) == 2) {
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    for (int64_t i = 0; i < dim; i += 32) {
+      __m512 low = (__m512)(load(sums + i) * splat(factor));
+      __m512 high = (__m512)(load(sums + i + 16) * splat(factor));
+      store_upto(out + i, (vf)_mm512_permutex2var_ps(low, first, high), dim - i);
+      if (i + 16 < dim)
+        store_upto(out + i + 16, (vf)_mm512_permutex2var_ps(low, second, high), dim - i - 16);
+    }
+    return;
+  }
+#endif
+  for (int64_t i = 0; i < dim; i += WIDTH)
+    store_upto(out + i, load(sums + i) * splat(factor), dim - i);
+}
+
+template <typename T, int DIM>
+static void attend_item(const Attention<T>& a, const Item& item, const Item* next, float* partials,
+                        char* memory) {
+  int64_t group = a.group(), width = sums_width(a.dim), row = a.starts[item.sequence];
+  T* query = (T*)memory;
+  float* scores = (float*)(memory + Workspace::bytes_for<T>(group * width));
+  float* own = scores + Workspace::bytes_for<float>(group * CHUNK) / 4;
+  int64_t size = partial_size(group, a.dim);
+  Partial state = partial_at(item.partial >= 0 ? partials + item.partial * size : own, group);
+  for (int64_t g = 0; g < group; g++) {
+    const T* head = a.query + row * a.query_token + (item.head * group + g) * a.query_head;
+    memcpy(query + g * width, head, size_t(a.dim) * sizeof(T));
+    memset((void*)(query + g * width + a.dim), 0, size_t(width - a.dim) * sizeof(T));
+    state.top[g] = -INFINITY;
+    state.total[g] = 0;
+  }
+  memset(state.sums, 0, size_t(group * width) * 4);
+  // pointers of this chunk and the next; behind the last key lie some more to it
+  const T* pointers[2][CHUNK + WIDTH];
+  int now = 0;
+  auto look_up = [&](int which, int64_t begin) {
+    int64_t end = std::min<int64_t>(item.end, begin + CHUNK), count = end - begin;
+    if (count <= 0) return 0;
+    find_keys(a, item.sequence, item.head, begin, end, pointers[which]);
+    for (int64_t t = count; t < CHUNK + WIDTH && t < (count + WIDTH) / WIDTH * WIDTH; t++)
+      pointers[which][t] = pointers[which][count - 1];
+    return int(count);
+  };
+  int count = look_up(now, item.begin);
+  for (int64_t begin = item.begin; begin < item.end; begin += CHUNK) {
+    int coming = look_up(1 - now, begin + CHUNK), ahead = coming;
+    if (!coming && next) {
+      ahead = int(std::min<int64_t>(CHUNK, next->end - next->begin)) & ~1;
+      find_keys(a, next->sequence, next->head, next->begin, next->begin + ahead, pointers[1 - now]);
+    }
+    for (int64_t g = 0; g < group; g += heads_at_once(DIM)) {
+      int64_t heads = std::min<int64_t>(heads_at_once(DIM), group - g);
+      chunk_function<T, DIM>(heads)(
+          a, query + g * width, item.head * group + g, begin, a.lengths[item.sequence] - 1, count,
+          pointers[now], pointers[1 - now], g == 0 ? ahead : 0, scores + g * CHUNK, state.top + g,
+          state.total + g, state.sums + g * width, g == 0);
+    }
+    now = 1 - now;
+    count = coming;
+  }
+  if (item.partial >= 0) return;
+  for (int64_t g = 0; g < group; g++)
+    write_head(a.out + row * a.out_token + (item.head * group + g) * a.dim, state.sums + g * width,
+               state.total[g], a.dim);
+}
+
+// One query and the heads of one group; the first keys of the `next` item, if any, are fetched ahead.
+template <typename T>
+INLINE void attend_single(const Attention<T>& a, const Item& item, const Item* next,
+                          float* partials, char* memory) {
+  if (a.dim % 32) {
+    attend_item<T, ANY>(a, item, next, partials, memory);
+    return;
+  }
+  if constexpr (sizeof(T) == 2) {
+    if (a.dim == 64) {
+      attend_item<T, 64>(a, item, next, partials, memory);
+      return;
+    }
+    if (a.dim == 128) {
+      attend_item<T, 128>(a, item, next, partials, memory);
+      return;
+    }
+  }
+  attend_item<T, MULTIPLE>(a, item, next, partials, memory);
+}
+
+// Joins the parts of one sequence, first to last.
+template <typename T>
+static void join_parts(const Attention<T>& a, const Join& join, float* partials) {
+  int64_t group = a.group(), width = sums_width(a.dim), size = partial_size(group, a.dim);
+  for (int64_t g = 0; g < group; g++) {
+    float top = -INFINITY, total = 0;
+    for (int p = 0; p < join.count; p++) {
+      float other = partial_at(partials + (join.first + p) * size, group).top[g];
+      if (other > top) top = other;
+    }
+    float* sums = partial_at(partials + join.first * size, group).sums + g * width;
+    for (int p = 0; p < join.count; p++) {
+      Partial part = partial_at(partials + (join.first + p) * size, group);
+      float factor = std::exp(part.top[g] - top);
+      total += part.total[g] * factor;
+      for (int64_t i = 0; i < width; i += WIDTH) {
+        vf scaled = load(part.sums + g * width + i) * splat(factor);
+        store(sums + i, p ? load(sums + i) + scaled : scaled);
+      }
+    }
+    int64_t row = a.starts[join.sequence];
+    write_head(a.out + row * a.out_token + (join.head * group + g) * a.dim, sums, total, a.dim);
+  }
+}

@@ -1,0 +1,43 @@
+// What the processor and the operating system support. Compiled without any -m flag.
+//
+// paged_core_instruction_sets() returns a sum of bits: 1 for AVX2 with FMA, 2 for AVX-512 (F, BW, DQ,
+// VL), 4 for its BF16, 8 where that is slower than float32 (Intel's), 16 for AMX with BF16, for which a
+// process needs the system's permission besides (permission.cpp). 0 everywhere but on x86-64.
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+static uint64_t saved_registers() {
+  uint32_t low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return uint64_t(high) << 32 | low;
+}
+
+static bool has(uint32_t word, int bit) { return word >> bit & 1; }
+
+extern "C" __attribute__((visibility("default"))) int paged_core_instruction_sets() {
+  uint32_t a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
+  bool fma = has(c, 12), saves = has(c, 27), avx = has(c, 28);
+  if (!saves || !avx || !fma) return 0;
+  uint64_t saved = saved_registers();
+  if ((saved & 0x6) != 0x6) return 0;  // the lower halves of 256 bits, and the upper ones
+  uint32_t b7, a71 = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b7, &c, &d)) return 0;
+  uint32_t leaves = a, d7 = d;
+  if (leaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) a71 = a;
+  int found = has(b7, 5) ? 1 : 0;
+  bool avx512 = has(b7, 16) && has(b7, 17) && has(b7, 30) && has(b7, 31);  // F, DQ, BW, VL
+  if (!found || !avx512 || (saved & 0xe6) != 0xe6) return found;  // the masks, and 512 bits
+  found |= 2;
+  if (has(a71, 5)) found |= 4;
+  bool amx = has(d7, 22) && has(d7, 24);  // bfloat16, tiles
+  if (has(a71, 5) && amx && (saved & 0x60000) == 0x60000) found |= 16;  // both states of tiles
+  uint32_t vendor;
+  if (__get_cpuid(0, &a, &vendor, &c, &d) && vendor == 0x756e6547) found |= 8;  // "Genu"ineIntel
+  return found;
+}
+#else
+extern "C" __attribute__((visibility("default"))) int paged_core_instruction_sets() { return 0; }
+#endif

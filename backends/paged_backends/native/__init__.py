@@ -1,1 +1,0 @@
-"""A decoder of our own: the common families of models, described by configuration."""

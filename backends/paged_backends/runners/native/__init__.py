@@ -1,0 +1,1 @@
+"""Our own decoder for the common model families, described by configuration."""

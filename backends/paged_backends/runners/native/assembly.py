@@ -1,0 +1,202 @@
+"""Builds a decoder from its configuration and its weights.
+
+Weights that multiply the same input are concatenated: query, key and value; gate and up.
+
+Shapes: V vocabulary, E embedding size, P positions, I inputs, O outputs.
+"""
+
+# ruff: noqa: N806 - the shape of an array is the upper-case end of its name
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paged_backends.checkpoint.weights import Weights
+from paged_backends.runners.native.config import DecoderConfig
+from paged_backends.runners.native.decoder import Attention, Decoder, Embedding, FeedForward, Layer
+from paged_backends.runners.native.names import WeightNames
+from paged_backends.runners.native.ops import HeadOp, Linear, Ops, RowOp, rounded
+
+
+class Assembly:
+    """Builds the decoder of one model, weight by weight.
+
+    Every method raises :class:`CheckpointError` if a weight is missing or has another shape.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        names: WeightNames,
+        weights: Weights,
+        *,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._config = config
+        self._names = names
+        self._weights = weights
+        self._dtype = dtype
+        self._device = device
+        self._ops = ops
+
+    def decoder(self) -> Decoder:
+        """Return the whole decoder."""
+        config, names = self._config, self._names
+        hidden, width = config.hidden_size, config.embedding_size
+        table = self._weights.take(f"{names.embedding}.weight", (config.vocab_size, width))
+        if not self._ops.copies_weights:
+            table = table.to(device=self._device, dtype=self._dtype)
+        positions = None
+        if config.learned_positions is not None:
+            rows = config.learned_positions + config.max_model_len
+            positions = self._tensor(f"{names.positions}.weight", (rows, hidden))
+        narrow = width != hidden
+        return Decoder(
+            config,
+            embedding=Embedding(
+                table_VE=table,
+                dtype=self._dtype,
+                scale=rounded(config.embedding_scale, self._dtype),
+                positions_PE=positions,
+                first_position=config.learned_positions or 0,
+                project=self._linear([names.project_in], [hidden], width) if narrow else None,
+            ),
+            layers=[self._layer(index) for index in range(len(config.layers))],
+            final_norm=self._norm(names.final_norm, hidden) if config.norm_at_end else None,
+            project=self._linear([names.project_out], [width], hidden) if narrow else None,
+            head=self._head(table),
+            best=self._ops.best,
+            device=self._device,
+        )
+
+    def _head(self, table: Tensor) -> Linear:
+        """Return the head; a tied model's checkpoint may hold one that is not its embedding."""
+        name, weight = f"{self._names.head}.weight", table
+        if not self._config.tied or self._weights.has(name):
+            own = self._weights.take(name, tuple(table.shape)).to(table.device, table.dtype)
+            weight = table if self._config.tied and torch.equal(own, table) else own
+        return self._ops.linear(weight.to(self._dtype))
+
+    def _layer(self, index: int) -> Layer:
+        config, names = self._config, self._names
+        prefix = f"{names.layers}.{index}."
+        hidden = config.hidden_size
+
+        def norm(name: str) -> RowOp:
+            return self._norm(prefix + name, hidden)
+
+        layer = Layer(
+            attention_norm=norm(names.attention_norm),
+            attention=self._attention(index, prefix),
+            attention_output_norm=norm(names.attention_output_norm)
+            if config.norm_outputs
+            else None,
+            mlp_norm=norm(names.mlp_norm),
+            mlp=self._feed_forward(prefix),
+            mlp_output_norm=norm(names.mlp_output_norm) if config.norm_outputs else None,
+            norm_first=config.norm_first,
+        )
+        if self._ops.copies_weights:
+            self._weights.release()
+        return layer
+
+    def _attention(self, index: int, prefix: str) -> Attention:
+        config, names = self._config, self._names
+        query = config.num_heads * config.head_dim
+        key = config.num_kv_heads * config.head_dim
+        fused = len(names.query_key_value) == 1
+        return Attention(
+            index=index,
+            config=config.layers[index],
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            query_key_value=self._linear(
+                [prefix + name for name in names.query_key_value],
+                [query + 2 * key] if fused else [query, key, key],
+                config.hidden_size,
+                bias=config.query_bias,
+                transposed=names.transposed,
+            ),
+            heads=self._heads(prefix),
+            output=self._linear(
+                [prefix + names.attention_output],
+                [config.hidden_size],
+                query,
+                bias=config.output_bias,
+                transposed=names.transposed,
+            ),
+        )
+
+    def _heads(self, prefix: str) -> HeadOp:
+        """Return the norms and the rotary embedding of query and key heads."""
+        config, names = self._config, self._names
+        query = key = None
+        if config.norm_queries_and_keys:
+            query = self._tensor(f"{prefix}{names.query_norm}.weight", (config.head_dim,))
+            key = self._tensor(f"{prefix}{names.key_norm}.weight", (config.head_dim,))
+        return self._ops.heads(query, key, config.norm_eps, config.norm_weight_offset)
+
+    def _feed_forward(self, prefix: str) -> FeedForward:
+        config, names = self._config, self._names
+        hidden, inner = config.hidden_size, config.intermediate_size
+        wide = [names.gate, names.up] if config.gated else [names.up]
+        make_activation = self._ops.gated if config.gated else self._ops.activation
+        return FeedForward(
+            up=self._linear(
+                [prefix + name for name in wide],
+                [inner] * len(wide),
+                hidden,
+                bias=config.mlp_bias,
+                transposed=names.transposed,
+            ),
+            activation=make_activation(config.activation),
+            down=self._linear(
+                [prefix + names.down],
+                [hidden],
+                inner,
+                bias=config.mlp_bias,
+                transposed=names.transposed,
+            ),
+        )
+
+    def _linear(
+        self,
+        modules: Sequence[str],
+        outputs: Sequence[int],
+        inputs: int,
+        *,
+        bias: bool = False,
+        transposed: bool = False,
+    ) -> Linear:
+        """Return one linear layer in place of several that have the same input."""
+        weights = []
+        for module, count in zip(modules, outputs, strict=True):
+            shape = (inputs, count) if transposed else (count, inputs)
+            weight = self._tensor(f"{module}.weight", shape)
+            weights.append(weight.T if transposed else weight)
+        biases = [
+            self._tensor(f"{module}.bias", (count,))
+            for module, count in zip(modules, outputs, strict=True)
+            if bias
+        ]
+        weight_OI = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
+        return self._ops.linear(weight_OI, torch.cat(biases) if biases else None)
+
+    def _norm(self, module: str, size: int) -> RowOp:
+        config, ops = self._config, self._ops
+        if not config.norm_has_weights:
+            return ops.layer_norm(size, None, None, config.norm_eps)
+        weight = self._tensor(f"{module}.weight", (size,))
+        if config.norm == "rms":
+            return ops.rms_norm(weight, config.norm_eps, config.norm_weight_offset)
+        bias = self._tensor(f"{module}.bias", (size,))
+        return ops.layer_norm(size, weight, bias, config.norm_eps)
+
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        stored = self._weights.take(name, shape)
+        return stored.to(device=self._device, dtype=self._dtype)

@@ -1,0 +1,195 @@
+"""The decoder: embedding, layers of attention and feed-forward, head.
+
+Shapes: T tokens in the batch, R rows that draw a token, E hidden size, H query heads,
+K key/value heads, D head_dim, V vocabulary, P positions.
+"""
+
+# ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from paged_backends.runners.native.config import AttentionConfig, DecoderConfig, Rope
+from paged_backends.runners.native.ops import HeadOp, Linear, RowOp, soft_cap
+from paged_backends.runners.native.rope import Rotary, frequencies
+
+if TYPE_CHECKING:
+    from paged_core.interfaces.runner import Attend
+
+Rotaries = Mapping[Rope | None, Rotary | None]
+"""The rotary embedding of a batch for every kind that the layers have; of ``None``: ``None``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding:
+    """From token ids to the input of the first layer."""
+
+    table_VE: Tensor
+    """In the dtype of the checkpoint, or in ``dtype``."""
+    dtype: torch.dtype
+    scale: float
+    """Multiplies the embedding; rounded to ``dtype``."""
+    positions_PE: Tensor | None
+    """Learned position embeddings."""
+    first_position: int
+    project: Linear | None
+
+    def __call__(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
+        hidden_TE = functional.embedding(tokens_T, self.table_VE).to(self.dtype)
+        if self.scale != 1:
+            hidden_TE *= self.scale
+        if self.project is not None:
+            hidden_TE = self.project(hidden_TE)
+        if self.positions_PE is not None:
+            rows_T = positions_T + self.first_position
+            hidden_TE = hidden_TE + functional.embedding(rows_T, self.positions_PE)
+        return hidden_TE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Projections around the attention of one layer."""
+
+    index: int
+    config: AttentionConfig
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    query_key_value: Linear
+    heads: HeadOp
+    output: Linear
+
+    def __call__(
+        self,
+        rows_TE: Tensor,
+        rotaries: Rotaries,
+        attend: Attend,
+        residual_TE: Tensor | None,
+    ) -> Tensor:
+        split = self.num_heads + self.num_kv_heads
+        fused = self.query_key_value(rows_TE).view(len(rows_TE), -1, self.head_dim)
+        query_THD, key_TKD = fused[:, : self.num_heads], fused[:, self.num_heads : split]
+        self.heads(query_THD, key_TKD, rotaries[self.config.rope])
+        attended_THD = attend(self.index, query_THD, key_TKD, fused[:, split:])
+        return self.output(attended_THD.flatten(1), residual_TE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForward:
+    """Two linear layers with an activation between them."""
+
+    up: Linear
+    """Gate and up side by side, if it is gated."""
+    activation: RowOp
+    down: Linear
+
+    def __call__(self, rows_TE: Tensor, residual_TE: Tensor | None) -> Tensor:
+        return self.down(self.activation(self.up(rows_TE)), residual_TE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Attention, then feed-forward, each added to the hidden states."""
+
+    attention_norm: RowOp
+    attention: Attention
+    attention_output_norm: RowOp | None
+    mlp_norm: RowOp
+    mlp: FeedForward
+    mlp_output_norm: RowOp | None
+    norm_first: bool
+
+    def __call__(self, hidden_TE: Tensor, rotaries: Rotaries, attend: Attend) -> Tensor:
+        """Return the input of the next layer; ``hidden_TE`` is overwritten."""
+        if not self.norm_first:
+            hidden_TE = self.attention(hidden_TE, rotaries, attend, hidden_TE)
+            hidden_TE = self.attention_norm(hidden_TE)
+            return self.mlp_norm(self.mlp(hidden_TE, hidden_TE))
+        normed_TE = self.attention_norm(hidden_TE)
+        if self.attention_output_norm is None:
+            self.attention(normed_TE, rotaries, attend, hidden_TE)
+        else:
+            added_TE = self.attention(normed_TE, rotaries, attend, None)
+            hidden_TE += self.attention_output_norm(added_TE)
+        normed_TE = self.mlp_norm(hidden_TE)
+        if self.mlp_output_norm is None:
+            return self.mlp(normed_TE, hidden_TE)
+        hidden_TE += self.mlp_output_norm(self.mlp(normed_TE, None))
+        return hidden_TE
+
+
+class FusedStack(Protocol):
+    """Computes all layers in one call."""
+
+    def run(self, hidden_TE: Tensor, rotaries: Rotaries, attend: Attend) -> bool:
+        """Turn the input of the first layer into the output of the last, in place.
+
+        Returns:
+            False where it cannot with this ``attend``; then nothing is changed.
+        """
+
+
+class Decoder:
+    """A whole model. It keeps no state between calls."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        embedding: Embedding,
+        layers: list[Layer],
+        final_norm: RowOp | None,
+        project: Linear | None,
+        head: Linear,
+        best: RowOp,
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self._embedding = embedding
+        self.layers = layers
+        self._final_norm = final_norm
+        self._project = project
+        self._head = head
+        self._best = best
+        self.fused: FusedStack | None = None
+        """Used instead of the layers, where it can be."""
+        ropes = {layer.rope for layer in config.layers if layer.rope is not None}
+        self._frequencies = {rope: frequencies(rope, config.head_dim).to(device) for rope in ropes}
+
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """Return the output of the last layer, [T, E]."""
+        rotaries: dict[Rope | None, Rotary | None] = {None: None}
+        for rope, frequencies_F in self._frequencies.items():
+            rotaries[rope] = Rotary(frequencies_F, positions_T)
+        hidden_TE = self._embedding(tokens_T, positions_T)
+        if self.fused is not None and self.fused.run(hidden_TE, rotaries, attend):
+            return hidden_TE
+        for layer in self.layers:
+            hidden_TE = layer(hidden_TE, rotaries, attend)
+        return hidden_TE
+
+    def logits(self, hidden_RE: Tensor) -> Tensor:
+        """Return logits [R, V] float32 of rows of :meth:`forward`."""
+        logits_RV = self._scores(hidden_RE).float()
+        if self.config.logits_soft_cap is not None:
+            logits_RV = soft_cap(logits_RV, self.config.logits_soft_cap)
+        return logits_RV
+
+    def best(self, hidden_RE: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the best token [R] of each row, and its logit [R] before the soft cap."""
+        scores_RV = self._scores(hidden_RE)  # a soft cap keeps their order
+        best_R = self._best(scores_RV)
+        return best_R, scores_RV.gather(1, best_R[:, None])[:, 0]
+
+    def _scores(self, hidden_RE: Tensor) -> Tensor:
+        if self._final_norm is not None:
+            hidden_RE = self._final_norm(hidden_RE)
+        if self._project is not None:
+            hidden_RE = self._project(hidden_RE)
+        return self._head(hidden_RE)

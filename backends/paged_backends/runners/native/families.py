@@ -1,0 +1,338 @@
+"""Which families of models the decoder covers, and how each describes itself in ``config.json``.
+
+Defaults are those of the transformers library, which leaves out of the file what has its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paged_backends.checkpoint.config_fields import ConfigFields
+from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.runners.native.config import AttentionConfig, DecoderConfig
+from paged_backends.runners.native.shared_fields import (
+    FULL,
+    SLIDING,
+    activation_of,
+    head_dim_of,
+    lacking,
+    layer_types_of,
+    num_kv_heads_of,
+    rope_of,
+    rope_parameters_of,
+)
+from paged_core.errors import UnsupportedModel
+
+
+def decoder_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> DecoderConfig:
+    """Describe the model of ``checkpoint``.
+
+    Raises:
+        UnsupportedModel: the decoder lacks a feature of the model; the message names it.
+        CheckpointError: the configuration contradicts itself.
+    """
+    kind = checkpoint.model_type
+    describe = _FAMILIES.get(kind)
+    if describe is None:
+        raise UnsupportedModel(
+            f"the native runner covers {', '.join(_FAMILIES)}, and {checkpoint.folder} is a {kind}"
+        )
+    if trust_remote_code and "auto_map" in checkpoint.config:
+        raise lacking(checkpoint, "code that comes with the checkpoint")
+    for field, feature in (
+        ("quantization_config", "quantised weights"),
+        ("use_bidirectional_attention", "attention in both directions"),
+        ("add_cross_attention", "cross-attention"),
+        ("is_encoder_decoder", "an encoder"),
+    ):
+        if checkpoint.config.get(field):
+            raise lacking(checkpoint, feature)
+    return describe(ConfigFields(checkpoint))
+
+
+# ---------------------------------------------------------------------- llama and its relatives
+
+
+def _llama(fields: ConfigFields) -> DecoderConfig:
+    return _llama_like(
+        fields,
+        bias=fields.flag("attention_bias", False),
+        mlp_bias=fields.flag("mlp_bias", False),
+    )
+
+
+def _mistral(fields: ConfigFields) -> DecoderConfig:
+    if fields.has("layer_types"):
+        raise lacking(fields.checkpoint, "layers of several types in a mistral")
+    window = fields.optional_integer("sliding_window", 4096)
+    return _llama_like(
+        fields, num_kv_heads=8, windows=lambda _: window, max_length=4096 * 32, intermediate=14336
+    )
+
+
+def _qwen2(fields: ConfigFields) -> DecoderConfig:
+    return _llama_like(
+        fields,
+        num_kv_heads=32,
+        windows=_qwen_windows(fields),
+        max_length=32768,
+        intermediate=22016,
+        vocab_size=151936,
+        eos=None,
+        bias=True,
+        output_bias=False,
+    )
+
+
+def _qwen3(fields: ConfigFields) -> DecoderConfig:
+    return _llama_like(
+        fields,
+        num_kv_heads=32,
+        head_dim=128,
+        windows=_qwen_windows(fields),
+        max_length=32768,
+        intermediate=22016,
+        vocab_size=151936,
+        eos=None,
+        bias=fields.flag("attention_bias", False),
+        norm_queries_and_keys=True,
+    )
+
+
+def _qwen_windows(fields: ConfigFields) -> Callable[[int], int | None]:
+    window = fields.optional_integer("sliding_window", 4096)
+    if not fields.flag("use_sliding_window", False):
+        window = None
+    first = fields.any("max_window_layers", 28)
+    types = layer_types_of(fields, lambda index: SLIDING if window and index >= first else FULL)
+    return lambda index: window if types[index] == SLIDING else None
+
+
+def _llama_like(
+    fields: ConfigFields,
+    *,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    windows: Callable[[int], int | None] = lambda _: None,
+    max_length: int = 2048,
+    intermediate: int = 11008,
+    vocab_size: int = 32000,
+    eos: int | None = 2,
+    bias: bool = False,
+    output_bias: bool | None = None,
+    **features: Any,
+) -> DecoderConfig:
+    """Describe a model of llama's shape; the arguments are a family's defaults and features."""
+    hidden = fields.integer("hidden_size", 4096)
+    num_heads = fields.integer("num_attention_heads", 32)
+    heads = num_kv_heads_of(fields, num_heads, num_kv_heads or num_heads)
+    width = head_dim_of(fields, hidden, num_heads, head_dim)
+    rope = rope_of(fields, rope_parameters_of(fields), fields.number("rope_theta", 10000.0))
+    count = fields.integer("num_hidden_layers", 32)
+    return DecoderConfig(
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size", intermediate),
+        vocab_size=fields.integer("vocab_size", vocab_size),
+        num_heads=num_heads,
+        num_kv_heads=heads,
+        head_dim=width,
+        layers=tuple(
+            AttentionConfig(scale=width**-0.5, rope=rope, sliding_window=windows(index))
+            for index in range(count)
+        ),
+        max_model_len=fields.integer("max_position_embeddings", max_length),
+        activation=activation_of(fields, "hidden_act", "silu"),
+        norm="rms",
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        query_bias=bias,
+        output_bias=bias if output_bias is None else output_bias,
+        embedding_size=hidden,
+        tied=fields.flag("tie_word_embeddings", False),
+        eos_token_ids=fields.token_ids(eos),
+        **features,
+    )
+
+
+# ---------------------------------------------------------------------- gemma
+
+
+def _gemma(fields: ConfigFields) -> DecoderConfig:
+    name = fields.text("hidden_act", "gelu_pytorch_tanh")
+    # the first releases say gelu and mean its approximation
+    activation = activation_of(fields, "hidden_act", "gelu_pytorch_tanh")
+    rope = rope_of(fields, rope_parameters_of(fields), fields.number("rope_theta", 10000.0))
+    width = fields.integer("head_dim", 256)
+    return _gemma_like(
+        fields,
+        defaults=(3072, 24576, 28, 16, 16, 256000, 8192),
+        layer=lambda _: AttentionConfig(scale=width**-0.5, rope=rope),
+        activation="gelu_tanh" if name == "gelu" else activation,
+    )
+
+
+def _gemma2(fields: ConfigFields) -> DecoderConfig:
+    rope = rope_of(fields, rope_parameters_of(fields), fields.number("rope_theta", 10000.0))
+    types = layer_types_of(fields, lambda index: FULL if index % 2 else SLIDING, default_count=26)
+    window = fields.optional_integer("sliding_window", 4096)
+    scale = fields.number("query_pre_attn_scalar", 256) ** -0.5
+    cap = fields.optional_number("attn_logit_softcapping", 50.0)
+    return _gemma_like(
+        fields,
+        defaults=(2304, 9216, 26, 8, 4, 256000, 8192),
+        layer=lambda index: AttentionConfig(
+            scale=scale,
+            rope=rope,
+            sliding_window=window if types[index] == SLIDING else None,
+            soft_cap=cap,
+        ),
+        activation=activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
+        norm_outputs=True,
+        logits_soft_cap=fields.optional_number("final_logit_softcapping", 30.0),
+    )
+
+
+def _gemma3(fields: ConfigFields) -> DecoderConfig:
+    every = fields.any("sliding_window_pattern", 6)
+    types = layer_types_of(
+        fields, lambda index: SLIDING if (index + 1) % every else FULL, default_count=26
+    )
+    window = fields.optional_integer("sliding_window", 4096)
+    scale = fields.number("query_pre_attn_scalar", 256) ** -0.5
+    given = fields.mapping("rope_parameters") or {}
+    full = {**(given.get(FULL) or {}), **(fields.mapping("rope_scaling") or {})}
+    ropes = {
+        FULL: rope_of(fields, full, fields.number("rope_theta", 1e6)),
+        SLIDING: rope_of(
+            fields, given.get(SLIDING) or {}, fields.number("rope_local_base_freq", 10000.0)
+        ),
+    }
+    return _gemma_like(
+        fields,
+        defaults=(2304, 9216, 26, 8, 4, 262208, 131072),
+        layer=lambda index: AttentionConfig(
+            scale=scale,
+            rope=ropes[types[index]],
+            sliding_window=window if types[index] == SLIDING else None,
+        ),
+        activation=activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
+        norm_outputs=True,
+        norm_queries_and_keys=True,
+        logits_soft_cap=fields.optional_number("final_logit_softcapping", None),
+    )
+
+
+def _gemma_like(
+    fields: ConfigFields,
+    *,
+    defaults: tuple[int, int, int, int, int, int, int],
+    layer: Callable[[int], AttentionConfig],
+    **features: Any,
+) -> DecoderConfig:
+    hidden_size, intermediate, count, num_heads, kv_heads, vocab_size, length = defaults
+    hidden = fields.integer("hidden_size", hidden_size)
+    heads = fields.integer("num_attention_heads", num_heads)
+    bias = fields.flag("attention_bias", False)
+    return DecoderConfig(
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size", intermediate),
+        vocab_size=fields.integer("vocab_size", vocab_size),
+        num_heads=heads,
+        num_kv_heads=num_kv_heads_of(fields, heads, kv_heads),
+        head_dim=fields.integer("head_dim", 256),
+        layers=tuple(layer(index) for index in range(fields.integer("num_hidden_layers", count))),
+        max_model_len=fields.integer("max_position_embeddings", length),
+        norm="rms",
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        norm_weight_offset=1.0,
+        query_bias=bias,
+        output_bias=bias,
+        embedding_size=hidden,
+        embedding_scale=hidden**0.5,
+        tied=fields.flag("tie_word_embeddings", True),
+        eos_token_ids=fields.token_ids(1),
+        **features,
+    )
+
+
+# ---------------------------------------------------------------------- learned positions
+
+
+def _opt(fields: ConfigFields) -> DecoderConfig:
+    hidden = fields.integer("hidden_size", 768)
+    heads = fields.integer("num_attention_heads", 12)
+    width = head_dim_of(fields, hidden, heads, None, given=False)
+    first = fields.flag("do_layer_norm_before", True)
+    bias = fields.flag("enable_bias", True)
+    return DecoderConfig(
+        hidden_size=hidden,
+        intermediate_size=fields.integer("ffn_dim", 3072),
+        vocab_size=fields.integer("vocab_size", 50272),
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=width,
+        layers=(AttentionConfig(scale=width**-0.5),) * fields.integer("num_hidden_layers", 12),
+        max_model_len=fields.integer("max_position_embeddings", 2048),
+        activation=activation_of(fields, "activation_function", "relu"),
+        norm="layer",
+        norm_eps=1e-5,
+        norm_has_weights=fields.flag("layer_norm_elementwise_affine", True),
+        norm_first=first,
+        norm_at_end=first and not fields.flag("_remove_final_layer_norm", False),
+        gated=False,
+        query_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+        embedding_size=fields.integer("word_embed_proj_dim", hidden),
+        learned_positions=2,
+        tied=fields.flag("tie_word_embeddings", True),
+        eos_token_ids=fields.token_ids(2),
+    )
+
+
+def _gpt2(fields: ConfigFields) -> DecoderConfig:
+    def named(own: str, common: str, default: int) -> int:
+        return fields.integer(own if fields.has(own) else common, default)
+
+    hidden = named("n_embd", "hidden_size", 768)
+    heads = named("n_head", "num_attention_heads", 12)
+    width = head_dim_of(fields, hidden, heads, None, given=False)
+    scale = width**-0.5 if fields.flag("scale_attn_weights", True) else 1.0
+    by_layer = fields.flag("scale_attn_by_inverse_layer_idx", False)
+    return DecoderConfig(
+        hidden_size=hidden,
+        intermediate_size=fields.integer("n_inner", 4 * hidden),
+        vocab_size=fields.integer("vocab_size", 50257),
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=width,
+        layers=tuple(
+            AttentionConfig(scale=scale / (index + 1) if by_layer else scale)
+            for index in range(named("n_layer", "num_hidden_layers", 12))
+        ),
+        max_model_len=named("n_positions", "max_position_embeddings", 1024),
+        activation=activation_of(fields, "activation_function", "gelu_new"),
+        norm="layer",
+        norm_eps=fields.number("layer_norm_epsilon", 1e-5),
+        gated=False,
+        query_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        embedding_size=hidden,
+        learned_positions=0,
+        tied=fields.flag("tie_word_embeddings", True),
+        eos_token_ids=fields.token_ids(50256),
+    )
+
+
+_FAMILIES: dict[str, Callable[[ConfigFields], DecoderConfig]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "opt": _opt,
+    "gpt2": _gpt2,
+}

@@ -1,0 +1,151 @@
+"""Operations over the kernels for CPUs: weights are packed once, and each operation is one C call.
+
+Shapes as in :mod:`paged_backends.runners.native.ops`.
+"""
+
+# ruff: noqa: N803 - the shape of an array is the upper-case end of its name
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paged_backends.kernels.cpu.tensor_kernels import Kernels, PackedWeight
+from paged_backends.runners.native.config import Activation
+from paged_backends.runners.native.ops import HeadOp, Linear, RowOp, TorchOps
+from paged_backends.runners.native.rope import Rotary
+
+
+class KernelLinear:
+    """Linear layer with a packed copy of the weight."""
+
+    __slots__ = ("_kernels", "packed")
+
+    def __init__(self, kernels: Kernels, packed: PackedWeight) -> None:
+        self._kernels = kernels
+        self.packed = packed
+
+    def __call__(self, rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
+        return self._kernels.linear(rows_TI, self.packed, residual_TO, residual_TO)
+
+
+class KernelNorm:
+    """RMSNorm."""
+
+    __slots__ = ("_eps", "_kernels", "_offset", "bias", "weight")
+
+    def __init__(self, kernels: Kernels, weight: Tensor, eps: float, offset: float) -> None:
+        self._kernels = kernels
+        self.weight = weight
+        self.bias = None
+        self._eps = eps
+        self._offset = offset
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self._kernels.rms_norm(rows, self.weight, self._eps, None, self._offset)
+
+
+class KernelLayerNorm:
+    """LayerNorm."""
+
+    __slots__ = ("_eps", "_kernels", "bias", "weight")
+
+    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+        self._kernels = kernels
+        self.weight = weight
+        self.bias = bias
+        self._eps = eps
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self._kernels.layer_norm(rows, self.weight, self.bias, self._eps)
+
+
+class KernelHeadOp:
+    """Norms of heads, where they have weights, and the rotary embedding, in one call."""
+
+    __slots__ = ("_eps", "_kernels", "_offset", "_without_rotary", "key_norm", "query_norm")
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        eps: float,
+        offset: float,
+        without_rotary: HeadOp,
+    ) -> None:
+        """``without_rotary`` is used by layers that have no rotary embedding."""
+        self._kernels = kernels
+        self.query_norm = query_norm
+        self.key_norm = key_norm
+        self._eps = eps
+        self._offset = offset
+        self._without_rotary = without_rotary
+
+    def __call__(self, query_THD: Tensor, key_TKD: Tensor, rotary: Rotary | None) -> None:
+        if rotary is None:
+            self._without_rotary(query_THD, key_TKD, None)
+            return
+        self._kernels.rope(
+            query_THD,
+            key_TKD,
+            rotary.cos_TF,
+            rotary.sin_TF,
+            rotary.rows_T,
+            self.query_norm,
+            self.key_norm,
+            self._eps,
+            self._offset,
+        )
+
+
+class KernelOps(TorchOps):
+    """Operations for float32 and bfloat16 on a CPU; PyTorch where there is no kernel."""
+
+    kernels: Kernels
+    copies_weights = True
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
+        """Return the linear layer with a packed copy of the weight."""
+        return KernelLinear(self.kernels, self.kernels.pack(weight_OI, bias_O))
+
+    def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> RowOp:
+        """Return RMSNorm in one call."""
+        return KernelNorm(self.kernels, weight_E.clone(), eps, offset)
+
+    def layer_norm(
+        self, size: int, weight_E: Tensor | None, bias_E: Tensor | None, eps: float
+    ) -> RowOp:
+        """Return LayerNorm, in one call if it has weights."""
+        if weight_E is None:
+            return super().layer_norm(size, weight_E, bias_E, eps)
+        bias = None if bias_E is None else bias_E.clone()
+        return KernelLayerNorm(self.kernels, weight_E.clone(), bias, eps)
+
+    def heads(
+        self, query_norm_D: Tensor | None, key_norm_D: Tensor | None, eps: float, offset: float
+    ) -> HeadOp:
+        """Return norms and rotary embedding in one call, for layers that have the latter."""
+        query_norm = None if query_norm_D is None else query_norm_D.clone()
+        key_norm = None if key_norm_D is None else key_norm_D.clone()
+        without_rotary = super().heads(query_norm, key_norm, eps, offset)
+        return KernelHeadOp(self.kernels, query_norm, key_norm, eps, offset, without_rotary)
+
+    def gated(self, activation: Activation) -> RowOp:
+        """Return the gate, in one call for the two activations that have a kernel."""
+        if activation == "silu":
+            return self.kernels.silu_mul
+        if activation == "gelu_tanh":
+            return self.kernels.gelu_mul
+        return super().gated(activation)
+
+    def best(self, logits_RV: Tensor) -> Tensor:
+        """Return the first of equals."""
+        return self.kernels.argmax(logits_RV)
+
+
+def fits(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether there are kernels for this dtype on this device."""
+    return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)

@@ -1,0 +1,172 @@
+"""The operations that layers are made of: linear, norms, rotary embedding, activations.
+
+An :class:`Ops` makes them for one device; :class:`TorchOps`, in plain PyTorch, serves any device.
+:mod:`~paged_backends.runners.native.kernel_ops` has another one, over the kernels for CPUs.
+
+Shapes: T tokens, I inputs, O outputs, E hidden size, H query heads, K key/value heads, D head_dim,
+R rows that draw a token, V vocabulary.
+"""
+
+# ruff: noqa: N803 - the shape of an array is the upper-case end of its name
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from paged_backends.runners.native.config import Activation
+from paged_backends.runners.native.rope import Rotary
+
+if TYPE_CHECKING:
+    from paged_backends.kernels.cpu.tensor_kernels import Kernels
+
+RowOp = Callable[[Tensor], Tensor]
+"""Maps rows to rows, each by itself."""
+
+
+class Linear(Protocol):
+    """``rows @ weight.T + bias``, for rows [T, I]."""
+
+    def __call__(self, rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
+        """Return [T, O]; ``residual_TO``, if given, is added to in place and returned."""
+
+
+class HeadOp(Protocol):
+    """Prepares query and key heads for attention: norms, then the rotary embedding."""
+
+    def __call__(self, query_THD: Tensor, key_TKD: Tensor, rotary: Rotary | None) -> None:
+        """Apply it in place; ``rotary`` is ``None`` where the layer has none."""
+
+
+class Ops(ABC):
+    """Makes operations. They compute in float32 and return the dtype of their argument."""
+
+    kernels: Kernels | None = None
+    """What they are computed with; ``None``: PyTorch."""
+    copies_weights: bool
+    """Operations keep no reference to the weights that they are made from."""
+
+    @abstractmethod
+    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
+        """Return the linear layer with this weight."""
+
+    @abstractmethod
+    def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> RowOp:
+        """Return RMSNorm.
+
+        Args:
+            offset: added to the weight; 1 for Gemma's.
+        """
+
+    @abstractmethod
+    def heads(
+        self, query_norm_D: Tensor | None, key_norm_D: Tensor | None, eps: float, offset: float
+    ) -> HeadOp:
+        """Return the norms of heads, where they have weights, followed by the rotary embedding."""
+
+    @abstractmethod
+    def gated(self, activation: Activation) -> RowOp:
+        """Return ``activation(gate) * up`` of rows that hold gate and up side by side."""
+
+    @abstractmethod
+    def best(self, logits_RV: Tensor) -> Tensor:
+        """Return the best token [R] int64 of each row: the first of equals."""
+
+    def layer_norm(
+        self, size: int, weight_E: Tensor | None, bias_E: Tensor | None, eps: float
+    ) -> RowOp:
+        """Return LayerNorm."""
+        weight = None if weight_E is None else weight_E.float()
+        bias = None if bias_E is None else bias_E.float()
+
+        def apply(rows: Tensor) -> Tensor:
+            normed = functional.layer_norm(rows.float(), (size,), weight, bias, eps)
+            return normed.to(rows.dtype)
+
+        return apply
+
+    def activation(self, name: Activation) -> RowOp:
+        """Return an activation without a gate."""
+        return _ACTIVATIONS[name]
+
+
+class TorchOps(Ops):
+    """Operations for any device and dtype."""
+
+    copies_weights = False
+
+    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
+        """Return ``torch.nn.functional.linear`` with this weight."""
+
+        def apply(rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
+            result = functional.linear(rows_TI, weight_OI, bias_O)
+            return result if residual_TO is None else residual_TO.add_(result)
+
+        return apply
+
+    def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> RowOp:
+        """Return RMSNorm in float32, converted back."""
+        weight = weight_E.float() + offset
+
+        def apply(rows: Tensor) -> Tensor:
+            return functional.rms_norm(rows.float(), weight.shape, weight, eps).to(rows.dtype)
+
+        return apply
+
+    def heads(
+        self, query_norm_D: Tensor | None, key_norm_D: Tensor | None, eps: float, offset: float
+    ) -> HeadOp:
+        """Return the norms, then the rotary embedding."""
+        norms = [
+            None if weight is None else self.rms_norm(weight, eps, offset)
+            for weight in (query_norm_D, key_norm_D)
+        ]
+
+        def apply(query_THD: Tensor, key_TKD: Tensor, rotary: Rotary | None) -> None:
+            for heads, norm in zip((query_THD, key_TKD), norms, strict=True):
+                if norm is not None:
+                    heads.copy_(norm(heads))
+                if rotary is not None:
+                    rotary.rotate(heads)
+
+        return apply
+
+    def gated(self, activation: Activation) -> RowOp:
+        """Return the activation times ``up``."""
+        act = self.activation(activation)
+
+        def apply(rows: Tensor) -> Tensor:
+            gate, up = rows.chunk(2, dim=-1)
+            return act(gate) * up
+
+        return apply
+
+    def best(self, logits_RV: Tensor) -> Tensor:
+        """Return the first of equals, on every device."""
+        return logits_RV.argmax(dim=-1)
+
+
+def _gelu_tanh(rows: Tensor) -> Tensor:
+    return functional.gelu(rows, approximate="tanh")
+
+
+_ACTIVATIONS: dict[Activation, RowOp] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": functional.relu,
+}
+
+
+def soft_cap(logits: Tensor, cap: float) -> Tensor:
+    """Return ``cap * tanh(logits / cap)``, computed in place."""
+    return logits.div_(cap).tanh_().mul_(cap)
+
+
+def rounded(value: float, dtype: torch.dtype) -> float:
+    """Return ``value`` rounded to ``dtype``."""
+    return float(torch.tensor(value, dtype=dtype))

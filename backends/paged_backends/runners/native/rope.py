@@ -1,0 +1,52 @@
+"""Rotary position embeddings.
+
+Shapes: T tokens, H heads, D head_dim, F rotated pairs of a head: half of D.
+"""
+
+# ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
+from __future__ import annotations
+
+from math import pi
+
+import torch
+from torch import Tensor
+
+from paged_backends.runners.native.config import Rope
+
+
+def frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Return the frequency of each pair, [F] float32: its angle per position.
+
+    ``llama3`` divides by ``factor`` the frequencies of pairs that complete less than
+    ``low_freq_factor`` rotations over the original length of the model, leaves those of pairs that
+    complete more than ``high_freq_factor``, and interpolates between them.
+    """
+    exponents_F = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    base_F = 1.0 / (rope.theta**exponents_F)
+    if rope.scaling == "default":
+        return base_F
+    if rope.scaling == "linear":
+        return base_F / rope.factor
+    rotations_F = rope.original_length * base_F / (2 * pi)
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    blend_F = ((rotations_F - low) / (high - low)).clamp(0, 1)
+    return (1 - blend_F) * base_F / rope.factor + blend_F * base_F
+
+
+class Rotary:
+    """Cosines and sines of a batch's rotary embedding: of each pair's angle at each position."""
+
+    def __init__(self, frequencies_F: Tensor, positions_T: Tensor) -> None:
+        self.rows_T = torch.arange(len(positions_T), device=positions_T.device)
+        """[T] int64: each token's row of the tables below."""
+        angles_TF = positions_T.float()[:, None] * frequencies_F
+        self.cos_TF = angles_TF.cos()
+        self.sin_TF = angles_TF.sin()
+
+    def rotate(self, heads_THD: Tensor) -> None:
+        """Rotate all heads, in place."""
+        first, second = heads_THD.chunk(2, dim=-1)
+        cos, sin = self.cos_TF[:, None], self.sin_TF[:, None]
+        rotated = first * cos - second * sin
+        second.copy_(second * cos + first * sin)
+        first.copy_(rotated)

@@ -1,0 +1,109 @@
+"""Fields that several families of models have in common, turned into values of a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from paged_backends.checkpoint.config_fields import ConfigFields
+from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.runners.native.config import Activation, Rope
+from paged_core.errors import UnsupportedModel
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+"""Types of layers."""
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+def lacking(checkpoint: Checkpoint, feature: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{checkpoint.model_type} of {checkpoint.folder} cannot be served by the native runner, "
+        f"which lacks {feature}; set runner to auto or transformers"
+    )
+
+
+def num_kv_heads_of(fields: ConfigFields, num_heads: int, default: int) -> int:
+    if fields.any("num_key_value_heads", default) is None:
+        return num_heads  # null, in so many words, means as many
+    count = fields.integer("num_key_value_heads", default)
+    if num_heads % count:
+        raise fields.wrong("num_key_value_heads", f"a divisor of num_attention_heads, {num_heads}")
+    return count
+
+
+def head_dim_of(
+    fields: ConfigFields, hidden: int, num_heads: int, default: int | None, *, given: bool = True
+) -> int:
+    if given and (default is not None or fields.has("head_dim")):
+        return fields.integer("head_dim", default or 1)
+    if hidden % num_heads:
+        raise fields.wrong("num_attention_heads", f"a divisor of the hidden size, {hidden}")
+    return hidden // num_heads
+
+
+def activation_of(fields: ConfigFields, name: str, default: str) -> Activation:
+    value = fields.text(name, default)
+    if value not in _ACTIVATIONS:
+        raise lacking(fields.checkpoint, f"the activation {value!r}")
+    return _ACTIVATIONS[value]
+
+
+def layer_types_of(
+    fields: ConfigFields, default: Callable[[int], str], default_count: int = 32
+) -> Sequence[str]:
+    count = fields.integer("num_hidden_layers", default_count)
+    types = fields.any("layer_types")
+    if types is None:
+        return [default(index) for index in range(count)]
+    if not isinstance(types, list) or len(types) < count:
+        raise fields.wrong("layer_types", f"a list of {count} words")
+    others = sorted(set(map(str, types)) - {SLIDING, FULL})
+    if others:
+        raise lacking(fields.checkpoint, f"layers of the type {others[0]}")
+    return types
+
+
+def rope_parameters_of(fields: ConfigFields) -> Mapping[str, Any]:
+    return fields.mapping("rope_scaling") or fields.mapping("rope_parameters") or {}
+
+
+def rope_of(fields: ConfigFields, given: Mapping[str, Any], theta: float) -> Rope:
+    """Describe rotary embeddings, in the new form or in that of older configurations."""
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if kind not in ("default", "linear", "llama3"):
+        raise lacking(fields.checkpoint, f"rotary embeddings scaled by {kind!r}")
+    share = given.get("partial_rotary_factor", fields.any("partial_rotary_factor"))
+    if share not in (None, 1, 1.0):
+        raise lacking(fields.checkpoint, "rotary embeddings over part of a head")
+
+    def number(name: str) -> float:
+        value = given.get(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            raise fields.wrong("rope_parameters", f"an object with a number as {name!r}")
+        return float(value)
+
+    theta = number("rope_theta") if given.get("rope_theta") is not None else theta
+    if kind == "default":
+        return Rope(theta=theta)
+    if kind == "linear":
+        return Rope(theta=theta, scaling="linear", factor=number("factor"))
+    length = given.get("original_max_position_embeddings")
+    return Rope(
+        theta=theta,
+        scaling="llama3",
+        factor=number("factor"),
+        low_freq_factor=number("low_freq_factor"),
+        high_freq_factor=number("high_freq_factor"),
+        original_length=int(number("original_max_position_embeddings"))
+        if length is not None
+        else fields.integer("max_position_embeddings", 2048),
+    )

@@ -1,0 +1,1 @@
+"""The runner for models of the transformers library."""

@@ -1,0 +1,151 @@
+"""A model of the transformers library, read from a checkpoint: right and whole, or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+)
+
+from paged_backends.checkpoint.dtype import choose_dtype
+from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.runners.transformers.attention_port import IMPLEMENTATION, register
+from paged_core.errors import CheckpointError, UnsupportedModel
+
+_LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError)
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    *,
+    dtype: str,
+    device: torch.device,
+    allow_pickle: bool,
+    trust_remote_code: bool,
+) -> Any:
+    """Return the causal language model of ``checkpoint``, in evaluation mode on ``device``.
+
+    Raises:
+        CheckpointError: its weights are missing, incomplete or in a form that may not be loaded.
+        UnsupportedModel: transformers does not know it, or it is no causal language model.
+    """
+    _check_kind(checkpoint, trust_remote_code=trust_remote_code)
+    checkpoint.check_weights(allow_pickle=allow_pickle)
+    config = _config(checkpoint, trust_remote_code=trust_remote_code)
+    _check_interface(config)
+    register()
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            checkpoint.folder,
+            config=config,
+            dtype=choose_dtype(dtype, checkpoint, device),
+            attn_implementation=IMPLEMENTATION,
+            use_safetensors=bool(checkpoint.weight_files),
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except ImportError as error:
+        raise UnsupportedModel(
+            f"{checkpoint.model_type} needs a package that is not installed: {_short(error)}"
+        ) from error
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"the weights in {checkpoint.folder} are corrupt ({_short(error)}); download them again"
+        ) from error
+    except torch.OutOfMemoryError:
+        raise
+    except _LOAD_ERRORS as error:
+        raise CheckpointError(
+            f"the checkpoint {checkpoint.folder} ({checkpoint.model_type}) cannot be loaded: "
+            f"{_short(error)}"
+        ) from error
+    _check_report(checkpoint.folder, report)
+    return model.eval().requires_grad_(False).to(device)
+
+
+def _check_kind(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
+    kind = checkpoint.model_type
+    if kind not in CONFIG_MAPPING:
+        if "auto_map" in checkpoint.config and trust_remote_code:
+            return
+        if "auto_map" in checkpoint.config:
+            raise UnsupportedModel(
+                f"{checkpoint.folder} is a {kind}, whose code comes with the checkpoint and would "
+                "run here; set trust_remote_code if you trust its source"
+            )
+        raise UnsupportedModel(
+            f"{checkpoint.folder} is of the type {kind!r}, which this version of transformers does "
+            "not know; check model_type in its config.json, or install a newer transformers"
+        )
+    if checkpoint.config.get("is_encoder_decoder"):
+        raise UnsupportedModel(
+            f"{kind} is an encoder-decoder model; only decoder-only models can be served"
+        )
+    if CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModel(
+            f"{kind} is not a causal language model for transformers (the checkpoint was saved as "
+            f"{', '.join(checkpoint.architectures) or 'nothing in particular'}); choose one that "
+            "generates text"
+        )
+
+
+def _check_interface(config: Any) -> None:
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return  # code from the checkpoint; a trial run will tell
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not kind._can_set_attn_implementation():
+        raise UnsupportedModel(
+            f"{config.model_type} cannot be served: its attention does not go through the "
+            "attention interface of transformers, so the paged cache cannot be put in; choose a "
+            "model whose attention does"
+        )
+
+
+def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
+    try:
+        return AutoConfig.from_pretrained(
+            checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except ImportError:
+        raise
+    except Exception as error:  # each architecture has its own checks
+        raise CheckpointError(
+            f"{checkpoint.folder / 'config.json'} does not describe a {checkpoint.model_type}: "
+            f"{_short(error)}"
+        ) from error
+
+
+def _check_report(folder: Path, report: dict[str, Any]) -> None:
+    """Weights that the file lacks would be made up at random: refuse them."""
+    if report.get("mismatched_keys"):
+        names = sorted(str(entry[0]) for entry in report["mismatched_keys"])
+        raise CheckpointError(
+            f"in {folder}, {_list(names)} have other shapes than config.json says; the two files "
+            "do not belong together"
+        )
+    if report.get("missing_keys"):
+        raise CheckpointError(
+            f"{folder} lacks the weights {_list(sorted(report['missing_keys']))}; it was saved "
+            "from another kind of model, or incompletely"
+        )
+    if report.get("error_msgs"):
+        raise CheckpointError(f"{folder} cannot be loaded: {report['error_msgs'][0]}")
+
+
+def _list(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _short(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."

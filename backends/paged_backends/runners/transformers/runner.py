@@ -1,0 +1,326 @@
+"""Component ``transformers``: decoder-only models of that library over a flattened batch.
+
+The new tokens of all sequences are concatenated into a single row, without padding; the model's
+attention function passes query, key and value of each layer to the paged cache.
+
+Shapes: T tokens in the batch, H query heads, K key/value heads, D head_dim, R rows that draw a
+token.
+"""
+
+# ruff: noqa: N806 - the shape of an array is the upper-case end of its name
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paged_backends.checkpoint.device import choose_device
+from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.runners.settings import TransformersSettings
+from paged_backends.runners.transformers.attention_port import AttentionPort, quiet
+from paged_backends.runners.transformers.layer_probe import probe_layers
+from paged_backends.runners.transformers.model_loader import load_model
+from paged_backends.runners.transformers.trial_run import try_out
+from paged_core.errors import SettingsError, UnsupportedModel
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.model_size import ModelSize
+from paged_core.interfaces.runner import Runner, RunnerParts
+from paged_core.log import get_logger
+
+if TYPE_CHECKING:
+    from paged_core.interfaces.runner import Attend
+
+_LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_len",
+    "n_ctx",
+    "seq_length",
+)
+_PROBE_ERRORS = (
+    AttributeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    RuntimeError,
+    NotImplementedError,
+)
+
+log = get_logger()
+
+
+class TransformersRunner(Runner):
+    """Runs a model with its own code, except for attention."""
+
+    def __init__(self, options: TransformersSettings, parts: RunnerParts) -> None:
+        self._settings = parts.settings
+        self._layers: list[LayerSpec] = []
+        self._modules: list[nn.Module] = []
+        self._max_model_len: int | None = None
+        self._vocab_size = 0
+        self._eos_token_ids: frozenset[int] = frozenset()
+        self._attend: Attend | None = None
+        self._next_layer = 0
+
+    # ------------------------------------------------------------------ properties
+
+    @property
+    def layers(self) -> Sequence[LayerSpec]:
+        """The attention layers, in the order in which the model calls them."""
+        return self._layers
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self._vocab_size
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Positions of the model, below those at which its rotary embedding would be rescaled."""
+        return self._max_model_len
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """From the checkpoint's generation settings, or else its configuration."""
+        return self._eos_token_ids
+
+    def model_size(self) -> ModelSize:
+        """Count the weights of all matrices except embeddings."""
+        tables = {
+            id(module.weight) for module in self._base.modules() if isinstance(module, nn.Embedding)
+        }
+        matrices = [p for p in self._base.parameters() if p.ndim > 1 and id(p) not in tables]
+        head = self._head.get_output_embeddings()
+        return ModelSize(
+            layer_weights=sum(matrix.numel() for matrix in matrices),
+            head_weights=0 if head is None else head.weight.numel(),
+            layers=tuple(self._layers),
+        )
+
+    # ------------------------------------------------------------------ loading
+
+    def load(self) -> None:
+        """Read the model, probe its layers, and check its logits with the paged cache."""
+        settings = self._settings
+        checkpoint = Checkpoint.open(
+            settings.model,
+            allow_pickle=settings.allow_pickle,
+            trust_remote_code=settings.trust_remote_code,
+        )
+        device = choose_device(settings.device)
+        try:
+            with quiet():
+                model = load_model(
+                    checkpoint,
+                    dtype=settings.dtype,
+                    device=device,
+                    allow_pickle=settings.allow_pickle,
+                    trust_remote_code=settings.trust_remote_code,
+                )
+                self._describe(model)
+        except torch.OutOfMemoryError as error:
+            raise SettingsError(
+                f"{settings.model} does not fit on {device}: {_first_line(error)}; use a smaller "
+                "model, a smaller dtype, or device: cpu"
+            ) from error
+        log.info(
+            "model_loaded",
+            model=settings.model,
+            architecture=checkpoint.model_type,
+            layers=len(self._layers),
+            dtype=self._layers[0].dtype,
+            device=self._layers[0].device,
+        )
+
+    def _describe(self, model: Any) -> None:
+        name = model.config.model_type
+        _check_shape(model)
+        self._base = _decoder(model)
+        self._head, self._given = _head_of(model)
+        self._max_model_len = _max_model_len(model.config)
+        self._eos_token_ids = _eos_token_ids(model)
+        self._port = AttentionPort(model)
+        try:
+            probed = probe_layers(
+                model,
+                self._base,
+                self._port,
+                block_size=self._settings.block_size,
+                max_model_len=self._max_model_len or 4096,
+            )
+            self._layers = [layer.spec for layer in probed]
+            self._heed_unused_window(model.config.get_text_config())
+            self._modules = [layer.module for layer in probed]
+            self._vocab_size = try_out(self, model, self._modules)
+        except torch.OutOfMemoryError:
+            raise
+        except _PROBE_ERRORS as error:
+            raise UnsupportedModel(
+                f"{name} cannot be served: a trial run over a few tokens in one row failed "
+                f"({type(error).__name__}: {str(error)[:200]})"
+            ) from error
+
+    def _heed_unused_window(self, config: Any) -> None:
+        """Limit the length to a window that only the model's own cache would apply."""
+        window = getattr(config, "sliding_window", None)
+        if window is None or getattr(config, "layer_types", None) is not None:
+            return
+        if any(layer.sliding_window is not None for layer in self._layers):
+            return
+        if self._max_model_len is None or window < self._max_model_len:
+            log.warning("model_length_lowered", to_tokens=window, reason="unclear sliding window")
+            self._max_model_len = window
+
+    # ------------------------------------------------------------------ running
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, /) -> Tensor:
+        """Return hidden states [T, hidden] of ``tokens`` [T] at ``positions`` [T]."""
+        self._attend, self._next_layer = attend, 0
+        with self._port.connected(self._serve):
+            output = self._base(
+                input_ids=tokens[None],
+                position_ids=positions[None],
+                use_cache=False,
+                return_dict=True,
+            )
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def logits(self, hidden: Tensor, /) -> Tensor:
+        """Return logits [R, vocab_size], scaled and capped by the model's own code."""
+        self._given.hidden = hidden[None]
+        rows = hidden.new_zeros((1, len(hidden)), dtype=torch.int64)
+        logits: Tensor = self._head(input_ids=rows, use_cache=False, return_dict=True).logits[0]
+        return logits.float()
+
+    def _serve(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any,
+        options: Mapping[str, Any],
+    ) -> Tensor:
+        index = self._next_layer
+        self._next_layer = index + 1
+        assert self._attend is not None
+        assert self._modules[index] is module, "layers are called in the order that was probed"
+        width, value_width = query.shape[-1], value.shape[-1]
+        query_THD, key_TKD, value_TKD = (part[0].transpose(0, 1) for part in (query, key, value))
+        if width != value_width:  # zeros change neither scores nor values
+            common = max(width, value_width)
+            query_THD, key_TKD, value_TKD = (
+                functional.pad(part, (0, common - part.shape[-1]))
+                for part in (query_THD, key_TKD, value_TKD)
+            )
+        return self._attend(index, query_THD, key_TKD, value_TKD)[None, ..., :value_width]
+
+
+class _GivenOutput:
+    """A decoder's output that has hidden states; every other field is ``None``."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class _Given(nn.Module):
+    """Replaces a model's decoder, and returns hidden states that are already computed."""
+
+    hidden: Tensor
+
+    @property
+    def decoder(self) -> _Given:
+        """OPT has its decoder one level deeper."""
+        return self
+
+    def forward(self, *_: Any, **__: Any) -> _GivenOutput:
+        """Return the hidden states."""
+        return _GivenOutput(self.hidden)
+
+
+def _head_of(model: Any) -> tuple[Any, _Given]:
+    """Return the model with its decoder replaced, so that only its head is computed."""
+    given = _Given()
+    head = copy.copy(model)
+    head.__dict__["_modules"] = dict(model._modules)
+    head.__dict__["_modules"][_decoder_name(model)] = given
+    return head, given
+
+
+def _decoder(model: Any) -> Any:
+    """Return the module that computes hidden states."""
+    return model._modules[_decoder_name(model)]
+
+
+def _decoder_name(model: Any) -> str | None:
+    """Return the name of the attribute that holds the decoder."""
+    names = (model.base_model_prefix, "model", "transformer")
+    return next((name for name in names if name in model._modules), None)
+
+
+def _check_shape(model: Any) -> None:
+    name = model.config.model_type
+    refusal = f"{name} cannot be served: "
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModel(
+            f"{refusal}it carries a recurrent state from token to token (Mamba or linear "
+            "attention), which is not paged; choose a model that only has attention"
+        )
+    if _decoder_name(model) is None:
+        raise UnsupportedModel(f"{refusal}its decoder cannot be separated from its head")
+    if "position_ids" not in inspect.signature(_decoder(model).forward).parameters:
+        raise UnsupportedModel(
+            f"{refusal}it takes no position ids, so sequences cannot share a row of its batch"
+        )
+
+
+def _max_model_len(config: Any) -> int | None:
+    text = config.get_text_config()
+    lengths = (getattr(text, key, None) for key in _LENGTHS)
+    length = next((n for n in lengths if isinstance(n, int) and n > 0), None)
+    trained = _unscaled_length(text, getattr(text, "rope_parameters", None))
+    if trained is not None and (length is None or trained < length):
+        # beyond it, one long sequence would change the positions of every other in the batch
+        log.warning("model_length_lowered", from_tokens=length, to_tokens=trained, reason="rope")
+        return trained
+    return length
+
+
+def _unscaled_length(config: Any, rope: Any) -> int | None:
+    """Length up to which rotary embeddings do not depend on the longest sequence of the batch."""
+    if not isinstance(rope, Mapping):
+        return None
+    nested = [_unscaled_length(config, part) for part in rope.values()]
+    lengths = [length for length in nested if length is not None]
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        own = rope.get("original_max_position_embeddings")
+        own = own or getattr(config, "original_max_position_embeddings", None)
+        lengths.append(own or config.max_position_embeddings)
+    return min(lengths, default=None)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _eos_token_ids(model: Any) -> frozenset[int]:
+    generation = getattr(model, "generation_config", None)
+    for source in (generation, model.config.get_text_config(), model.config):
+        value = getattr(source, "eos_token_id", None)
+        if value is not None:
+            return frozenset([value] if isinstance(value, int) else value)
+    return frozenset()

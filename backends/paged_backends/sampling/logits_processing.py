@@ -1,0 +1,132 @@
+"""Processing of logits before a token is drawn, in vLLM's order and by its definitions.
+
+Logits processors, then ``logit_bias``, then the repetition, frequency and presence penalties; at
+last ``min_tokens`` masks the tokens that would end a sequence. Only rows that ask for any of it are
+processed.
+
+Shapes: R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paged_backends.sampling.row import Row
+from paged_core.sampling_params import processor_name
+
+
+def process_logits(
+    logits: Tensor, rows: Sequence[Row], eos_token_ids: frozenset[int]
+) -> dict[int, str]:
+    """Process ``logits`` [R, V] float32, contiguous, in place.
+
+    Returns:
+        Why rows cannot be served as asked, by row.
+    """
+    failed = _run_processors(logits, rows)
+    for place, problem in _apply_bias(logits, rows).items():
+        failed.setdefault(place, problem)
+    _apply_penalties(logits, rows)
+    _mask_ends(logits, rows, eos_token_ids)
+    return failed
+
+
+def _run_processors(logits: Tensor, rows: Sequence[Row]) -> dict[int, str]:
+    """Run the users' processors, each on its own row, which stays as it is if one fails."""
+    failed = {}
+    for place, row in enumerate(rows):
+        if row.sampling.logits_processors:
+            result = _run_row(logits[place], row)
+            if isinstance(result, Tensor):
+                logits[place] = result
+            else:
+                failed[place] = result
+    return failed
+
+
+def _run_row(logits: Tensor, row: Row) -> Tensor | str:
+    """Return what the processors of ``row`` make of its ``logits`` [V], or why they failed."""
+    output, own = row.tokens[row.num_prompt_tokens :], logits.clone()
+    for processor in row.sampling.logits_processors:
+        name = f"logits processor {processor_name(processor)}"
+        try:
+            result = processor(output, own)
+        except Exception as error:  # noqa: BLE001 - the user's code: it fails its own request
+            return f"{name} raised {type(error).__name__}: {error}"
+        if not isinstance(result, Tensor) or result.shape != logits.shape:
+            shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+            return (
+                f"{name} returned {shape}; it must return the row of logits to use, a tensor of "
+                f"shape ({len(logits)},)"
+            )
+        own = result
+    return own
+
+
+def _apply_bias(logits: Tensor, rows: Sequence[Row]) -> dict[int, str]:
+    vocab_size = logits.shape[1]
+    failed = {}
+    places: list[int] = []
+    biases: list[float] = []
+    for place, row in enumerate(rows):
+        for token_id, bias in row.sampling.logit_bias.items():
+            if 0 <= token_id < vocab_size:
+                places.append(place * vocab_size + token_id)
+                biases.append(bias)
+            else:
+                failed[place] = (
+                    f"logit_bias names token {token_id}, but token ids are 0 to {vocab_size - 1}"
+                )
+    if places:
+        device = logits.device
+        at = torch.tensor(places, device=device)
+        added = torch.tensor(biases, dtype=logits.dtype, device=device)
+        logits.view(-1).index_add_(0, at, added)
+    return failed
+
+
+def _apply_penalties(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Gather the logits of the tokens that occur, apply the penalties, and scatter them back."""
+    vocab_size = logits.shape[1]
+    places, counts, params = [], [], []
+    for place, row in enumerate(rows):
+        if row.token_counts is None:
+            continue
+        row.token_counts.update(row.tokens, row.num_prompt_tokens)
+        ids = row.token_counts.ids
+        known = (ids >= 0) & (ids < vocab_size)  # placeholders of other modalities are not
+        places.append(ids[known] + place * vocab_size)
+        counts.append(row.token_counts.counts[known])
+        asked = row.sampling
+        penalties = (asked.repetition_penalty, asked.frequency_penalty, asked.presence_penalty)
+        params.append(np.tile(np.array(penalties, np.float32), (len(places[-1]), 1)))
+    if not places:
+        return
+    device = logits.device
+    at = torch.from_numpy(np.concatenate(places)).to(device)
+    count = torch.from_numpy(np.concatenate(counts)).to(device)
+    table = torch.from_numpy(np.concatenate(params)).to(device)
+    repetition, frequency, presence = table.unbind(1)
+    flat = logits.view(-1)
+    values = flat[at]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    flat[at] = values - frequency * count - presence * (count > 0)
+
+
+def _mask_ends(logits: Tensor, rows: Sequence[Row], eos_token_ids: frozenset[int]) -> None:
+    """Below ``min_tokens``, set the logits of every token that would end the sequence to -inf."""
+    vocab_size = logits.shape[1]
+    places = [
+        place * vocab_size + token_id
+        for place, row in enumerate(rows)
+        if row.below_min_tokens
+        for token_id in eos_token_ids.union(row.sampling.stop_token_ids)
+        if 0 <= token_id < vocab_size
+    ]
+    if places:
+        at = torch.tensor(places, device=logits.device)
+        logits.view(-1).index_fill_(0, at, float("-inf"))

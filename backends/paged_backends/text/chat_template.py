@@ -1,0 +1,208 @@
+"""A checkpoint's chat template: Jinja that turns a conversation into the text of a prompt.
+
+The rules are those of ``apply_chat_template`` of ``transformers``: the same sandbox, helpers and
+files, without importing that library.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from paged_core.errors import RequestError
+
+_CUT = "<end of the message to go on with>"
+
+
+@dataclass
+class ChatTemplate:
+    """The templates of one checkpoint; compiled when first used."""
+
+    sources: Mapping[str, str]
+    """By name: ``default``, and perhaps ``tool_use`` and others."""
+    special_tokens: Mapping[str, str]
+    """``bos_token``, ``eos_token`` and the like, as templates call them."""
+    _environment: ImmutableSandboxedEnvironment | None = field(default=None, init=False)
+
+    @classmethod
+    def find(
+        cls, folder: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]
+    ) -> ChatTemplate:
+        """Collect the templates of a checkpoint: files override its configuration.
+
+        Args:
+            config: the content of ``tokenizer_config.json``.
+        """
+        sources: dict[str, str] = {}
+        listed = config.get("chat_template")
+        if isinstance(listed, str):
+            sources["default"] = listed
+        elif isinstance(listed, list):
+            sources.update((entry["name"], entry["template"]) for entry in listed)
+        for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
+            sources[path.stem] = path.read_text(encoding="utf-8")
+        path = folder / "chat_template.jinja"
+        if path.is_file():
+            sources["default"] = path.read_text(encoding="utf-8")
+        return cls(sources, special_tokens)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """Return the text of the conversation.
+
+        Args:
+            messages: dictionaries with ``role`` and, usually, ``content``.
+            options: ``add_generation_prompt`` (``True``), ``continue_final_message`` (``False``:
+                leave the last message open), ``tools`` and ``documents`` (lists of dictionaries),
+                ``chat_template`` (a name or the template itself); the template sees all others.
+
+        Raises:
+            RequestError: there is no template, it refuses the messages, or they are malformed.
+        """
+        messages = _checked(messages)
+        tools = options.pop("tools", None) or None
+        source = self._choose(options.pop("chat_template", None), bool(tools))
+        go_on = options.pop("continue_final_message", False)
+        options.setdefault("add_generation_prompt", not go_on)
+        options.setdefault("documents", None)
+        if go_on:
+            messages = _with_cut(messages, options)
+        variables = {**self.special_tokens, **_plain(options), "tools": _plain(tools)}
+        if self._environment is None:
+            self._environment = _environment()
+        try:
+            text = self._environment.from_string(source).render(messages=messages, **variables)
+        except TemplateSyntaxError as error:
+            raise RequestError(
+                f"the chat template is not valid Jinja (line {error.lineno}: {error.message}); "
+                "pass another as chat_template, or send a plain prompt"
+            ) from error
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+            raise RequestError(
+                f"the chat template refused these messages: {error}; change the messages, or pass "
+                "another template as chat_template"
+            ) from error
+        return _cut(text, messages) if go_on else text
+
+    def _choose(self, wanted: str | None, with_tools: bool) -> str:
+        if wanted is not None:
+            return self.sources.get(wanted, wanted)
+        for name in ("tool_use", "default") if with_tools else ("default",):
+            if name in self.sources:
+                return self.sources[name]
+        if self.sources:
+            raise RequestError(
+                "the checkpoint has several chat templates and none called `default`; pass one of "
+                f"{', '.join(sorted(self.sources))} as chat_template"
+            )
+        raise RequestError(
+            "the checkpoint has no chat template (neither chat_template.jinja nor an entry in "
+            "tokenizer_config.json): it was not made for conversations; send a plain prompt, or "
+            "pass a template as chat_template"
+        )
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks the assistant's text for training; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's interface
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _dict
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Replaces Jinja's filter, which escapes HTML, because no model was trained on that."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copy the messages as plain data, so that a template cannot call methods of our objects."""
+    if isinstance(messages, str | Mapping) or not all(
+        isinstance(message, Mapping) for message in messages
+    ):
+        raise RequestError(
+            "a conversation is a list of messages such as {'role': 'user', 'content': 'Hello'}"
+        )
+    if not messages:
+        raise RequestError("the conversation is empty; it needs at least one message")
+    for message in messages:
+        if "role" not in message:
+            raise RequestError(f"a message has no role (user, assistant, system, ...): {message}")
+    return [_plain(message) for message in messages]
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    raise RequestError(
+        f"a chat template takes plain data (text, numbers, lists, dictionaries), not "
+        f"{type(value).__name__}"
+    )
+
+
+def _with_cut(messages: list[dict[str, Any]], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Mark the end of the last message's content, to cut there what the template adds after it."""
+    if options["add_generation_prompt"]:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt contradict each other; set one"
+        )
+    last = messages[-1]
+    if not isinstance(last.get("content"), str):
+        raise RequestError("continue_final_message needs a last message whose content is text")
+    return [*messages[:-1], {**last, "content": last["content"] + _CUT}]
+
+
+def _cut(text: str, messages: list[dict[str, Any]]) -> str:
+    head, found, _ = text.rpartition(_CUT)
+    if not found:
+        raise RequestError(
+            "continue_final_message is set, but the chat template leaves the last message "
+            f"({messages[-1]['role']}) out"
+        )
+    return head

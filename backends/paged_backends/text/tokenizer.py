@@ -1,0 +1,259 @@
+"""A checkpoint's own tokenizer.
+
+A ``tokenizer.json`` is read by the ``tokenizers`` library, and nothing heavier is imported; only
+checkpoints in older formats are loaded by ``transformers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import ByteLevel
+from tokenizers.processors import TemplateProcessing
+
+from paged_backends.checkpoint.folder import resolve_checkpoint
+from paged_backends.checkpoint.json_file import read_json_object
+from paged_backends.text.byte_detokenizer import ByteDetokenizer, TokenBytes
+from paged_backends.text.chat_template import ChatTemplate
+from paged_backends.text.detokenizer import IncrementalDetokenizer
+from paged_core.errors import CheckpointError, RequestError
+
+_OTHER_FORMATS = (
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+    "*.tiktoken",
+)
+_NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> CheckpointTokenizer | None:
+    """Return the tokenizer of ``model`` (``demo``, a folder, a hub id), or ``None``: it has none.
+
+    Args:
+        trust_remote_code: run the checkpoint's own tokenizer code, if it has any.
+
+    Raises:
+        CheckpointError: there is no such model, or its tokenizer cannot be read.
+    """
+    folder = resolve_checkpoint(model, trust_remote_code=trust_remote_code)
+    config = _read(folder / "tokenizer_config.json")
+    own_code = trust_remote_code and "AutoTokenizer" in (config.get("auto_map") or {})
+    path = folder / "tokenizer.json"
+    if path.is_file() and not own_code:
+        return _from_tokenizers(folder, _load_fast(path), config)
+    if own_code or any(any(folder.glob(pattern)) for pattern in _OTHER_FORMATS):
+        return _from_transformers(folder, config, trust_remote_code)
+    return None
+
+
+@dataclass
+class CheckpointTokenizer:
+    """Implements :class:`paged_core.interfaces.tokenizer.Tokenizer` for a checkpoint.
+
+    Text is decoded as it was generated: ``clean_up_tokenization_spaces`` of a configuration is
+    ignored, because it removes spaces that the model generated (``transformers`` ignores it for
+    byte-pair encodings, too).
+    """
+
+    encode_text: Callable[[str, bool], list[int]]
+    """Token ids of a text, with or without the special tokens around a prompt."""
+    decode_ids: Callable[[Sequence[int]], str]
+    """The text of token ids, special tokens included."""
+    special_ids: frozenset[int]
+    """Tokens that ``skip_special_tokens`` leaves out."""
+    byte_ids: frozenset[int] = frozenset()
+    """Tokens for one byte each."""
+    template: ChatTemplate = field(default_factory=lambda: ChatTemplate({}, {}))
+    vocab_size: int | None = None
+    """Number of tokens with added ones, if it is known."""
+    is_known: Callable[[int], bool] = lambda _: True
+    """Whether there is a token of this id; the model's vocabulary may be larger."""
+    token_bytes: TokenBytes | None = None
+    """The bytes of each token, if the tokenizer is byte-level."""
+
+    def encode(self, text: str, /) -> list[int]:
+        """Return token ids, with the special tokens that the model expects around a prompt."""
+        return self.encode_text(_encodable(text), True)
+
+    def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
+        """Return the text of a whole output."""
+        hidden = self.special_ids if skip_special_tokens else frozenset()
+        return self.decode_ids([token_id for token_id in token_ids if token_id not in hidden])
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
+        """Return the token ids of a conversation; see :meth:`ChatTemplate.render` for the options.
+
+        Raises:
+            RequestError: the checkpoint has no chat template, or it refuses these messages.
+        """
+        text = self.template.render(messages, **options)
+        return self.encode_text(_encodable(text), False)  # the template adds special tokens
+
+    def detokenizer(
+        self, prompt: Sequence[int], /, *, skip_special_tokens: bool = True
+    ) -> ByteDetokenizer | IncrementalDetokenizer:
+        """Return a new detokenizer for output that follows ``prompt``."""
+        hidden = self.special_ids if skip_special_tokens else frozenset()
+        if self.token_bytes is not None:
+            return ByteDetokenizer(self.token_bytes, prompt, hidden_ids=hidden)
+
+        def shows(token_id: int) -> bool:
+            return token_id not in hidden and self.is_known(token_id)
+
+        return IncrementalDetokenizer(self.decode_ids, prompt, shows=shows, byte_ids=self.byte_ids)
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the text holds half of a surrogate pair at character {error.start}, which is not "
+            "valid Unicode; send whole characters"
+        ) from error
+    return text
+
+
+def _load_fast(path: Path) -> FastTokenizer:
+    try:
+        return FastTokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(
+            f"{path} is not a tokenizer that this version of `tokenizers` can read ({error}); "
+            "download it again, or upgrade the library"
+        ) from error
+
+
+def _from_tokenizers(
+    folder: Path, fast: FastTokenizer, config: Mapping[str, Any]
+) -> CheckpointTokenizer:
+    named = _named_tokens(folder, config)
+    fast.no_truncation()  # a prompt that is too long is refused, never truncated silently
+    fast.no_padding()
+    _add_tokens(fast, named, config)
+    if config.keys() & {"add_bos_token", "add_eos_token"}:
+        _surround(fast, named, config)
+    added = fast.get_added_tokens_decoder()
+
+    def encode_text(text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = fast.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode_ids(token_ids: Sequence[int]) -> str:
+        text: str = fast.decode(token_ids, skip_special_tokens=False)
+        return text
+
+    return CheckpointTokenizer(
+        encode_text,
+        decode_ids,
+        special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
+        byte_ids=_byte_ids(fast.token_to_id),
+        template=ChatTemplate.find(folder, config, named),
+        vocab_size=fast.get_vocab_size(),
+        is_known=lambda token_id: fast.id_to_token(token_id) is not None,
+        token_bytes=TokenBytes(fast.id_to_token) if isinstance(fast.decoder, ByteLevel) else None,
+    )
+
+
+def _add_tokens(fast: FastTokenizer, named: Mapping[str, str], config: Mapping[str, Any]) -> None:
+    """Add the tokens that only ``tokenizer_config.json`` knows, in the order of their ids."""
+    known = {token.content for token in fast.get_added_tokens_decoder().values()}
+    listed = config.get("added_tokens_decoder") or {}
+    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        if entry["content"] not in known:
+            options = {
+                key: bool(entry[key])
+                for key in ("single_word", "lstrip", "rstrip", "normalized", "special")
+                if key in entry
+            }
+            fast.add_tokens([AddedToken(entry["content"], **options)])
+            known.add(entry["content"])
+    older, newer = config.get("additional_special_tokens"), config.get("extra_special_tokens")
+    extra = [*(older or ()), *(newer.values() if isinstance(newer, Mapping) else newer or ())]
+    for content in [*named.values(), *map(_content, extra)]:
+        if content is not None and content not in known:
+            fast.add_special_tokens([AddedToken(content, special=True)])
+
+
+def _surround(fast: FastTokenizer, named: Mapping[str, str], config: Mapping[str, Any]) -> None:
+    """Put the tokens around a prompt that ``tokenizer_config.json`` asks for explicitly."""
+    bos = named.get("bos_token") if config.get("add_bos_token") else None
+    eos = named.get("eos_token") if config.get("add_eos_token") else None
+    single = " ".join(part for part in (bos, "$A", eos) if part)
+    around = [(token, fast.token_to_id(token)) for token in (bos, eos) if token]
+    fast.post_processor = TemplateProcessing(single=single, special_tokens=around)
+
+
+def _byte_ids(token_to_id: Callable[[str], int | None]) -> frozenset[int]:
+    ids = [token_to_id(token) for token in _BYTES]
+    known = frozenset(token_id for token_id in ids if token_id is not None)
+    return known if len(known) == len(_BYTES) else frozenset()
+
+
+def _from_transformers(
+    folder: Path, config: Mapping[str, Any], trust_remote_code: bool
+) -> CheckpointTokenizer:
+    """Let transformers build a tokenizer from an older format, or from the checkpoint's code."""
+    from transformers import AutoTokenizer
+
+    try:
+        slow = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except (OSError, ValueError, ImportError, LookupError, TypeError, AttributeError) as error:
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"the tokenizer in {folder} cannot be loaded ({cause}); save it as tokenizer.json with "
+            "a version of transformers that knows it, or set `tokenizer` to another model's"
+        ) from error
+
+    def encode_text(text: str, add_special_tokens: bool) -> list[int]:
+        return list(slow.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode_ids(token_ids: Sequence[int]) -> str:
+        return str(
+            slow.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
+
+    vocab = slow.get_vocab()
+    return CheckpointTokenizer(
+        encode_text,
+        decode_ids,
+        special_ids=frozenset(slow.all_special_ids),
+        byte_ids=_byte_ids(vocab.get),
+        template=ChatTemplate.find(folder, config, _named_tokens(folder, config)),
+        vocab_size=len(slow),
+    )
+
+
+def _named_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return ``bos_token`` and the like, from ``tokenizer_config.json`` or an older file."""
+    older = _read(folder / "special_tokens_map.json")
+    named = {}
+    for kind in _NAMED:
+        name = f"{kind}_token"
+        content = _content(config[name] if name in config else older.get(name))
+        if content:
+            named[name] = content
+    return named
+
+
+def _content(token: Any) -> str | None:
+    """Return the text of a token given as such or as a dictionary."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    return read_json_object(path) if path.is_file() else {}

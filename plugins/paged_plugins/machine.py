@@ -1,0 +1,128 @@
+"""What this machine has: processor, memory, torch, CUDA, compilers; asked when it is called."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_CPU_FEATURES = (
+    *("avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16"),
+    *("avx512_vnni", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8"),
+    *("asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
+)
+
+_ASK_TORCH = """
+import json, torch
+count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+print(json.dumps({
+    "cuda": torch.version.cuda,
+    "devices": [torch.cuda.get_device_name(index) for index in range(count)],
+    "mps": torch.backends.mps.is_available(),
+    "threads": torch.get_num_threads(),
+}))
+"""
+
+
+def describe() -> dict[str, Any]:
+    """Return what there is: Python, CPU, memory, torch, CUDA, compilers."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return {
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "platform": platform.platform(),
+        "packages": {name: _installed(name) for name in ("paged-core", "transformers", "triton")},
+        "cpu": {
+            "model": cpu_model(),
+            "physical_cores": psutil.cpu_count(logical=False),
+            "logical_cores": psutil.cpu_count(),
+            "usable_cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else None,
+            "features": _cpu_features(),
+        },
+        "memory": {"total_bytes": memory.total, "available_bytes": memory.available},
+        "torch": _torch(),
+        "cuda": {
+            "driver": _first_line(
+                "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
+            ),
+            "nvcc": shutil.which("nvcc"),
+        },
+        "compiler": _compiler(),
+    }
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _torch() -> dict[str, Any]:
+    """Ask torch in a process of its own: it is large, and a broken one may crash its process."""
+    found: dict[str, Any] = {"version": _installed("torch")}
+    if found["version"] is None:
+        return found | {"problem": "not installed; `pip install torch`"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return found | {"problem": str(error)}
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        return found | {"problem": lines[-1] if lines else f"exit status {done.returncode}"}
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found | answer
+
+
+def _cpu_info() -> list[tuple[str, str]]:
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:
+        return []
+    pairs = (line.partition(":") for line in text.splitlines())
+    return [(key.strip(), value.strip()) for key, _, value in pairs]
+
+
+def cpu_model() -> str | None:
+    """Return the processor's name, as far as the system tells it."""
+    named = (value for key, value in _cpu_info() if key == "model name")
+    brand = _first_line("sysctl", "-n", "machdep.cpu.brand_string")
+    return next(named, None) or brand or platform.processor() or platform.machine()
+
+
+def _cpu_features() -> list[str]:
+    flags = next((value for key, value in _cpu_info() if key in {"flags", "Features"}), "")
+    present = set(flags.split())
+    return [feature for feature in _CPU_FEATURES if feature in present]
+
+
+def _compiler() -> str | None:
+    chosen = os.environ.get("CXX")
+    for name in [chosen] if chosen else ["c++", "g++", "clang++"]:
+        if line := _first_line(*shlex.split(name), "--version"):
+            return f"{name}: {line}"
+    return None
+
+
+def _first_line(*command: str) -> str | None:
+    """Return the first line that a command prints, if it exists and works."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = done.stdout.splitlines()
+    return lines[0].strip() if lines and done.returncode == 0 else None

@@ -1,0 +1,1 @@
+"""Commands for setting up: what this machine can run, and a new plugin to start from."""

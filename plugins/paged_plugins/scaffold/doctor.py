@@ -1,0 +1,88 @@
+"""``paged-core doctor``: what this machine can run, and why not the rest."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from paged_core.cli.options import Given
+from paged_core.cli.output import print_json, print_table
+from paged_core.component import Component, load
+from paged_core.config.cache_dir import cache_dir
+from paged_core.registry import Registry
+from paged_plugins.machine import describe
+
+
+def command(
+    given: Given,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look at this machine and say which components can serve on it. Takes seconds."""
+    machine = describe() | {"cache_dir": str(cache_dir(given.environ))}
+    components = _components(given.registry)
+    broken = [
+        {"name": p.name, "distribution": p.distribution, "version": p.version, "reason": p.reason}
+        for p in given.registry.plugins
+        if p.status == "broken"
+    ]
+    if as_json:
+        conflicts = list(given.registry.conflicts.values())
+        print_json(
+            {
+                "machine": machine,
+                "components": components,
+                "broken_plugins": broken,
+                "conflicts": conflicts,
+            }
+        )
+        return
+    print_table("Machine", ("what", "value"), _flat(machine))
+    print_table(
+        "Components",
+        ("slot", "name", "can serve here"),
+        [(c["slot"], c["name"], _answer(c["reason"], c["details"])) for c in components],
+    )
+    for plugin in broken:
+        message = f"plugin {plugin['name']!r} ({plugin['distribution']} {plugin['version']})"
+        typer.echo(f"warning: {message} is broken: {plugin['reason']}", err=True)
+    for message in given.registry.conflicts.values():
+        typer.echo(f"warning: {message}", err=True)
+
+
+def _components(registry: Registry) -> list[dict[str, Any]]:
+    found = []
+    for slot in registry.slots:
+        for component in registry.of(slot).values():
+            reason = component.obstacle()
+            details = _details(component) if reason is None else ""
+            found.append(
+                {"slot": slot, "name": component.name, "reason": reason, "details": details}
+            )
+    return found
+
+
+def _details(component: Component) -> str:
+    """Say how a component would serve here, as far as it tells; never raises."""
+    if component.details is None:
+        return ""
+    try:
+        return str(load(component.details, f"details of {component.slot} {component.name!r}")())
+    except Exception as error:  # noqa: BLE001 - one bad plugin must not take the others down
+        return f"its details failed: {type(error).__name__}: {error}"
+
+
+def _answer(reason: str | None, details: str) -> str:
+    if reason is not None:
+        return f"no: {reason}"
+    return f"yes: {details}" if details else "yes"
+
+
+def _flat(machine: dict[str, Any]) -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
+    for key, value in machine.items():
+        if isinstance(value, dict):
+            rows += [(f"{key}.{name}", own) for name, own in value.items()]
+        else:
+            rows.append((key, value))
+    return rows

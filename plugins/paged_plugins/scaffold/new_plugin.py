@@ -1,0 +1,169 @@
+"""``paged-core new-plugin``: a package with one component, its tests and its README."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from importlib.resources import files
+from importlib.util import find_spec
+from keyword import iskeyword, issoftkeyword
+from pathlib import Path
+from shutil import rmtree
+from string import Template
+from typing import Annotated
+
+import typer
+
+from paged_core import __version__
+from paged_core.cli.options import Given
+from paged_core.config.suggest import did_you_mean
+from paged_core.errors import PluginError
+from paged_core.registry import Registry
+
+SUMMARIES = {
+    "queue_order": "admits short prompts first; waiting makes up for length",
+    "victim": "preempts the newest request, but none too often",
+    "evictor": "evicts the least recently used block, but popular ones last",
+    "preemption": "swaps victims with many computed tokens, and recomputes the others",
+    "scheduler": "computes prompts in chunks beside decoding, and preempts when blocks run out",
+    "observers": "counts steps, tokens and requests, and writes the sums at the end",
+}
+"""Slots with a template, and what the component that it makes does."""
+
+PAGES = {
+    "block_allocator": "docs/interfaces/block_allocator.md",
+    "attention": "docs/interfaces/attention.md",
+    "runner": "docs/interfaces/runner.md",
+    "executor": "docs/interfaces/executor.md",
+}
+"""Slots of the core without a template, and the page that shows how to write a component."""
+
+LAYOUT = {
+    "pyproject.toml": "pyproject.toml",
+    "README.md": "README.md",
+    "engine.yaml": "engine.yaml",
+    "src/${package}/__init__.py": "__init__.py",
+    "src/${package}/py.typed": "py.typed",
+    "src/${package}/plugin.py": "plugin.py",
+    "src/${package}/${component}.py": "component-${slot}.py",
+    "tests/test_${component}.py": "test-${slot}.py",
+}
+"""Files of the package, and their templates."""
+
+
+def command(
+    given: Given,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="What to call the package, such as my-order.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FOLDER", help="Where the package's folder is made.")
+    ] = Path(),
+    slot: Annotated[
+        str, typer.Option("--slot", metavar="SLOT", help=f"One of {', '.join(SUMMARIES)}.")
+    ] = "queue_order",
+) -> None:
+    """Write a package with one component, ready to be installed, tested and changed."""
+    slot = slot.replace("-", "_")
+    words = _words(name, slot, given.registry)
+    folder = out / name
+    _write(folder, words)
+    typer.echo(
+        f"wrote {folder}: {slot} {words['component']!r}. Go there, and install, test and use it:\n"
+        '  pip install --editable ".[testing]"\n'
+        "  pytest\n"
+        '  paged-core generate "What is a block table?" --config engine.yaml'
+    )
+
+
+def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
+    """Return the values of the placeholders in the templates.
+
+    Raises:
+        PluginError: the name or the slot cannot be used; the message says why.
+    """
+    if slot not in SUMMARIES:
+        known = did_you_mean(slot, SUMMARIES)
+        if slot in registry.slots:
+            page = PAGES.get(slot, "docs/plugins.md")
+            known = f"; {page} shows how to write one{known}"
+        raise PluginError(f"there is no template for slot {slot!r}{known}")
+    if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name):
+        raise PluginError(
+            f"{name!r} cannot be the name of a package: use small letters, digits and single "
+            f"dashes, a letter first{_example(name)}"
+        )
+    package = name.replace("-", "_")
+    if taken := _taken(package, slot, registry):
+        raise PluginError(f"{name!r} cannot be the name of the package: {taken}; choose another")
+    noun = registry.slots[slot].noun.replace("_", " ")
+    setting = f"{slot}: {package}"
+    return {
+        "distribution": package.replace("_", "-"),
+        "package": package,
+        "plugin": package,
+        "component": package,
+        "name": "".join(part.capitalize() for part in package.split("_")),
+        "slot": slot,
+        "noun": noun,
+        "setting": f"{slot}: [{package}]" if registry.slots[slot].many else setting,
+        "summary": SUMMARIES[slot],
+        "interface_version": str(registry.slots[slot].version),
+        "core_version": ".".join(__version__.split(".")[:2]),
+    }
+
+
+def _example(name: str) -> str:
+    found = re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower())
+    while found and found[0][0].isdigit():
+        del found[0]
+    return f", such as {'-'.join(found)!r}" if found else ""
+
+
+def _taken(package: str, slot: str, registry: Registry) -> str | None:
+    """Say what has the name already; ``None``: nothing has."""
+    if iskeyword(package) or issoftkeyword(package):
+        return "it is a keyword of Python"
+    if package in sys.stdlib_module_names:
+        return "it is a module of the standard library"
+    if package == "auto":
+        return "in settings it lets the engine choose"
+    for plugin in registry.plugins:
+        if plugin.name == package:
+            return f"{plugin} is installed"
+    if package in registry.of(slot):
+        return f"{slot} {package!r} exists"
+    if find_spec(package) is not None:
+        return f"a package {package!r} is installed"
+    return None
+
+
+def _write(folder: Path, words: Mapping[str, str]) -> None:
+    """Write the package; all of it, or nothing.
+
+    Raises:
+        FileExistsError: the folder exists; it is left alone.
+    """
+    templates = files("paged_plugins.scaffold") / "templates" / "plugin"
+    texts = {
+        Template(path).substitute(words): Template(
+            (templates / f"{Template(source).substitute(words)}.tmpl").read_text("utf-8")
+        ).substitute(words)
+        for path, source in LAYOUT.items()
+    }
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        raise FileExistsError(
+            f"{folder} exists already, and is left alone; choose another name, or another --out"
+        ) from None
+    try:
+        for path, text in texts.items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, "utf-8")
+    except BaseException:
+        rmtree(folder)
+        raise

@@ -1,0 +1,1 @@
+"""Reads settings from all layers, merges them, and explains what is wrong with them."""

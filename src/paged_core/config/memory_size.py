@@ -1,0 +1,47 @@
+"""Sizes of memory, written as ``2GiB``, as ``80%`` or as a number."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:%|([KMGT])(i?)B?|B)?", re.IGNORECASE)
+_POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def memory_size(value: object) -> object:
+    """Read ``"2GiB"``, ``"500 MB"``, ``"80%"`` or a number; return other types as they are.
+
+    Up to 1 it is a fraction, a float; above, bytes, an int.
+
+    Raises:
+        ValueError: it is malformed, or not more than 0.
+    """
+    number = _number(value) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        return value
+    if not 0 < number < float("inf"):
+        raise ValueError("memory must be more than 0")
+    if number <= 1:
+        return float(number)
+    if number != int(number):
+        raise ValueError("a fraction of the memory is at most 1; above that, give whole bytes")
+    return int(number)
+
+
+def _number(text: str) -> float:
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError("give bytes, such as 2GiB or 500MB, or a fraction, such as 0.5")
+    number, unit, binary = float(found[1]), found[2], found[3]
+    if unit:
+        return float(int(number * (1024 if binary else 1000) ** _POWERS[unit.upper()]))
+    return number / 100 if "%" in text else number
+
+
+MemorySize = Annotated[
+    int | float, BeforeValidator(memory_size, json_schema_input_type=int | float | str)
+]
+"""Bytes (an int), or a fraction of the free memory (a float of at most 1)."""

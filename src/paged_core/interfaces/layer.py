@@ -1,0 +1,35 @@
+"""One attention layer of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One attention layer of a model, as its runner describes it."""
+
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int
+    """Key/value heads, each shared by ``num_heads // num_kv_heads`` query heads."""
+    head_dim: int
+    scale: float
+    """Multiplies query times key before the softmax."""
+    dtype: str
+    """Of keys and values, as torch names it: ``float32``, ``bfloat16``, ``float16``."""
+    device: str
+    """As torch names it: ``cpu``, ``cuda:0``."""
+    block_size: int
+    sliding_window: int | None = None
+    """A token sees itself and the ``sliding_window - 1`` tokens before it; ``None``: all."""
+    soft_cap: float | None = None
+    """Scores become ``soft_cap * tanh(score / soft_cap)`` before the softmax."""
+    alibi_slopes: tuple[float, ...] | None = None
+    """One slope per query head: adds ``slope * (key position - query position)`` to its scores."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token's key and value take in this layer."""
+        width = {"float32": 4, "bfloat16": 2, "float16": 2}[self.dtype]
+        return 2 * self.num_kv_heads * self.head_dim * width

@@ -1,0 +1,28 @@
+"""The size of a model, as far as it determines the cost of a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged_core.interfaces.layer import LayerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """Weights that every token is multiplied by, and the attention layers."""
+
+    layer_weights: int
+    """Weights of the linear layers; embeddings are looked up and do not count."""
+    head_weights: int
+    """Weights of the head."""
+    layers: tuple[LayerSpec, ...]
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Bytes that one token's keys and values take in all layers."""
+        return sum(layer.bytes_per_token for layer in self.layers)
+
+    @property
+    def attention_operations(self) -> int:
+        """Floating-point operations for one query to attend to one token, in all layers."""
+        return sum(4 * layer.num_heads * layer.head_dim for layer in self.layers)

@@ -1,0 +1,1 @@
+"""Checks of requests, pinned prefixes, and requests for several sequences."""

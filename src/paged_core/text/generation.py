@@ -1,0 +1,138 @@
+"""One request that the engine serves: its sequences, and their text as it grows."""
+
+from __future__ import annotations
+
+from paged_core.ids import SeqId
+from paged_core.interfaces.tokenizer import Tokenizer
+from paged_core.request import FinishReason
+from paged_core.sequence import SequenceGroup, SequenceState, Status
+from paged_core.text.output_text import OutputText
+from paged_core.text.outputs import CompletionOutput, OutputDelta, RequestMetrics, RequestOutput
+
+
+class Generation:
+    """Joins a request's tokens, which the engine owns, with its text, which it does not know.
+
+    Args:
+        prompt: the text of the prompt, if it was given as text.
+        tokenizer: ``None``: there is no text.
+    """
+
+    group: SequenceGroup
+    """Set once the engine has accepted the request."""
+
+    def __init__(self, prompt: str | None, tokenizer: Tokenizer | None) -> None:
+        self.prompt = prompt
+        self._tokenizer = tokenizer
+        self._texts: dict[SeqId, OutputText] = {}
+        self._num_taken: dict[SeqId, int] = {}
+        """Generated tokens that :meth:`take` has returned, by sequence."""
+        self._taken_whole: set[SeqId] = set()
+        """Sequences whose end it has returned."""
+
+    @property
+    def finished(self) -> bool:
+        return self.group.status is Status.FINISHED
+
+    def find_stop(self, sequence: SequenceState) -> str | None:
+        """Return the stop string that the sequence's newest token completes, if any."""
+        text = self.text(sequence)
+        if text is None or text.finished:
+            return None
+        return text.append(_output_from(sequence, text.num_tokens))
+
+    def text(self, sequence: SequenceState) -> OutputText | None:
+        """Return the sequence's text as of the last :meth:`update`; ``None``: no tokenizer."""
+        if self._tokenizer is None:
+            return None
+        if sequence.id not in self._texts:
+            request, sampling = self.group.request, self.group.request.sampling
+            self._texts[sequence.id] = OutputText(
+                self._tokenizer.detokenizer(
+                    request.prompt, skip_special_tokens=sampling.skip_special_tokens
+                ),
+                sampling.stop,
+                include_stop_str_in_output=sampling.include_stop_str_in_output,
+                min_tokens=sampling.min_tokens,
+            )
+        return self._texts[sequence.id]
+
+    def update(self, sequence: SequenceState) -> OutputText | None:
+        """Return the sequence's text with all of its tokens taken in."""
+        text = self.text(sequence)
+        if text is not None and not text.finished:
+            new = _output_from(sequence, text.num_tokens)
+            stopped = sequence.finish_reason is FinishReason.STOP
+            at_token = stopped and not isinstance(sequence.stop_reason, str)
+            if at_token and not text.include_stop_str_in_output:
+                del new[-1:]  # a stop token belongs to the output, but not to its text
+            text.append(new)
+            if sequence.finish_reason is not None:
+                text.finish()
+        return text
+
+    def take(self) -> list[OutputDelta]:
+        """Return what each sequence gained since the last call; each token is decoded once.
+
+        Empty if nothing was gained, and until the end for requests that choose among their
+        sequences at the end.
+        """
+        if self.group.request.sampling.chooses_at_end and not self.finished:
+            return []
+        deltas = (self._delta(sequence) for sequence in self.group.sequences)
+        return [delta for delta in deltas if delta is not None]
+
+    def _delta(self, sequence: SequenceState) -> OutputDelta | None:
+        taken = self._num_taken.get(sequence.id, 0)
+        token_ids = _output_from(sequence, taken)
+        ended = sequence.finish_reason is not None
+        if sequence.id in self._taken_whole or not (token_ids or ended):
+            return None
+        self._num_taken[sequence.id] = taken + len(token_ids)
+        if ended:
+            self._taken_whole.add(sequence.id)
+        text = self.update(sequence)
+        return OutputDelta(
+            index=sequence.index,
+            token_ids=token_ids,
+            text=None if text is None else text.take(),
+            logprobs=sequence.logprobs and sequence.logprobs[taken:],
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+            error=sequence.error,
+        )
+
+    def output(self) -> RequestOutput:
+        """Return the outputs so far."""
+        group = self.group
+        return RequestOutput(
+            request_id=group.id,
+            prompt=self.prompt,
+            prompt_token_ids=list(group.request.prompt),
+            num_cached_tokens=group.num_cached,
+            outputs=[self._completion(sequence) for sequence in group.sequences],
+            prompt_logprobs=group.prompt_logprobs,
+            finished=self.finished,
+            metrics=RequestMetrics(
+                arrival=group.arrival, first_token=group.first_token_at, finished=group.finished_at
+            ),
+        )
+
+    def _completion(self, sequence: SequenceState) -> CompletionOutput:
+        text = self.update(sequence)
+        return CompletionOutput(
+            index=sequence.index,
+            text=None if text is None else text.text,
+            token_ids=sequence.output,
+            cumulative_logprob=sequence.cumulative_logprob,
+            score=sequence.score,
+            logprobs=sequence.logprobs,
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+            error=sequence.error,
+        )
+
+
+def _output_from(sequence: SequenceState, start: int) -> list[int]:
+    """Return the generated tokens from the one at ``start``."""
+    return sequence.tokens[len(sequence.group.request.prompt) + start :]

@@ -1,0 +1,74 @@
+"""A backend that owns the layout of its cache, in an engine that swaps and copies blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration import tiny_models
+from paged_backends.executors.local import LocalExecutor
+from paged_core import LLM, SamplingParams
+from paged_core.errors import SettingsError
+from paged_core.registry import Registry
+from paged_core.testing import AttentionConformance
+from paged_core.testing.registry import registry_with
+from unit.packed_attention import PACKED, PackedAttention
+
+PROMPTS = [[3, 5, 7, 11, 13, 17, 19], [23, 29, 31], [5] * 9, [8, 9, 10, 11, 12]]
+SAMPLING = SamplingParams(n=3, temperature=1.0, seed=7, max_tokens=10, ignore_eos=True)
+SMALL: dict[str, Any] = {
+    "runner": "native",
+    "block_size": 4,
+    "max_model_len": 24,
+    "preemption": "swap",
+}
+
+
+class TestPacked(AttentionConformance):
+    component = "packed"
+
+    def make_registry(self) -> Registry:
+        return registry_with(PACKED)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save("llama", tmp_path_factory.mktemp("llama"))
+
+
+def build(folder: Path, attention: str, **settings: Any) -> LLM:
+    return LLM(
+        str(folder),
+        registry=registry_with(PACKED),
+        attention=attention,
+        **{**SMALL, "num_blocks": 20, **settings},
+    )
+
+
+def generate(llm: LLM) -> list[list[list[int]]]:
+    """Return the tokens of every request."""
+    return [[one.token_ids for one in made.outputs] for made in llm.generate(PROMPTS, SAMPLING)]
+
+
+def test_generates_the_same_when_blocks_are_swapped_and_copied(folder: Path) -> None:
+    with build(folder, "torch", num_blocks=200) as llm:
+        expected = generate(llm)
+    with build(folder, "packed") as llm:
+        tokens = generate(llm)
+        executor = llm.engine.executor
+        assert isinstance(executor, LocalExecutor)
+        assert executor._loaded is not None
+        backend = executor._loaded.backend
+        assert isinstance(backend, PackedAttention)
+        assert min(backend.num_copied.values()) > 0, backend.num_copied
+    assert tokens == expected
+
+
+def test_its_blocks_are_counted_by_its_own_size(folder: Path) -> None:
+    block = 2 * (2 * 2 * 16 * 4 * 4 + 24)  # layers; key and value, heads, dimensions, tokens, bytes
+    with build(folder, "packed", num_blocks=None, kv_cache_memory=11 * block + 1) as llm:
+        assert llm.engine.kv_cache.num_blocks == 11
+    with pytest.raises(SettingsError, match="raise kv_cache_memory"):
+        build(folder, "packed", num_blocks=None, kv_cache_memory=block - 1)

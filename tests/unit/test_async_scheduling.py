@@ -1,0 +1,294 @@
+"""A step is planned while the one before it runs: what is counted, what waits, what is dropped."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from paged_backends.executors.memory import MemoryExecutor
+from paged_backends.executors.settings import MemorySettings
+from paged_core.component import Component, ComponentSettings
+from paged_core.engine import Engine
+from paged_core.errors import RequestError
+from paged_core.interfaces.executor import ExecutorParts
+from paged_core.interfaces.scheduler import Schedule, Scheduler
+from paged_core.registry import Registry
+from paged_core.request import FinishReason
+from paged_core.sequence import Status
+from paged_core.step import StepInput, StepResult
+from paged_core.testing.background_executor import BackgroundExecutor
+from paged_core.testing.failing_executor import FailingExecutor
+from paged_core.testing.memory_engine import build_memory_engine
+from paged_core.testing.text_alone import check_nothing_leaked, check_said, text_alone
+from unit.engines import EOS, engine_with, finish, request
+
+
+class Watched(BackgroundExecutor):
+    """Records the calls of it, in order."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.events: list[tuple[str, int]] = []
+        self.steps: list[StepInput] = []
+
+    def submit(self, step: StepInput, /) -> int:
+        self.events.append(("submit", step.number))
+        self.steps.append(step)
+        return super().submit(step)
+
+    def collect(self, handle: Any, /) -> StepResult:
+        self.events.append(("collect", self.steps[handle].number))
+        return super().collect(handle)
+
+
+def async_engine(**values: Any) -> tuple[Engine, Watched]:
+    engine = engine_with(async_scheduling=True, **values)
+    executor = Watched.install(engine)
+    assert isinstance(executor, Watched)
+    return engine, executor
+
+
+def test_the_next_step_is_submitted_before_a_result_is_collected() -> None:
+    engine, executor = async_engine()
+    group = engine.add(request(max_tokens=4))
+    finish(engine)
+    assert executor.events == [
+        *(("submit", 0), ("submit", 1), ("collect", 0), ("submit", 2), ("collect", 1)),
+        *(("submit", 3), ("collect", 2), ("collect", 3)),
+    ]
+    assert group.sequences[0].output == text_alone(engine, group.request)
+    check_nothing_leaked(engine)
+
+
+def test_an_outcome_names_the_step_before() -> None:
+    engine, _ = async_engine()
+    group = engine.add(request(max_tokens=3))
+    first = engine.step()
+    assert first.progressed
+    assert not first.advanced
+    (sequence,) = group.live
+    assert (len(sequence.tokens), sequence.num_tokens, sequence.num_pending) == (3, 4, 1)
+    second = engine.step()
+    assert second.advanced == [sequence]
+    assert second.tokens == sequence.output
+    assert sequence.num_unknown == 1
+
+
+def test_a_stop_token_is_found_one_step_late() -> None:
+    engine, executor = async_engine(
+        capacity={"eos_token_ids": frozenset({EOS})}, text=[1, 2, EOS, 3, 4], block_size=4
+    )
+    stopping = engine.add(request(max_tokens=9))
+    longer = engine.add(request("B", (5, 6), max_tokens=9, ignore_eos=True))
+    finish(engine)
+    assert stopping.sequences[0].output == [1, 2, EOS]
+    assert stopping.sequences[0].finish_reason is FinishReason.STOP
+    assert longer.sequences[0].output == [1, 2, EOS, 3, 4, 1, 2, EOS, 3]
+    batches = [len(step.sequence_ids) for step in executor.steps]
+    assert batches == [2, 2, 2, 2, 1, 1, 1, 1, 1], "the fourth step computes a token too many"
+    check_nothing_leaked(engine)
+
+
+def test_nothing_is_planned_for_a_sequence_that_is_sure_to_end() -> None:
+    engine, executor = async_engine()
+    engine.add(request(max_tokens=1))
+    finish(engine)
+    assert [step.num_tokens for step in executor.steps] == [[3]]
+
+
+@pytest.mark.parametrize("sampling", [{"n": 3, "temperature": 1.0}, {"beam_width": 2}])
+def test_requests_that_fork_wait_for_their_result(sampling: dict[str, Any]) -> None:
+    engine, executor = async_engine()
+    group = engine.add(request(max_tokens=3, **sampling))
+    engine.step()
+    assert group.live[0].num_pending == 0
+    engine.step()
+    assert len(executor.steps) == 1, "nothing could be planned, so the result was waited for"
+    finish(engine)
+    check_said(engine, group)
+    check_nothing_leaked(engine)
+
+
+class AheadSettings(ComponentSettings):
+    name: Literal["ahead"] = "ahead"
+
+
+class Ahead(MemoryExecutor):
+    """It says that it runs steps in the background, though it does not."""
+
+    runs_in_background = True
+
+    def __init__(self, options: AheadSettings, parts: ExecutorParts, /) -> None:
+        super().__init__(MemorySettings(), parts)
+
+
+@pytest.mark.parametrize(
+    ("executor", "setting", "ahead"),
+    [
+        ("memory", "auto", False),
+        ("memory", True, True),
+        ("ahead", "auto", True),
+        ("ahead", False, False),
+    ],
+)
+def test_auto_follows_the_executor(executor: str, setting: Any, ahead: bool) -> None:
+    component = Component("executor", AheadSettings, f"{__name__}:Ahead")
+    registry = Registry.discover().extended(component, plugin="test")
+    engine = build_memory_engine(registry, executor=executor, async_scheduling=setting)
+    group = engine.add(request(max_tokens=3))
+    assert bool(engine.step().advanced) is not ahead
+    finish(engine)
+    assert group.finished
+
+
+def test_a_block_is_published_when_its_tokens_are_known() -> None:
+    engine, _ = async_engine(block_size=4)
+    first = engine.add(request("A", (1, 2, 3), max_tokens=9))
+    while len(first.live[0].tokens) < 8:
+        engine.step()
+        table = first.live[0].table
+        assert table.num_published <= len(first.live[0].tokens) // 4
+    again = engine.add(request("B", tuple(first.live[0].tokens[:6]), max_tokens=2))
+    finish(engine)
+    assert again.num_cached == 4
+    assert again.sequences[0].output == text_alone(engine, again.request)
+
+
+def test_an_abort_leaves_the_step_under_way_to_itself() -> None:
+    engine, _ = async_engine()
+    aborted, other = engine.add(request("A")), engine.add(request("B"))
+    engine.step()
+    engine.abort("A")
+    finish(engine)
+    assert aborted.sequences[0].output == []
+    assert other.sequences[0].output == text_alone(engine, other.request)
+    check_nothing_leaked(engine)
+
+
+def test_an_id_may_be_used_again_while_the_aborted_request_is_under_way() -> None:
+    engine, _ = async_engine()
+    engine.add(request("A", (4, 5)))
+    engine.step()
+    engine.abort("A")
+    again = engine.add(request("A", (7, 8, 9)))
+    with pytest.raises(RequestError, match="being served"):
+        engine.add(request("A"))
+    finish(engine)
+    assert again.sequences[0].output == text_alone(engine, again.request)
+
+
+def test_closing_waits_for_the_step_under_way() -> None:
+    engine, executor = async_engine()
+    engine.add(request())
+    engine.step()
+    engine.close()
+    assert executor.events == [("submit", 0), ("collect", 0)]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failed_step_takes_along_the_one_that_builds_on_it(when: str) -> None:
+    engine = engine_with(async_scheduling=True, block_size=4, scheduler={"max_num_seqs": 2})
+    FailingExecutor.install(engine, **{when: {1}})
+    BackgroundExecutor.install(engine)
+    a, b, c = (engine.add(request(name, (1, 2, 3, 4, 5), max_tokens=6)) for name in "ABC")
+    assert not engine.step().finished
+    assert not engine.step().finished
+    assert engine.step().finished == [a, b]
+    assert {group.sequences[0].finish_reason for group in (a, b)} == {FinishReason.ERROR}
+    finish(engine)
+    assert c.sequences[0].output == text_alone(engine, c.request)
+    assert c.num_cached == 4, "what the first step filled is still found"
+    check_nothing_leaked(engine)
+
+
+def test_ctrl_c_leaves_the_engine_whole() -> None:
+    engine, executor = async_engine()
+
+    def interrupt(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    draw = executor.inner.draw  # type: ignore[attr-defined]
+    engine.add(request("A"))
+    engine.step()
+    executor.inner.draw = interrupt  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    check_nothing_leaked(engine)
+    executor.inner.draw = draw  # type: ignore[attr-defined]
+    again = engine.add(request("A"))
+    finish(engine)
+    assert again.sequences[0].output == text_alone(engine, again.request)
+
+
+class Restless(Scheduler):
+    """Preempts what runs and admits it again in the same plan, every third step."""
+
+    def __init__(self, inner: Scheduler, engine: Engine) -> None:
+        self.inner, self.engine = inner, engine
+        self.num_restarts = 0
+
+    def schedule(self, now: float, /) -> Schedule:
+        queues = self.inner.queues()
+        if int(now) % 3 != 2 or not queues.running:
+            return self.inner.schedule(now)
+        plan, kv_cache = Schedule(), self.engine.kv_cache
+        for group in queues.running:
+            kv_cache.release_group(group)
+            plan.preempted.append(group)
+            plan.admitted.append((group, 0))
+            for sequence in group.live:
+                kv_cache.admit(sequence, sequence.num_tokens)
+                plan.sequences.append(sequence)
+                plan.num_tokens.append(sequence.num_tokens)
+            group.status = Status.RUNNING
+            self.num_restarts += 1
+        return plan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def add(self, group: Any, /) -> None:
+        self.inner.add(group)
+
+    def remove(self, group: Any, /) -> None:
+        self.inner.remove(group)
+
+    def queues(self) -> Any:
+        return self.inner.queues()
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    @property
+    def length_cap(self) -> int:
+        return self.inner.length_cap
+
+
+@pytest.mark.parametrize("sampling", [{}, {"n": 2, "temperature": 1.0}])
+def test_a_sequence_that_starts_again_at_once_waits_for_its_tokens(
+    sampling: dict[str, Any],
+) -> None:
+    engine, _ = async_engine(text=[1, 2, 3, 4, 5], block_allocator="uncached")
+    restless = engine.scheduler = Restless(engine.scheduler, engine)
+    groups = [
+        engine.add(request(name, (1, 2, 3), max_tokens=count, **sampling))
+        for name, count in {"A": 9, "B": 2, "C": 5}.items()
+    ]
+    finish(engine)
+    assert restless.num_restarts > 3
+    for group in groups:
+        for sequence in group.sequences:
+            assert sequence.output == ([1, 2, 3, 4, 5] * 2)[: group.request.sampling.max_tokens]
+    check_nothing_leaked(engine)
+
+
+def test_a_failure_found_while_tokens_are_waited_for_ends_what_was_planned() -> None:
+    engine = engine_with(async_scheduling=True, block_allocator="uncached")
+    FailingExecutor.install(engine, after={1})
+    BackgroundExecutor.install(engine)
+    engine.scheduler = Restless(engine.scheduler, engine)
+    group = engine.add(request(max_tokens=9))
+    finish(engine)
+    assert group.sequences[0].finish_reason is FinishReason.ERROR
+    check_nothing_leaked(engine)

@@ -1,0 +1,122 @@
+"""Attention takes what it plans by from the host: it never reads a tensor of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from paged_backends.attention.cpu_attention import CpuAttention
+from paged_backends.attention.torch_attention import TorchAttention
+from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionParts
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.registry import Registry
+from paged_core.settings import EngineSettings
+from paged_core.testing.attention_batch import attention_batch
+
+CHUNKS = [(40, 1), (0, 9), (13, 1), (5, 6), (40, 1)]
+LAYER = LayerSpec(
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    scale=0.3,
+    dtype="float32",
+    device="cpu",
+    block_size=4,
+    sliding_window=20,
+)
+READS = {
+    *("item", "tolist", "numpy", "cpu", "nonzero", "equal", "unique", "masked_select"),
+    *("__bool__", "__int__", "__float__", "__index__", "__array__", "__contains__"),
+}
+"""Functions that wait for the device: their result is on the host, or its shape is."""
+
+
+class NoReads(TorchFunctionMode):
+    """Raises where a tensor is read."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        assert name not in READS, f"{name}() waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+def make(name: str) -> AttentionBackend:
+    record = Registry.discover().get("attention", name)
+    if reason := record.obstacle():
+        pytest.skip(reason)
+    parts = AttentionParts(settings=EngineSettings())
+    backend: AttentionBackend = record.load()(record.settings(), parts)
+    assert backend.check(LAYER) is None
+    return backend
+
+
+def batch(device: str) -> AttentionBatch:
+    return attention_batch(np.arange(11 * len(CHUNKS)).reshape(-1, 11), CHUNKS, 4, device)
+
+
+def run(backend: AttentionBackend, device: str) -> Tensor:
+    """Plan a step and attend in one layer."""
+    cache = torch.zeros(backend.cache_shape(LAYER, 60), device=device)
+    bound = backend.bind(LAYER, cache)
+    made, count = batch(device), sum(new for _, new in CHUNKS)
+    query, key, value = (torch.zeros(count, heads, 8, device=device) for heads in (4, 2, 2))
+    with NoReads():
+        return bound.forward(query, key, value, backend.plan(made))
+
+
+def names() -> list[str]:
+    return [record.name for record in Registry.discover().candidates("attention")]
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_step_reads_no_tensor(name: str) -> None:
+    run(make(name), "cpu")
+
+
+def test_torch_computes_a_step_of_which_only_the_host_arrays_have_values() -> None:
+    backend = make("torch")
+    assert isinstance(backend, TorchAttention)
+    assert run(backend, "meta").shape == (sum(new for _, new in CHUNKS), 4, 8)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda made: made.query_start.tolist(),
+        lambda made: int(made.seq_lens.max()),
+        lambda made: made.seq_lens.cpu(),
+        lambda made: bool((made.seq_lens > 1).any()),
+        lambda made: made.block_tables[0, 0].item(),
+        lambda made: made.seq_lens.numpy(),
+    ],
+)
+def test_a_plan_that_reads_is_noticed(read: Callable[[AttentionBatch], object]) -> None:
+    class Reading(TorchAttention):
+        def plan(self, made: AttentionBatch, /) -> Any:
+            read(made)
+            return super().plan(made)
+
+    backend = Reading(cast("Any", None), AttentionParts(settings=EngineSettings()))
+    with pytest.raises(AssertionError, match="waits for the device"):
+        run(backend, "cpu")
+
+
+def test_layers_can_be_called_by_the_kernels() -> None:
+    from paged_backends.runners.native.fused_decoder import SupportsKernelCall
+
+    backend = make("cpu")
+    assert isinstance(backend, CpuAttention)
+    bound = backend.bind(LAYER, torch.zeros(backend.cache_shape(LAYER, 60)))
+    assert isinstance(bound, SupportsKernelCall)
+    plain = make("torch")
+    assert not isinstance(
+        plain.bind(LAYER, torch.zeros(plain.cache_shape(LAYER, 60))), SupportsKernelCall
+    )

@@ -1,0 +1,115 @@
+"""``paged-core doctor``: what it says about the machine, the components and the plugins."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paged_core.cli import main
+from paged_core.component import Component
+from paged_core.registry import Plugin, Registry
+from paged_plugins import machine
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking torch takes seconds, and has a test of its own."""
+    monkeypatch.setattr(machine, "_torch", lambda: {"version": None})
+
+
+def doctor(capsys: Capture, *argv: str, **environ: str) -> tuple[str, str]:
+    """Run the command; return what it prints, and its warnings."""
+    named = {f"PAGED_CORE_{key}": value for key, value in environ.items()} or {"PATH": ""}
+    assert main(["doctor", *argv], named) == 0
+    return capsys.readouterr()
+
+
+def found(capsys: Capture, **environ: str) -> dict[str, Any]:
+    out, err = doctor(capsys, "--json", **environ)
+    assert err == ""
+    answer: dict[str, Any] = json.loads(out)
+    assert set(answer) == {"machine", "components", "broken_plugins", "conflicts"}
+    return answer
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_says_why_a_component_cannot_serve(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Component, "obstacle", lambda self: f"no {self.name} here")
+    answer = found(capsys, CACHE_DIR=str(tmp_path))
+    assert {"python", "platform", "cpu", "memory", "torch", "cuda"} <= set(answer["machine"])
+    assert answer["machine"]["cache_dir"] == str(tmp_path)
+    reasons = {(one["slot"], one["name"]): one["reason"] for one in answer["components"]}
+    assert reasons["scheduler", "token_budget"] == "no token_budget here"
+    assert "no: no token_budget here" in doctor(capsys)[0]
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_says_how_a_component_would_serve(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Component, "obstacle", lambda self: None)
+    monkeypatch.setattr("paged_backends.kernels.cpu.obstacle.details", lambda: "with wings")
+    assert "yes: with wings" in doctor(capsys)[0]
+
+    def fails() -> str:
+        raise OSError("no wings")
+
+    monkeypatch.setattr("paged_backends.kernels.cpu.obstacle.details", fails)
+    components = found(capsys)["components"]
+    details = {(one["slot"], one["name"]): one["details"] for one in components}
+    assert details["attention", "cpu"] == "its details failed: OSError: no wings"
+    assert details["attention", "torch"] == ""
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_mentions_broken_plugins_and_conflicts(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = Registry.discover()
+    lru = installed.get("evictor", "lru")
+    more = (
+        Plugin("old", "dist-old", "1").broken("too old"),
+        Plugin("twin", "dist-twin", "2", components=(lru,)),
+    )
+    monkeypatch.setattr(Registry, "discover", lambda **_: Registry((*installed.plugins, *more)))
+    monkeypatch.setattr(Component, "obstacle", lambda self: None)
+    answer = found(capsys)
+    assert answer["broken_plugins"] == [
+        {"name": "old", "distribution": "dist-old", "version": "1", "reason": "too old"}
+    ]
+    assert len(answer["conflicts"]) == 1
+    warnings = doctor(capsys)[1]
+    assert "warning: plugin 'old' (dist-old 1) is broken: too old\n" in warnings
+    assert f"warning: {answer['conflicts'][0]}\n" in warnings
+
+
+def test_the_machine_is_described_as_plain_data() -> None:
+    described = machine.describe()
+    assert json.loads(json.dumps(described)) == described
+    assert described["python"]["executable"] == sys.executable
+    assert described["cpu"]["model"] == machine.cpu_model()
+    assert described["memory"]["total_bytes"] >= described["memory"]["available_bytes"]
+    assert described["torch"]["threads"] > 0
+
+
+def test_torch_that_cannot_be_asked_is_a_problem_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "_ASK_TORCH", "raise SystemExit('no libtorch')")
+    assert machine.describe()["torch"]["problem"] == "no libtorch"
+    monkeypatch.setattr(machine, "_ASK_TORCH", "raise SystemExit(3)")
+    assert machine.describe()["torch"]["problem"] == "exit status 3"
+
+
+def test_without_the_plugin_the_other_commands_work(capsys: Capture) -> None:
+    assert main(["doctor", "--block-plugin", "scaffold"], {"PATH": ""}) == 2
+    message = capsys.readouterr().err
+    assert "no command is called 'doctor'" in message
+    assert "plugin 'scaffold' (paged-core" in message
+    assert main(["config", "--json", "--block-plugin", "scaffold"], {"PATH": ""}) == 0

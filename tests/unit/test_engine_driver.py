@@ -1,0 +1,101 @@
+"""Turns, idling and stalls."""
+
+from __future__ import annotations
+
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from paged_core import engine_driver
+from paged_core.engine import Engine
+from paged_core.engine_driver import EngineDriver
+from paged_core.errors import EngineError
+from paged_core.interfaces.scheduler import Schedule
+from unit.engines import engine_with, request
+
+
+def plan_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.scheduler, "schedule", lambda _now: Schedule())
+
+
+def test_steps_to_the_end() -> None:
+    driver = EngineDriver(engine_with())
+    group = driver.add(request(max_tokens=3))
+    gained: list[int] = []
+    finished: list[Any] = []
+    while driver.engine.has_unfinished:
+        outcome = driver.step()
+        assert outcome.progressed
+        assert all(sequence.group is group for sequence in outcome.advanced)
+        gained += outcome.tokens
+        finished += outcome.finished
+    assert gained == group.sequences[0].output
+    assert finished == [group]
+
+
+def test_a_step_without_requests_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_driver, "STALL_SECONDS", 0.0)
+    driver = EngineDriver(engine_with())
+    for _ in range(5):
+        assert not driver.step().progressed
+
+
+def test_a_scheduler_that_is_stuck_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_driver, "STALL_SECONDS", 0.0)
+    driver = EngineDriver(engine_with())
+    driver.add(request())
+    plan_nothing(driver.engine, monkeypatch)
+    driver.step()
+    with pytest.raises(
+        EngineError, match=r"TokenBudgetScheduler has planned nothing .* 1 requests"
+    ):
+        driver.step()
+    monkeypatch.undo()
+    assert driver.step().progressed
+
+
+def test_progress_between_idle_steps_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter(range(0, 10_000, 20))
+    monkeypatch.setattr(engine_driver, "monotonic", lambda: next(times))
+    monkeypatch.setattr(engine_driver, "IDLE_SECONDS", 0.0)
+    driver = EngineDriver(engine_with())
+    driver.add(request(max_tokens=9))
+    for _ in range(4):
+        with monkeypatch.context() as stuck:
+            plan_nothing(driver.engine, stuck)
+            driver.step()
+            driver.step()
+        assert driver.step().progressed
+
+
+def test_another_thread_is_refused_and_an_abort_waits() -> None:
+    driver = EngineDriver(engine_with())
+    driver.add(request("A"))
+    inside, leave = Event(), Event()
+
+    def occupy() -> None:
+        with driver.turn():
+            inside.set()
+            leave.wait()
+
+    occupant, aborting = Thread(target=occupy), Thread(target=driver.abort, args=("A",))
+    occupant.start()
+    inside.wait()
+    for use in (driver.step, lambda: driver.add(request("B")), lambda: driver.pin([1])):
+        with pytest.raises(EngineError, match="another thread"):
+            use()
+    aborting.start()
+    assert driver.engine.has_unfinished
+    leave.set()
+    occupant.join()
+    aborting.join()
+    assert not driver.engine.has_unfinished
+
+
+def test_a_closed_engine_says_so() -> None:
+    driver = EngineDriver(engine_with())
+    driver.close()
+    driver.close()
+    with pytest.raises(EngineError, match="closed"):
+        driver.step()

@@ -1,0 +1,211 @@
+"""Groups that are preempted, resumed or ignored, and the blocks reserved for them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from paged_core.component import Component
+from paged_core.errors import OutOfBlocks
+from paged_core.interfaces.preemption import Preemption, PreemptionMode
+from paged_core.interfaces.scheduler import Schedule, SchedulerParts
+from paged_core.kv_cache import KVCache
+from paged_core.preemptor import Preemptor
+from paged_core.registry import Registry
+from paged_core.sequence import SequenceGroup, Status
+from paged_core.testing import SchedulerConformance
+from paged_core.testing.registry import registry_with
+from paged_policies.schedulers.prefill_or_decode import (
+    PrefillOrDecodeScheduler,
+    PrefillOrDecodeSettings,
+)
+from unit.block_tables import make_cache, make_group
+
+
+class Always(Preemption):
+    """One mode, and so many tokens to reserve."""
+
+    def __init__(self, mode: PreemptionMode, num_tokens: int | None = None) -> None:
+        self._mode, self._num_tokens = mode, num_tokens
+
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        return self._mode
+
+    def tokens_to_reserve(self, group: SequenceGroup, /) -> int | None:
+        return self._num_tokens
+
+
+RECOMPUTE, SWAP = Always(PreemptionMode.RECOMPUTE), Always(PreemptionMode.SWAP)
+
+
+def running_group(cache: KVCache, num_tokens: int, plan: Schedule) -> SequenceGroup:
+    """A group whose prompt was computed, and whose next token is planned."""
+    group = make_group(num_tokens)
+    (sequence,) = group.live
+    cache.admit(sequence, num_tokens)
+    sequence.num_scheduled = sequence.num_computed = num_tokens
+    sequence.tokens.append(0)
+    cache.reserve(sequence, 1)
+    plan.add(sequence, 1)
+    return group
+
+
+class TestPreempt:
+    def test_recompute_drops_its_blocks_and_what_was_planned(self) -> None:
+        cache, plan = make_cache(), Schedule()
+        group, other = (running_group(cache, 8, plan) for _ in range(2))
+        assert group.status is Status.RUNNING
+        done = Preemptor(cache, RECOMPUTE).preempt(plan, group, 3.0)
+        assert done is PreemptionMode.RECOMPUTE
+        assert (group.status, group.waiting_since) == (Status.WAITING, 3.0)
+        assert (plan.preempted, plan.swapped_out) == ([group], [])
+        assert (plan.sequences, plan.num_tokens) == (other.live, [1])
+        assert group.live[0].num_scheduled == 0
+        assert cache.num_free == 5
+
+    def test_swap_moves_them_to_the_host(self) -> None:
+        cache, plan = make_cache(num_host_blocks=3), Schedule()
+        group = running_group(cache, 8, plan)
+        preemptor = Preemptor(cache, SWAP)
+        assert preemptor.would_swap(group)
+        assert preemptor.preempt(plan, group, 3.0) is PreemptionMode.SWAP
+        assert (group.status, group.waiting_since) == (Status.SWAPPED, 3.0)
+        assert (plan.preempted, plan.swapped_out, plan.sequences) == ([], [group], [])
+        assert (cache.num_free, cache.num_free_host) == (8, 0)
+
+    def test_where_the_host_is_full_it_is_recomputed(self) -> None:
+        cache, plan = make_cache(num_host_blocks=2), Schedule()
+        group = running_group(cache, 8, plan)
+        preemptor = Preemptor(cache, SWAP)
+        assert not preemptor.would_swap(group)
+        assert preemptor.preempt(plan, group, 3.0) is PreemptionMode.RECOMPUTE
+        assert group.status is Status.WAITING
+        assert (plan.preempted, plan.swapped_out) == ([group], [])
+        assert (cache.num_free, cache.num_free_host) == (8, 2)
+
+
+class TestResume:
+    def test_brings_its_blocks_back(self) -> None:
+        cache, plan = make_cache(num_host_blocks=3), Schedule()
+        group = running_group(cache, 8, plan)
+        preemptor = Preemptor(cache, SWAP)
+        preemptor.preempt(plan, group, 3.0)
+        cache.take_changes()
+        later = Schedule()
+        preemptor.resume(later, group)
+        assert (group.status, group.waiting_since) == (Status.RUNNING, 3.0)
+        assert later.swapped_in == [group]
+        assert len(group.live[0].table.blocks) == 3
+
+    def test_changes_nothing_if_too_few_blocks_are_free(self) -> None:
+        cache, plan = make_cache(num_blocks=4, num_host_blocks=3), Schedule()
+        group = running_group(cache, 8, plan)
+        preemptor = Preemptor(cache, SWAP)
+        preemptor.preempt(plan, group, 3.0)
+        cache.take_changes()
+        other = make_group(list(range(50, 58)))
+        cache.admit(other.live[0], 8)
+        with pytest.raises(OutOfBlocks):
+            preemptor.resume(plan, group)
+        assert group.status is Status.SWAPPED
+        assert plan.swapped_in == []
+        assert (cache.num_free, cache.num_free_host) == (2, 0)
+
+
+def test_give_up_frees_what_a_group_holds_and_says_why() -> None:
+    cache, plan = make_cache(), Schedule()
+    group = running_group(cache, 8, plan)
+    Preemptor(cache, RECOMPUTE).give_up(plan, group, "it is too large")
+    assert (plan.ignored, plan.sequences) == ([(group, "it is too large")], [])
+    assert cache.num_free == 8
+
+
+def test_a_group_has_outgrown_the_cache_if_it_could_not_grow_alone() -> None:
+    cache, plan = make_cache(num_blocks=3), Schedule()
+    group = running_group(cache, 10, plan)
+    preemptor = Preemptor(cache, RECOMPUTE)
+    assert not preemptor.outgrew_cache(group)
+    group.live[0].num_scheduled = 12
+    assert preemptor.outgrew_cache(group)
+
+
+class TestReservedBlocks:
+    def test_nothing_is_reserved_by_default(self) -> None:
+        cache = make_cache()
+        preemptor = Preemptor(cache, RECOMPUTE)
+        group, other = make_group(9), running_group(cache, 8, Schedule())
+        assert preemptor.lifetime(group) == preemptor.outstanding([other]) == 0
+        assert preemptor.blocks_to_admit(group, [other]) == 3
+        assert preemptor.refuse(group, 0) is None
+
+    def test_to_admit_a_group_takes_its_lifetime_and_what_others_have_yet_to_get(self) -> None:
+        cache = make_cache()
+        preemptor = Preemptor(cache, Always(PreemptionMode.RECOMPUTE, 16))
+        group, other = make_group(9), running_group(cache, 8, Schedule())
+        assert preemptor.lifetime(group) == 4
+        assert preemptor.outstanding([other]) == 1
+        assert preemptor.blocks_to_admit(group, [other]) == 5
+
+    def test_full_blocks_of_the_prompt_are_shared(self) -> None:
+        preemptor = Preemptor(make_cache(), Always(PreemptionMode.RECOMPUTE, 16))
+        group = make_group(9, n=3)
+        assert preemptor.lifetime(group) == 2 + 3 * 2
+        assert preemptor.refuse(group, 8) is None
+        assert "8 blocks, 7 can be given" in (preemptor.refuse(group, 7) or "")
+
+
+# ---------------------------------------------------------------------- schedulers written for 0.1
+
+
+class SelfMadeSettings(PrefillOrDecodeSettings):
+    """Options of :class:`SelfMadeScheduler`."""
+
+    name: Literal["self_made"] = "self_made"  # type: ignore[assignment]
+
+
+class SelfMadeScheduler(PrefillOrDecodeScheduler):
+    """Preempts without the Preemptor, and sets the status itself, as it was done before."""
+
+    def __init__(self, options: Any, parts: SchedulerParts, /) -> None:
+        super().__init__(options, parts)
+        self._preemption = parts.preemption
+
+    def schedule(self, now: float, /) -> Schedule:
+        plan = super().schedule(now)
+        for group, _ in plan.admitted:
+            group.status = Status.RUNNING
+        assert sum(group.seats for group in self._running) <= self.max_num_seqs
+        return plan
+
+    def _preempt(self, plan: Schedule, group: SequenceGroup) -> None:
+        self._running.remove(group)
+        if self._preemption.mode(group) is PreemptionMode.SWAP:
+            try:
+                self._kv.swap_out(group)
+            except OutOfBlocks:
+                pass
+            else:
+                group.status = Status.SWAPPED
+                self._swapped.append(group)
+                plan.swapped_out.append(group)
+                return
+        self._kv.release_group(group)
+        group.status = Status.WAITING
+        self._waiting.appendleft(group, self._now)
+        plan.preempted.append(group)
+
+
+class TestOneThatSetsTheStatusItself(SchedulerConformance):
+    component = "self_made"
+    max_examples = 20
+
+    def make_registry(self) -> Registry:
+        return registry_with(
+            Component(
+                "scheduler",
+                SelfMadeSettings,
+                f"{__name__}:SelfMadeScheduler",
+                summary="preempts by itself",
+            )
+        )
