@@ -98,7 +98,7 @@ class LiveRequests:
         self._advance(step)
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(step, result)
-        ended = self._append(result, outcome, now)
+        ended = self._append(result, outcome, now, is_ahead=step.ends is not None)
         if result.candidates:
             ended |= self._advance_beams(result.candidates, now)
         for seq_id, message in result.failed.items():
@@ -120,13 +120,19 @@ class LiveRequests:
             if sequence.num_scheduled >= end:  # if not, it was preempted since
                 sequence.num_computed = end
 
-    def _append(self, result: StepResult, outcome: StepOutcome, now: float) -> bool:
-        """Append what was drawn; whether any sequence ended with it."""
+    def _append(
+        self, result: StepResult, outcome: StepOutcome, now: float, *, is_ahead: bool
+    ) -> bool:
+        """Append what was drawn; whether any sequence ended with it.
+
+        Args:
+            is_ahead: the drawn tokens may have been counted already.
+        """
         rows = list(map(self._sequences.get, result.sequence_ids))
         logprobs, ended = result.logprobs, False
         for row, token in enumerate(result.token_ids):
             sequence = rows[row]
-            if sequence is None or sequence.finish_reason is not None:
+            if sequence is None or (ended and sequence.finish_reason is not None):
                 rows[row] = None  # its request ended since, or failed over another row
                 continue
             group, tokens = sequence.group, sequence.tokens
@@ -135,7 +141,7 @@ class LiveRequests:
             if group.first_token_at is None:
                 group.first_token_at = now
             tokens.append(token)
-            if sequence.num_unknown:
+            if is_ahead and sequence.num_unknown:
                 sequence.num_unknown -= 1
             if logprobs is not None:
                 _keep_logprobs(sequence, token, logprobs[row])
