@@ -123,11 +123,7 @@ class LiveRequests:
     def _append(
         self, result: StepResult, outcome: StepOutcome, now: float, *, is_ahead: bool
     ) -> bool:
-        """Append what was drawn; whether any sequence ended with it.
-
-        Args:
-            is_ahead: the drawn tokens may have been counted already.
-        """
+        """Append what was drawn, which may be counted already if ``is_ahead``; whether any ended."""
         rows = list(map(self._sequences.get, result.sequence_ids))
         logprobs, ended = result.logprobs, False
         for row, token in enumerate(result.token_ids):
