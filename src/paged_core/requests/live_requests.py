@@ -123,7 +123,7 @@ class LiveRequests:
     def _append(
         self, result: StepResult, outcome: StepOutcome, now: float, *, is_ahead: bool
     ) -> bool:
-        """Append what was drawn, which may be counted already if ``is_ahead``; whether any ended."""
+        """Append what was drawn, counted already if ``is_ahead``; whether any sequence ended."""
         rows = list(map(self._sequences.get, result.sequence_ids))
         logprobs, ended = result.logprobs, False
         for row, token in enumerate(result.token_ids):
