@@ -192,9 +192,9 @@ class LiveRequests:
         """Add those of one chunk; a chunk that is out of date, after a preemption, is left out."""
         ends = step.ends or [sequence.num_scheduled for sequence in step.plan.sequences]
         chunks = zip(step.plan.sequences, step.plan.num_tokens, ends, strict=True)
-        starts = {sequence.id: end - count for sequence, count, end in chunks}
+        starts = {s.id: end - count for s, count, end in chunks if s.num_scheduled >= end}
         for seq_id, entries in result.prompt_logprobs.items():
-            if seq_id not in self._sequences:
+            if seq_id not in self._sequences or seq_id not in starts:
                 continue
             group = self._sequences[seq_id].group
             kept = group.prompt_logprobs or [None]
