@@ -108,7 +108,7 @@ class Engine:
         now = self.clock()
         if self.pins:
             for pin in self.pins.expired(now):
-                self._end(pin, "its time was up")
+                self.release(pin, "its time was up")
         plan = self.scheduler.schedule(now)
         outcome.progressed = bool(
             plan.sequences or plan.preempted or plan.swapped_out or plan.swapped_in or plan.ignored
@@ -192,8 +192,7 @@ class Engine:
         return None
 
     def _needs_results(self) -> bool:
-        """Whether the plan ends requests that a step under way computes, or makes the executor
-        learn sequences of theirs anew, whose tokens must be known."""
+        """Whether the plan ends, or names all tokens of, what a step under way computes."""
         introduced, ignored = self.kv_cache.introduced, self._ignored
         return bool(self._under_way and (introduced or ignored)) and any(
             sequence.id in introduced or sequence.group.id in ignored
@@ -260,7 +259,22 @@ class Engine:
         Raises:
             RequestError: it can never be served, or its id is in use; the message says why.
         """
-        self._check(request, stop_check)
+        if request.id in self._requests.groups:
+            raise RequestError(
+                f"request {request.id!r} is being served already; give each request its own id"
+            )
+        if stop_check is not None and request.sampling.beam_width is not None:
+            raise RequestError(
+                f"request {request.id!r} has a stop check, but beams end at tokens only; use "
+                "stop_token_ids"
+            )
+        check_request(
+            request,
+            capacity=self.capacity,
+            kv_cache=self.kv_cache,
+            max_num_seqs=self.scheduler.max_num_seqs,
+            max_length=self._max_length(request),
+        )
         group, refusal = self._offer(request, stop_check)
         if refusal:
             raise RequestError(f"request {request.id!r} can never run: {refusal}")
@@ -323,11 +337,8 @@ class Engine:
             raise
         return pin
 
-    def release(self, pin: Pin) -> None:
+    def release(self, pin: Pin, reason: str = "released") -> None:
         """Let a pinned prefix be evicted."""
-        self._end(pin, "released")
-
-    def _end(self, pin: Pin, reason: str) -> None:
         computing = pin.state is PinState.COMPUTING
         self.pins.end(pin, reason)
         if computing:
@@ -342,24 +353,6 @@ class Engine:
         self._discard()
         self.executor.close()
         self._recorder.close()
-
-    def _check(self, request: Request, stop_check: StopCheck | None) -> None:
-        if request.id in self._requests.groups:
-            raise RequestError(
-                f"request {request.id!r} is being served already; give each request its own id"
-            )
-        if stop_check is not None and request.sampling.beam_width is not None:
-            raise RequestError(
-                f"request {request.id!r} has a stop check, but beams end at tokens only; use "
-                "stop_token_ids"
-            )
-        check_request(
-            request,
-            capacity=self.capacity,
-            kv_cache=self.kv_cache,
-            max_num_seqs=self.scheduler.max_num_seqs,
-            max_length=self._max_length(request),
-        )
 
     def _max_length(self, request: Request) -> int:
         """Tokens at which a sequence of this request ends at the latest."""
