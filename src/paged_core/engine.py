@@ -34,8 +34,7 @@ class Engine:
         capacity: what ``executor.start()`` answered.
         service: a queue order that counts what each group is given.
         clock: seconds; arrivals and deadlines are measured on it.
-        async_scheduling: plan each step while the one before it runs. Its tokens are then counted
-            but not known, so a sequence that they end computes one token too many.
+        async_scheduling: plan each step while the one before it runs.
     """
 
     def __init__(

@@ -21,10 +21,7 @@ _log = get_logger()
 
 
 class LiveRequests:
-    """Applies results of steps to sequences, and takes from those that end their blocks.
-
-    It decides nothing about scheduling: what has finished is handed back to the engine.
-    """
+    """Applies results of steps to sequences, and releases the blocks of those that end."""
 
     def __init__(self, kv_cache: KVCache, pins: Pins) -> None:
         self.groups: dict[str, SequenceGroup] = {}
