@@ -34,8 +34,7 @@ class Engine:
         capacity: what ``executor.start()`` answered.
         service: a queue order that counts what each group is given.
         clock: seconds; arrivals and deadlines are measured on it.
-        async_scheduling: plan each step while the one before it runs. Its tokens are then counted
-            but not known, so a sequence that they end computes one token too many.
+        async_scheduling: plan each step while the one before it runs.
     """
 
     def __init__(
@@ -62,6 +61,10 @@ class Engine:
         self._recorder = StepRecorder(observers)
         self.seconds, self.observers = self._recorder.seconds, self._recorder.observers
         self._requests = LiveRequests(kv_cache, self.pins)
+        self._aborted: list[SequenceGroup] = []
+        """Requests that no outcome has named yet."""
+        self._ignored: set[str] = set()
+        """Requests that the scheduler no longer holds, of the plan that is being submitted."""
         self._under_way: deque[PlannedStep] = deque()
         """Steps that were submitted and not collected, the oldest first."""
         self._num_ahead = 1 if async_scheduling else 0
@@ -104,13 +107,14 @@ class Engine:
         now = self.clock()
         if self.pins:
             for pin in self.pins.expired(now):
-                self._end(pin, "its time was up")
+                self.release(pin, "its time was up")
         plan = self.scheduler.schedule(now)
         outcome.progressed = bool(
             plan.sequences or plan.preempted or plan.swapped_out or plan.swapped_in or plan.ignored
         )
         self._note(plan, now)
-        outcome.finished.extend(group for group, _ in plan.ignored)
+        outcome.finished += self._aborted
+        self._aborted.clear()
         step = PlannedStep(self.num_steps, now, plan)
         step.seconds["schedule"] = perf_counter() - started
         return step
@@ -118,13 +122,16 @@ class Engine:
     def _submit(self, step: PlannedStep, outcome: StepOutcome) -> bool:
         """Hand a step to the executor, if there is anything to do in it."""
         plan, kv_cache = step.plan, self.kv_cache
-        if self._under_way and self._names_unknown_tokens():
-            error = self._settle(outcome)
+        self._ignored = {group.id for group, _ in plan.ignored}
+        failure = None
+        if self._needs_results():
+            failure = self._settle(outcome)
             plan.leave_out_finished()
-            if error is not None:  # what was planned may rely on what is now not computed
-                step.changes = kv_cache.take_changes()
-                self._fail([step], error, outcome)
-                return True
+        self._end_ignored(plan, outcome)
+        if failure is not None:  # what was planned may rely on what is now not computed
+            step.changes = kv_cache.take_changes()
+            self._fail([step], failure, outcome)
+            return True
         if not plan.sequences and not kv_cache.has_transfers:
             return False
         step.changes = kv_cache.take_changes()
@@ -183,11 +190,13 @@ class Engine:
                 return error
         return None
 
-    def _names_unknown_tokens(self) -> bool:
-        """Whether the executor is to learn anew a sequence that a step under way computes."""
-        introduced = self.kv_cache.introduced
-        return bool(introduced) and not introduced.isdisjoint(
-            sequence.id for step in self._under_way for sequence in step.plan.sequences
+    def _needs_results(self) -> bool:
+        """Whether the plan ends, or names all tokens of, what a step under way computes."""
+        introduced, ignored = self.kv_cache.introduced, self._ignored
+        return bool(self._under_way and (introduced or ignored)) and any(
+            sequence.id in introduced or sequence.group.id in ignored
+            for step in self._under_way
+            for sequence in step.plan.sequences
         )
 
     def _discard(self) -> list[PlannedStep]:
@@ -228,12 +237,18 @@ class Engine:
             known = group.prompt_logprobs
             if known is not None and len(known) < len(group.request.prompt):
                 group.prompt_logprobs = None  # its prompt starts again
-        for group, reason in plan.ignored:
-            generated = any(sequence.output for sequence in group.live)
-            ending = FinishReason.LENGTH if generated else FinishReason.IGNORED
-            self._requests.finish(group, ending, reason)
-            self._forget(group)
         self._recorder.plan(plan)
+
+    def _end_ignored(self, plan: Schedule, outcome: StepOutcome) -> None:
+        """End the requests that can never run (again)."""
+        for group, reason in plan.ignored:
+            if group.id in self._requests.groups:
+                generated = any(sequence.output for sequence in group.live)
+                ending = FinishReason.LENGTH if generated else FinishReason.IGNORED
+                self._requests.finish(group, ending, reason)
+                self._remove(group)
+                outcome.finished.append(group)
+        self._ignored.clear()
 
     # ------------------------------------------------------------------ requests
 
@@ -243,7 +258,22 @@ class Engine:
         Raises:
             RequestError: it can never be served, or its id is in use; the message says why.
         """
-        self._check(request, stop_check)
+        if request.id in self._requests.groups:
+            raise RequestError(
+                f"request {request.id!r} is being served already; give each request its own id"
+            )
+        if stop_check is not None and request.sampling.beam_width is not None:
+            raise RequestError(
+                f"request {request.id!r} has a stop check, but beams end at tokens only; use "
+                "stop_token_ids"
+            )
+        check_request(
+            request,
+            capacity=self.capacity,
+            kv_cache=self.kv_cache,
+            max_num_seqs=self.scheduler.max_num_seqs,
+            max_length=self._max_length(request),
+        )
         group, refusal = self._offer(request, stop_check)
         if refusal:
             raise RequestError(f"request {request.id!r} can never run: {refusal}")
@@ -263,6 +293,7 @@ class Engine:
         if group is not None:
             self._requests.finish(group, FinishReason.ABORT)
             self._remove(group)
+            self._aborted.append(group)
         return group
 
     def pin(
@@ -305,11 +336,8 @@ class Engine:
             raise
         return pin
 
-    def release(self, pin: Pin) -> None:
+    def release(self, pin: Pin, reason: str = "released") -> None:
         """Let a pinned prefix be evicted."""
-        self._end(pin, "released")
-
-    def _end(self, pin: Pin, reason: str) -> None:
         computing = pin.state is PinState.COMPUTING
         self.pins.end(pin, reason)
         if computing:
@@ -324,24 +352,6 @@ class Engine:
         self._discard()
         self.executor.close()
         self._recorder.close()
-
-    def _check(self, request: Request, stop_check: StopCheck | None) -> None:
-        if request.id in self._requests.groups:
-            raise RequestError(
-                f"request {request.id!r} is being served already; give each request its own id"
-            )
-        if stop_check is not None and request.sampling.beam_width is not None:
-            raise RequestError(
-                f"request {request.id!r} has a stop check, but beams end at tokens only; use "
-                "stop_token_ids"
-            )
-        check_request(
-            request,
-            capacity=self.capacity,
-            kv_cache=self.kv_cache,
-            max_num_seqs=self.scheduler.max_num_seqs,
-            max_length=self._max_length(request),
-        )
 
     def _max_length(self, request: Request) -> int:
         """Tokens at which a sequence of this request ends at the latest."""
@@ -366,11 +376,8 @@ class Engine:
 
     def _remove(self, group: SequenceGroup) -> None:
         """Forget a request that has ended."""
-        self.scheduler.remove(group)
-        self._forget(group)
-
-    def _forget(self, group: SequenceGroup) -> None:
-        """Forget a request that has ended and that the scheduler no longer holds."""
+        if group.id not in self._ignored:
+            self.scheduler.remove(group)
         self._requests.remove(group, self.clock())
         if self._service is not None:
             self._service.left(group)

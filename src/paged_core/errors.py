@@ -49,7 +49,6 @@ _MOVED = {
 
 def import_problem(error: BaseException) -> str:
     """Say why something cannot be imported; of a module of ours that moved, where it is now."""
-    name = getattr(error, "name", None) or ""
-    folder = _MOVED.get(name.removeprefix("paged_core."))
-    remedy = f"; import paged_core.{folder}.{name.removeprefix('paged_core.')}" if folder else ""
+    name = (getattr(error, "name", None) or "").removeprefix("paged_core.")
+    remedy = f"; import paged_core.{_MOVED[name]}.{name}" if name in _MOVED else ""
     return f"{type(error).__name__}: {error}{remedy}"

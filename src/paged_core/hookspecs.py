@@ -48,8 +48,8 @@ def paged_core_components() -> Iterable[Component]:  # type: ignore[empty-body]
 def paged_core_profiles() -> Iterable[Profile]:  # type: ignore[empty-body]
     """Yield named starting points for settings.
 
-    One :class:`~paged_core.component.Profile` each: YAML with the keys of a settings file. It lies
-    under the user's own file, environment and command line, and over the defaults.
+    One :class:`~paged_core.component.Profile` each: YAML with the keys of a settings file, which
+    overrides it.
     """
 
 
@@ -57,9 +57,8 @@ def paged_core_profiles() -> Iterable[Profile]:  # type: ignore[empty-body]
 def paged_core_commands() -> Iterable[Command]:  # type: ignore[empty-body]
     """Yield commands for ``paged-core``.
 
-    One :class:`~paged_core.component.Command` each: its name, the function or typer app named by a
-    string, which is imported when the command is used, and a line of help. A function gets the
-    settings as options of its own: see :mod:`paged_core.cli.options`.
+    One :class:`~paged_core.component.Command` each, whose function or typer app is imported when it
+    is used. A function gets the settings as options: see :mod:`paged_core.cli.options`.
     """
 
 
@@ -67,7 +66,6 @@ def paged_core_commands() -> Iterable[Command]:  # type: ignore[empty-body]
 def paged_core_slots() -> Iterable[Slot]:  # type: ignore[empty-body]
     """Yield new kinds of parts.
 
-    One :class:`~paged_core.component.Slot` each: the settings key, the interface that its
-    components implement, the default and whether several may be chosen. The engine's own slots are
-    declared through this hook, so a new one gets settings, listing and checks like any other.
+    One :class:`~paged_core.component.Slot` each. The engine's own slots are declared through this
+    hook, so a new one gets settings, listing and checks like any other.
     """

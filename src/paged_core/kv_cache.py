@@ -223,13 +223,13 @@ class KVCache:
         table, size = sequence.table, self.block_size
         blocks, tail = table.blocks, sequence.num_scheduled // size
         end = sequence.num_scheduled + num_tokens
-        missing = max(0, -(-end // size) - len(blocks))
+        missing = -(-end // size) - len(blocks)
         copies_tail = (
             table.num_published <= tail < len(blocks)
             and self._allocator.ref_count(blocks[tail]) > 1
         )
-        if missing or copies_tail:
-            fresh = self._allocator.allocate(missing + copies_tail)
+        if missing > 0 or copies_tail:
+            fresh = self._allocator.allocate(max(missing, 0) + copies_tail)
             if copies_tail:
                 self._copy_on_write(sequence, tail, fresh.pop())
             for block in fresh:

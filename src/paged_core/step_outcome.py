@@ -10,11 +10,7 @@ from paged_core.sequence import SequenceGroup, SequenceState
 
 @dataclass(slots=True)
 class StepOutcome:
-    """Which requests finished and which sequences gained a token.
-
-    A front end that streams needs nothing else: it neither polls its requests nor builds their
-    output anew.
-    """
+    """Which requests finished and which sequences gained a token: what a front end streams."""
 
     finished: list[SequenceGroup] = field(default_factory=list)
     """Requests that ended, for whatever reason."""

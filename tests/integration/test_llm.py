@@ -375,3 +375,50 @@ def test_from_config_reads_file_and_environment(
         assert settings.scheduler.name == "prefill_or_decode"
         assert settings.block_allocator.name == "uncached"
         assert llm.generate([[1, 2, 3]])[0].outputs[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("runner", ["native", "transformers"])
+def test_a_processor_that_raises_fails_its_request_alone_with_steps_planned_ahead(
+    runner: str,
+) -> None:
+    def bad(output: Sequence[int], logits: Any) -> Any:
+        if len(output) >= 2:
+            raise ValueError("no")
+        return logits
+
+    params = [
+        SamplingParams(logits_processors=[bad], ignore_eos=True),
+        SamplingParams(max_tokens=6, ignore_eos=True),
+    ]
+    with LLM(async_scheduling=True, num_blocks=100, runner=runner) as made:
+        for _ in range(2):
+            failed, other = made.generate(["2 + 2 =", "What is preemption?"], params)
+            assert "bad raised ValueError: no" in (failed.outputs[0].error or "")
+            assert len(failed.outputs[0].token_ids) == 2
+            assert len(other.outputs[0].token_ids) == 6
+            assert_idle(made)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_prompt_logprobs_of_a_prompt_that_is_preempted_in_mid_prefill(is_async: bool) -> None:
+    scheduler = {"max_num_batched_tokens": 6, "reserve_full_sequence": False}
+    with LLM(num_blocks=4, block_size=2, scheduler=scheduler, async_scheduling=is_async) as made:
+        generations = made.submit(
+            ["What is preemption?", "2 + 2 ="],
+            [SamplingParams(max_tokens=3), SamplingParams(max_tokens=1, prompt_logprobs=0)],
+        )
+        list(made.run(generations))
+        output = generations[1].output()
+        assert generations[1].group.num_preemptions
+        assert len(output.prompt_logprobs or ()) == len(output.prompt_token_ids)
+
+
+def test_an_aborted_request_is_yielded_by_the_next_step(llm: LLM) -> None:
+    sampling = SamplingParams(max_tokens=40, ignore_eos=True)
+    one, other = llm.submit(["Once upon a time", "2 + 2 ="], sampling)
+    steps = llm.steps([one, other])
+    next(steps)
+    llm.abort([other])
+    seen = [changed for changed, _ in zip(steps, range(2), strict=False)]
+    assert any(other in changed for changed in seen)
+    steps.close()

@@ -292,3 +292,32 @@ def test_a_failure_found_while_tokens_are_waited_for_ends_what_was_planned() -> 
     finish(engine)
     assert group.sequences[0].finish_reason is FinishReason.ERROR
     check_nothing_leaked(engine)
+
+
+@pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
+@pytest.mark.parametrize("stop_at", [3, None])
+def test_a_request_that_fills_the_cache_keeps_the_token_under_way(
+    scheduler: str, stop_at: int | None
+) -> None:
+    """Whatever that token brings: a stop, or the end for want of blocks."""
+    ended = []
+    for is_async in (False, True):
+        engine = engine_with(
+            capacity={"eos_token_ids": frozenset({EOS})},
+            text=[1, 2, EOS] if stop_at else [1, 2, 3, 4],
+            block_size=1,
+            num_blocks=9,
+            max_model_len=40,
+            scheduler=scheduler,
+            async_scheduling=is_async,
+        )
+        BackgroundExecutor.install(engine)
+        group = engine.add(request("A", (1, 2, 3), n=2, temperature=1.0, max_tokens=20))
+        finished = []
+        while engine.has_unfinished:
+            finished += engine.step().finished
+        assert finished == [group]
+        check_nothing_leaked(engine)
+        ended.append([(s.output, s.finish_reason, s.error) for s in group.sequences])
+    assert ended[0] == ended[1]
+    assert all((reason is FinishReason.STOP) is bool(stop_at) for _, reason, _ in ended[0])

@@ -100,6 +100,12 @@ class TestScenario:
         with pytest.raises(SettingsError, match="leave `executor` out"):
             settings_of(scenario, Registry.discover())
 
+    def test_steps_that_are_planned_ahead_are_refused(self) -> None:
+        settings = {**SMALL["settings"], "async_scheduling": True}
+        scenario = Scenario.model_validate({**SMALL, "settings": settings})
+        with pytest.raises(SettingsError, match="leave `async_scheduling` out"):
+            settings_of(scenario, Registry.discover())
+
     @pytest.mark.parametrize(
         ("change", "message"),
         [

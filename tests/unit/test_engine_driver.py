@@ -99,3 +99,25 @@ def test_a_closed_engine_says_so() -> None:
     driver.close()
     with pytest.raises(EngineError, match="closed"):
         driver.step()
+
+
+def test_an_outcome_names_what_was_aborted_before_it() -> None:
+    driver = EngineDriver(engine_with())
+    aborted, other = driver.add(request("A")), driver.add(request("B"))
+    driver.step()
+    driver.abort("A")
+    outcome = driver.step()
+    assert outcome.finished == [aborted]
+    assert [sequence.group for sequence in outcome.advanced] == [other]
+    assert driver.step().finished == []
+
+
+def test_an_outcome_names_a_pin_that_expires_while_it_is_computed() -> None:
+    now = [0.0]
+    engine = engine_with(block_size=4, scheduler={"max_num_batched_tokens": 4})
+    engine.clock = lambda: now[0]
+    driver = EngineDriver(engine)
+    pin = driver.pin(range(12), ttl=1.0)
+    assert driver.step().finished == []
+    now[0] = 2.0
+    assert driver.step().finished == [pin.group]

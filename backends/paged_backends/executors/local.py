@@ -164,7 +164,7 @@ class LocalExecutor(Executor):
                 candidates=candidates.logprobs,
                 failed=candidates.failed | drawn.failed,
             )
-        loaded.rows.advance(batch, drawn.places_R, drawn.token_ids)
+        loaded.rows.advance(batch, drawn.places_R, drawn.token_ids, drawn.failed)
         ids = [batch.sequences[place].id for place in drawn.places_R.tolist()]
         return replace(result, sequence_ids=ids, token_ids=drawn.token_ids)
 

@@ -9,7 +9,7 @@ Shapes: C rows of the arrays, W blocks per row, S sequences of a batch, R tokens
 # ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -90,7 +90,13 @@ class SequenceRows:
             known = self._known
             self.tables_CW[[known[seq_id].row for seq_id in ids], indices] = blocks
 
-    def advance(self, batch: Batch, places_R: NDArray[np.int64], token_ids: Sequence[int]) -> None:
+    def advance(
+        self,
+        batch: Batch,
+        places_R: NDArray[np.int64],
+        token_ids: Sequence[int],
+        failed: Collection[SeqId] = (),
+    ) -> None:
         """Take over what a step computed and drew: nothing else advances a sequence's state.
 
         Args:
@@ -98,6 +104,8 @@ class SequenceRows:
             places_R: place in the batch of each drawn token's sequence, rising. A sequence that
                 fans out is repeated; the first of its tokens is appended to it.
             token_ids: the drawn tokens [R].
+            failed: sequences that drew nothing because their own code raised. A step that was
+                submitted already may compute a token of theirs: it gets their last one again.
         """
         sequences = batch.sequences
         self.num_computed_C[batch.rows_S] += batch.counts_S
@@ -114,6 +122,10 @@ class SequenceRows:
         rows_R = batch.rows_S[places_R]
         self.num_tokens_C[rows_R] += 1
         self.next_token_C[rows_R] = token_ids
+        for sequence in [sequence for sequence in sequences if sequence.id in failed]:
+            sequence.tokens.append(sequence.tokens[-1])
+            self.num_tokens_C[sequence.row] += 1
+            self.next_token_C[sequence.row] = sequence.tokens[-1]
 
     def _set_next_token(self, sequence: KnownSequence) -> None:
         self.next_token_C[sequence.row] = sequence.tokens[int(self.num_computed_C[sequence.row])]

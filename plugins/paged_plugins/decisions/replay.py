@@ -70,6 +70,11 @@ def settings_of(scenario: Scenario, registry: Registry) -> EngineSettings:
         )
     except SettingsError as error:
         raise SettingsError(f"scenario {scenario.name!r}: {error}") from None
+    if settings.async_scheduling is True:
+        raise SettingsError(
+            f"scenario {scenario.name!r}: a replay decides after each result; leave "
+            "`async_scheduling` out"
+        )
     if settings.executor.name != "memory":
         raise SettingsError(
             f"scenario {scenario.name!r}: it runs on the executor 'memory'; leave `executor` out"

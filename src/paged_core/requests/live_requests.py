@@ -21,10 +21,7 @@ _log = get_logger()
 
 
 class LiveRequests:
-    """Applies results of steps to sequences, and takes from those that end their blocks.
-
-    It decides nothing about scheduling: what has finished is handed back to the engine.
-    """
+    """Applies results of steps to sequences, and releases the blocks of those that end."""
 
     def __init__(self, kv_cache: KVCache, pins: Pins) -> None:
         self.groups: dict[str, SequenceGroup] = {}
@@ -98,7 +95,7 @@ class LiveRequests:
         self._advance(step)
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(step, result)
-        ended = self._append(result, outcome, now)
+        ended = self._append(result, outcome, now, is_ahead=step.ends is not None)
         if result.candidates:
             ended |= self._advance_beams(result.candidates, now)
         for seq_id, message in result.failed.items():
@@ -120,13 +117,15 @@ class LiveRequests:
             if sequence.num_scheduled >= end:  # if not, it was preempted since
                 sequence.num_computed = end
 
-    def _append(self, result: StepResult, outcome: StepOutcome, now: float) -> bool:
-        """Append what was drawn; whether any sequence ended with it."""
+    def _append(
+        self, result: StepResult, outcome: StepOutcome, now: float, *, is_ahead: bool
+    ) -> bool:
+        """Append what was drawn, counted already if ``is_ahead``; whether any sequence ended."""
         rows = list(map(self._sequences.get, result.sequence_ids))
         logprobs, ended = result.logprobs, False
         for row, token in enumerate(result.token_ids):
             sequence = rows[row]
-            if sequence is None or sequence.finish_reason is not None:
+            if sequence is None or (ended and sequence.finish_reason is not None):
                 rows[row] = None  # its request ended since, or failed over another row
                 continue
             group, tokens = sequence.group, sequence.tokens
@@ -135,7 +134,7 @@ class LiveRequests:
             if group.first_token_at is None:
                 group.first_token_at = now
             tokens.append(token)
-            if sequence.num_unknown:
+            if is_ahead and sequence.num_unknown:
                 sequence.num_unknown -= 1
             if logprobs is not None:
                 _keep_logprobs(sequence, token, logprobs[row])
@@ -190,9 +189,9 @@ class LiveRequests:
         """Add those of one chunk; a chunk that is out of date, after a preemption, is left out."""
         ends = step.ends or [sequence.num_scheduled for sequence in step.plan.sequences]
         chunks = zip(step.plan.sequences, step.plan.num_tokens, ends, strict=True)
-        starts = {sequence.id: end - count for sequence, count, end in chunks}
+        starts = {s.id: end - count for s, count, end in chunks if s.num_scheduled >= end}
         for seq_id, entries in result.prompt_logprobs.items():
-            if seq_id not in self._sequences:
+            if seq_id not in self._sequences or seq_id not in starts:
                 continue
             group = self._sequences[seq_id].group
             kept = group.prompt_logprobs or [None]
