@@ -960,7 +960,7 @@ def task(rng: random.Random) -> Task:
 
 
 def careless(rng: random.Random, one: Task) -> str:
-    """The prompt as somebody in a hurry types it: no capitals, no full stop."""
+    """The prompt as typed in a hurry: no capitals, no full stop."""
     prompt = one.prompt
     match rng.randrange(10):
         case 0:

@@ -122,15 +122,12 @@ class Engine:
     def _submit(self, step: PlannedStep, outcome: StepOutcome) -> bool:
         """Hand a step to the executor, if there is anything to do in it."""
         plan, kv_cache = step.plan, self.kv_cache
-        self._ignored = {group.id for group, _ in plan.ignored}
-        failure = None
-        if self._needs_results():
-            failure = self._settle(outcome)
-            plan.leave_out_finished()
-        self._end_ignored(plan, outcome)
+        failure = self._wait_for_results(plan, outcome)
         if failure is not None:  # what was planned may rely on what is now not computed
             step.changes = kv_cache.take_changes()
             self._fail([step], failure, outcome)
+            if not isinstance(failure, Exception):
+                raise failure
             return True
         if not plan.sequences and not kv_cache.has_transfers:
             return False
@@ -190,6 +187,19 @@ class Engine:
                 return error
         return None
 
+    def _wait_for_results(self, plan: Schedule, outcome: StepOutcome) -> BaseException | None:
+        """Apply the steps under way if the plan needs that; end the requests that it ignores."""
+        failure: BaseException | None = None
+        self._ignored = {group.id for group, _ in plan.ignored}
+        if self._needs_results():
+            try:
+                failure = self._settle(outcome)
+            except BaseException as error:  # noqa: BLE001 - Ctrl-C: raised when the plan has ended
+                failure = error
+            plan.leave_out_finished()
+        self._end_ignored(plan, outcome)
+        return failure
+
     def _needs_results(self) -> bool:
         """Whether the plan ends, or names all tokens of, what a step under way computes."""
         introduced, ignored = self.kv_cache.introduced, self._ignored
@@ -226,7 +236,7 @@ class Engine:
             self._report(step)
 
     def _note(self, plan: Schedule, now: float) -> None:
-        """Note which requests were admitted and preempted, and end those that were given up."""
+        """Note which requests were admitted and preempted."""
         for group, cached in plan.admitted:
             if group.num_cached is None:
                 group.num_cached, group.admitted_at = cached, now

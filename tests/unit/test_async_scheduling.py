@@ -321,3 +321,60 @@ def test_a_request_that_fills_the_cache_keeps_the_token_under_way(
         ended.append([(s.output, s.finish_reason, s.error) for s in group.sequences])
     assert ended[0] == ended[1]
     assert all((reason is FinishReason.STOP) is bool(stop_at) for _, reason, _ in ended[0])
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("at", range(1, 10))
+def test_ctrl_c_at_any_step_leaves_the_engine_whole(at: int, restarts: bool) -> None:
+    """Also while it waits for results that the plan needs: a restart, or the end of a request."""
+    engine, executor = async_engine(
+        block_size=1, num_blocks=9, max_model_len=40, block_allocator="uncached"
+    )
+    if restarts:
+        engine.scheduler = Restless(engine.scheduler, engine)
+    draw = executor.inner.draw  # type: ignore[attr-defined]
+
+    def interrupt(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    engine.add(request("A", (1, 2, 3), n=2, temperature=1.0, max_tokens=20))
+    for number in range(20):
+        if number == at:
+            executor.inner.draw = interrupt  # type: ignore[attr-defined]
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            executor.inner.draw = draw  # type: ignore[attr-defined]
+    assert not engine.has_unfinished
+    check_nothing_leaked(engine)
+
+
+class Dismissive(Restless):
+    """Ends all waiting requests whenever it restarts the running ones."""
+
+    def schedule(self, now: float, /) -> Schedule:
+        waiting = self.inner.queues().waiting
+        plan = super().schedule(now)
+        for group in waiting if plan.preempted else ():
+            self.inner.remove(group)
+            plan.ignored.append((group, "not wanted"))
+        return plan
+
+
+def test_ctrl_c_while_results_are_waited_for_ends_what_was_planned() -> None:
+    engine, executor = async_engine(block_allocator="uncached", scheduler={"max_num_seqs": 1})
+    engine.scheduler = Dismissive(engine.scheduler, engine)
+
+    def interrupt(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    running, waiting = engine.add(request("A", max_tokens=9)), engine.add(request("B"))
+    engine.step()
+    engine.step()
+    executor.inner.draw = interrupt  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert running.sequences[0].finish_reason is FinishReason.ERROR
+    assert waiting.sequences[0].finish_reason is FinishReason.IGNORED
+    assert not engine.has_unfinished
+    check_nothing_leaked(engine)

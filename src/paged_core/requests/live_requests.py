@@ -43,12 +43,7 @@ class LiveRequests:
         max_length: int,
         eos_token_ids: frozenset[int],
     ) -> SequenceGroup:
-        """Return the group of a request; it counts once it is added.
-
-        Args:
-            max_length: a sequence of this many tokens ends.
-            eos_token_ids: the model's own; they end a sequence unless the request ignores them.
-        """
+        """Return the group of a request, to be added; its sequences end at ``max_length``."""
         ends = frozenset() if request.sampling.ignore_eos else eos_token_ids
         return SequenceGroup(
             request,
@@ -87,11 +82,7 @@ class LiveRequests:
     def apply(
         self, step: PlannedStep, result: StepResult, outcome: StepOutcome, now: float
     ) -> list[SequenceGroup]:
-        """Append what a step drew; return the requests that ended with it.
-
-        Args:
-            outcome: is told which sequences advanced.
-        """
+        """Append what a step drew, add it to ``outcome``; return the requests that ended."""
         self._advance(step)
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(step, result)
@@ -148,11 +139,7 @@ class LiveRequests:
         return ended
 
     def _fork(self, parent: SequenceState, rows: list[SequenceState | None], first: int) -> None:
-        """Make the other sequences of a request whose prompt has been computed.
-
-        Args:
-            rows: after the row ``first`` of the parent, its further rows become the children's.
-        """
+        """Make the other sequences of a request, which get the parent's rows after ``first``."""
         group = parent.group
         children = [
             SequenceState(SeqId(next(self._ids)), group, index, list(parent.tokens))
