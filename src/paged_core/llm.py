@@ -135,8 +135,8 @@ class LLM:
             )
         (generation,) = self.submit([prompt], sampling_params)
         with closing(self.steps([generation])) as steps:
-            for changed in steps:
-                if changed:
+            for _ in steps:
+                if generation.take():
                     yield generation.output()
 
     def pin_prefix(

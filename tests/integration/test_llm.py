@@ -187,6 +187,17 @@ def test_deltas_add_up_to_the_output(llm: LLM, sampling: SamplingParams) -> None
                 assert all(len(delta.token_ids) <= 1 for delta in deltas)
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_stream_yields_only_what_adds_to_it(is_async: bool) -> None:
+    """Nothing before the first token, though the prompt takes several steps."""
+    sampling = SamplingParams(max_tokens=5, ignore_eos=True)
+    with LLM(
+        num_blocks=100, async_scheduling=is_async, scheduler={"max_num_batched_tokens": 2}
+    ) as made:
+        outputs = [output.outputs[0] for output in made.stream("Once upon a time", sampling)]
+    assert [len(output.token_ids) for output in outputs] == [1, 2, 3, 4, 5]
+
+
 def test_text_is_decoded_once_per_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it is looked at."""
     decoded: list[int] = []
