@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
@@ -30,6 +31,7 @@ class EngineDriver:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._lock = Lock()
+        self._process = os.getpid()  # in which the lock was last acquired
         self._idle_since: float | None = None
         self._closed = False
 
@@ -54,7 +56,7 @@ class EngineDriver:
 
     def abort(self, request_id: str) -> None:
         """See :meth:`Engine.abort`."""
-        with self._lock:
+        with self._locked(wait=True):
             self.engine.abort(request_id)
 
     def pin(
@@ -78,11 +80,24 @@ class EngineDriver:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Keep other threads from using the engine."""
-        if not self._lock.acquire(blocking=False):
-            raise EngineError("another thread is using this engine; use it from one at a time")
-        try:
+        with self._locked():
             if self._closed:
                 raise EngineError("this engine is closed; make another one")
+            yield
+
+    @contextmanager
+    def _locked(self, *, wait: bool = False) -> Iterator[None]:
+        """Hold the lock; one that a thread of the parent process held at a fork is never free."""
+        is_ours = self._process == os.getpid()
+        if not self._lock.acquire(blocking=wait and is_ours):
+            raise EngineError(
+                "another thread is using this engine; use it from one at a time"
+                if is_ours
+                else "this process was forked while a thread was using this engine; make another "
+                "one in this process, or start processes with the method 'spawn'"
+            )
+        self._process = os.getpid()
+        try:
             yield
         finally:
             self._lock.release()

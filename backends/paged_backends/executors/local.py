@@ -17,6 +17,7 @@ import psutil
 import torch
 from torch import Tensor
 
+import paged_backends.executors.forks  # noqa: F401 - what it does when a process forks
 from paged_backends.attention.step_attention import StepAttention
 from paged_backends.executors.batch import Batch, BatchMaker
 from paged_backends.executors.cache_size import CacheSize, decide_cache_size

@@ -34,7 +34,8 @@ class Arena:
 
 
 def _mapped(size: int) -> Tensor:
-    memory = mmap.mmap(-1, size)
+    # private: a forked process has its own copy of what it writes
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is not None:
         with suppress(OSError):  # a system built without them
