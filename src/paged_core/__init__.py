@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from paged_core._version import __version__
 
+TYPE_CHECKING = False  # typing takes longer to import than the rest
 if TYPE_CHECKING:
+    from typing import Any
+
     from paged_core.errors import PagedCoreError
     from paged_core.llm import LLM
     from paged_core.request import Request
@@ -39,6 +39,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, so that ``import paged_core`` stays light."""
+    from importlib import import_module
+
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

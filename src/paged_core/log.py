@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import structlog
@@ -11,15 +13,20 @@ import structlog
 class _Sink:
     """Where lines go: where structlog was told to, or else warnings and errors to standard error.
 
-    Left alone, structlog prints everything to standard output, which belongs to the program.
+    Left alone, structlog prints everything to standard output, which belongs to the program. A line
+    that cannot be written (the stream is closed, or full) is dropped: what it is about goes on.
     """
 
     def __getattr__(self, method: str) -> Any:
+        return partial(_write, method)
+
+
+def _write(method: str, *args: Any, **values: Any) -> None:
+    with suppress(OSError, ValueError):
         if structlog.is_configured():
-            return getattr(structlog.get_config()["logger_factory"](), method)
-        if method in ("debug", "info"):
-            return lambda _line: None
-        return getattr(structlog.PrintLogger(sys.stderr), method)
+            getattr(structlog.get_config()["logger_factory"](), method)(*args, **values)
+        elif method not in ("debug", "info") and sys.stderr is not None:
+            getattr(structlog.PrintLogger(sys.stderr), method)(*args, **values)
 
 
 def get_logger() -> Any:

@@ -1,30 +1,40 @@
-"""The command ``paged-core``. Nothing heavy is imported until a command needs it."""
+"""The command ``paged-core``. Nothing heavy is imported until a command needs it.
+
+This module and the package's own import only what Python has loaded by itself: Ctrl-C while they are
+imported would show a traceback, and later it does not.
+"""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
 
-from paged_core.errors import PagedCoreError, PluginError, SettingsError
+TYPE_CHECKING = False  # typing takes longer to import than the rest
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import NoReturn
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 def entry() -> NoReturn:
-    """Be the process ``paged-core``. The first Ctrl-C interrupts, a second one stops at once."""
-    signal.signal(signal.SIGINT, _interrupt)
-    if sys.stdout is None:
-        sys.exit(_fail("standard output is closed, so there is nowhere to print", FAILED))
-    status = main()
-    signal.signal(signal.SIGINT, _stop_at_once)  # no traceback while Python takes itself down
-    sys.exit(status)
+    """Be the process ``paged-core``."""
+    try:
+        from paged_core.cli.process import run
+
+        run(main)
+    except KeyboardInterrupt:  # before `run` handles Ctrl-C
+        os.write(2, b"interrupted\n")
+        os._exit(INTERRUPTED)
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Run one command and return the exit status: 0 ok, 1 failed, 2 bad usage, 130 after Ctrl-C."""
+    """Run one command and return the exit status: 0 ok, 1 failed, 2 bad usage, 130 after Ctrl-C.
+
+    A reader that closes standard output has read what it wanted, as ``head`` does: that is 0.
+    """
+    from paged_core.errors import PagedCoreError, PluginError, SettingsError
+
     try:
         return _run(list(sys.argv[1:] if argv is None else argv), environ or os.environ)
     except (SettingsError, PluginError) as error:
@@ -32,11 +42,17 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     except PagedCoreError as error:
         return _fail(str(error), FAILED)
     except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+    except BrokenPipeError:
+        _drop_output()
+        return OK
+    except SystemExit as stop:  # rich ends the process where it finds the pipe closed
+        if isinstance(stop.__context__, BrokenPipeError):
+            return OK
+        raise
     except OSError as error:  # a full disk, a file that may not be written
+        _drop_output()
         return _fail(str(error), FAILED)
 
 
@@ -46,10 +62,12 @@ def _run(args: list[str], environ: Mapping[str, str]) -> int:
     from paged_core.cli.frame import Session, root
 
     session = Session.of(args, environ)
-    try:
-        status = root().main(
-            args or ["--help"], prog_name="paged-core", standalone_mode=False, obj=session
-        )
+    try:  # typer's own main turns a closed pipe and Ctrl-C into exit statuses of its choice
+        command = root()
+        with command.make_context("paged-core", args or ["--help"], obj=session) as context:
+            status = command.invoke(context)
+    except typer.Exit as asked:
+        status = asked.exit_code
     except typer.TyperException as error:
         message = error.format_message()
         notes = session.registry.notes if message.startswith("No such option") else ()
@@ -60,16 +78,15 @@ def _run(args: list[str], environ: Mapping[str, str]) -> int:
     return status if isinstance(status, int) else OK
 
 
-def _interrupt(_number: int, _frame: object) -> None:
-    signal.signal(signal.SIGINT, _stop_at_once)
-    raise KeyboardInterrupt
-
-
-def _stop_at_once(_number: int, _frame: object) -> None:
-    os._exit(INTERRUPTED)
+def _drop_output() -> None:
+    """Drop what standard output does not take."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, status: int) -> int:
-    if message and sys.stderr is not None:
+    if message:
         sys.stderr.write(f"error: {message}\n")
     return status
