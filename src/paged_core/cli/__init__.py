@@ -1,7 +1,7 @@
 """The command ``paged-core``. Nothing heavy is imported until a command needs it.
 
-This module and the package's own import only what Python has loaded by itself: Ctrl-C while they are
-imported would show a traceback, and later it does not.
+This module and the package's own import only what Python has loaded by itself: Ctrl-C while they
+are imported would show a traceback, and later it does not.
 """
 
 from __future__ import annotations

@@ -9,9 +9,14 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
+from traceback import walk_stack
+from types import FrameType
 from typing import Any, NoReturn
 
 from paged_core.cli import FAILED, INTERRUPTED
+
+_IMPORT = "<frozen importlib._bootstrap>"
+"""The file of Python's own frames of an import."""
 
 
 def run(main: Callable[[], int]) -> NoReturn:
@@ -52,7 +57,8 @@ def _leave(status: int) -> NoReturn:
 class _Interrupts:
     """Handles SIGINT from when it is made until the process ends.
 
-    It says so at once, and nothing comes after it: an interrupted import may raise anything.
+    It says so at once, and nothing comes after it. An import is not interrupted but the process
+    ended: the C++ code of PyTorch aborts on an exception there, and others raise something else.
     """
 
     def __init__(self, errors: _LossyFile) -> None:
@@ -65,8 +71,10 @@ class _Interrupts:
         """Raise nothing from now on: the process ends."""
         signal.signal(signal.SIGINT, self._stop)
 
-    def _first(self, *_: object) -> NoReturn:
+    def _first(self, _number: int, frame: FrameType | None) -> NoReturn:
         self.stop_at_once()
+        if any(one.f_code.co_filename == _IMPORT for one, _ in walk_stack(frame)):
+            self._stop()
         self._say()
         raise KeyboardInterrupt
 
