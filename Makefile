@@ -1,5 +1,7 @@
 # Every target sets up what it needs: `make run` and `make test` work in a fresh checkout.
 
+# On Linux without an NVIDIA GPU, PyTorch's CPU build is installed; TORCH=cpu, cuda or pypi chooses.
+
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
@@ -63,6 +65,9 @@ $(VENV)/.made:
 
 $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
 	$(INSTALL) hatchling editables
+	@index=$$(tools/torch-index $(BIN)/python) || exit 1; \
+	    $(INSTALL) $${index:+--timeout 15 --retries 1 --extra-index-url "$$index"} torch || \
+	    $(INSTALL) torch
 	$(INSTALL) --no-build-isolation --editable .
 	@touch $@
 

@@ -1,9 +1,15 @@
-"""Setting up on a fresh machine: which Python is taken, and what is said where none serves."""
+"""Setting up on a fresh machine: which Python and which build of PyTorch are taken."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -83,3 +89,118 @@ def test_no_python_at_all(tmp_path: Path) -> None:
     status, _, said = find_python(tmp_path, {})
     assert status == 1
     assert "none was found" in said
+
+
+# ---------------------------------------------------------------------- the build of PyTorch
+
+LINUX = {"uname": "echo Linux"}
+GPU = {"nvidia-smi": "echo 'GPU 0: NVIDIA H100 (UUID: GPU-0)'"}
+NO_DRIVER = {"nvidia-smi": "echo 'NVIDIA-SMI has failed'; exit 9"}
+
+
+class _QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def _wheel(folder: Path, version: str) -> None:
+    """Write an index with one build of torch that has no content."""
+    listed = folder / "torch"
+    listed.mkdir(parents=True)
+    name, info = f"torch-{version}-py3-none-any.whl", f"torch-{version}.dist-info"
+    with zipfile.ZipFile(listed / name, "w") as wheel:
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    (listed / "index.html").write_text(f'<a href="{name}">{name}</a>')
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[str]:
+    """Serve an index with PyPI's build and one with the CPU build of the pinned version."""
+    pins = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    (pin,) = (line.removeprefix("torch==") for line in pins if line.startswith("torch=="))
+    _wheel(tmp_path / "served" / "pypi", pin)
+    _wheel(tmp_path / "served" / "cpu", f"{pin}+cpu")
+    handler = partial(_QuietHandler, directory=str(tmp_path / "served"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def torch_index(folder: Path, fakes: dict[str, str], **environ: str) -> tuple[int, str, str]:
+    """Run ``tools/torch-index`` on a machine with these commands, for a Python without torch."""
+    python = folder / "bare-python"
+    python.write_text(f'#!/bin/sh\nexec "{sys._base_executable}" -I -S "$@"\n')  # type: ignore[attr-defined]
+    for name, script in {"nvidia-smi": "exit 127", **fakes}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    for path in (python, folder / "nvidia-smi", folder / "uname"):
+        path.chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", str(ROOT / "tools" / "torch-index"), str(python)],
+        env={"PATH": f"{folder}:/usr/bin:/bin", **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,  # guards against hanging
+        check=False,
+    )
+    return done.returncode, done.stdout.strip(), done.stderr
+
+
+@pytest.mark.parametrize("fakes", [LINUX, LINUX | NO_DRIVER])
+def test_linux_without_an_nvidia_gpu_takes_the_cpu_build(
+    tmp_path: Path, index: str, fakes: dict[str, str]
+) -> None:
+    status, chosen, said = torch_index(tmp_path, fakes, TORCH_CPU_INDEX=f"{index}/cpu")
+    assert (status, chosen) == (0, f"{index}/cpu")
+    assert "PyTorch's CPU build is installed" in said
+    assert "TORCH=cuda" in said
+
+
+@pytest.mark.parametrize("fakes", [LINUX | GPU, {"uname": "echo Darwin"}])
+def test_other_machines_take_the_build_of_pypi(
+    tmp_path: Path, index: str, fakes: dict[str, str]
+) -> None:
+    assert torch_index(tmp_path, fakes, TORCH_CPU_INDEX=f"{index}/cpu") == (0, "", "")
+
+
+def test_the_user_chooses_the_build(tmp_path: Path, index: str) -> None:
+    environ = {"TORCH_CPU_INDEX": f"{index}/cpu"}
+    assert torch_index(tmp_path, LINUX | GPU, TORCH="cpu", **environ)[1] == f"{index}/cpu"
+    assert torch_index(tmp_path, LINUX, TORCH="cuda", **environ) == (0, "", "")
+    assert torch_index(tmp_path, LINUX, TORCH="pypi", **environ) == (0, "", "")
+    status, _, said = torch_index(tmp_path, LINUX, TORCH="rocm", **environ)
+    assert status == 1
+    assert "give cpu, cuda or pypi" in said
+
+
+def test_an_index_that_does_not_answer_is_given_up_within_seconds(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), _QuietHandler
+    ) as silent:  # it accepts, and is silent
+        address = f"http://127.0.0.1:{silent.server_port}"
+        status, chosen, said = torch_index(tmp_path, LINUX, TORCH_CPU_INDEX=address)
+    assert (status, chosen) == (0, "")
+    assert "cannot be reached, so PyTorch's build of PyPI is installed" in said
+
+
+@pytest.mark.parametrize(("extra", "version"), [("cpu", "+cpu"), ("pypi", "")])
+def test_the_pin_takes_either_build(tmp_path: Path, index: str, extra: str, version: str) -> None:
+    pip = [sys.executable, "-m", "pip", "--isolated", "download", "--no-deps", "--quiet"]
+    pins, got = ROOT / "constraints.txt", tmp_path / "got"
+    indexes = ["--index-url", f"{index}/pypi", "--extra-index-url", f"{index}/{extra}"]
+    done = subprocess.run(
+        [*pip, "--constraint", str(pins), "--dest", str(got), *indexes, "torch"],
+        env={"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": os.devnull},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = got.iterdir()
+    assert wheel.name.endswith(f"{version}-py3-none-any.whl")
