@@ -229,13 +229,19 @@ def _call_hooks(plugin: object) -> dict[str, tuple[Any, ...]]:
 def _settle(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
     """Mark as broken plugins with components that fit no slot; a broken one brings no slot."""
     slots = Registry(plugins).slots
-    checked = tuple(_checked(plugin, slots) for plugin in plugins)
+    blocked = any(plugin.status == "blocked" for plugin in plugins)
+    checked = tuple(_checked(plugin, slots, blocked=blocked) for plugin in plugins)
     return checked if checked == plugins else _settle(checked)
 
 
-def _checked(plugin: Plugin, slots: Mapping[str, Slot]) -> Plugin:
+def _checked(plugin: Plugin, slots: Mapping[str, Slot], *, blocked: bool) -> Plugin:
     for part in plugin.components if plugin.status == "active" else ():
         slot = slots.get(part.slot)
+        if slot is None and blocked:
+            reason = (
+                f"{part.name!r} is for the slot {part.slot!r}, and what may declare it is blocked"
+            )
+            return replace(plugin, status="blocked", reason=reason)
         if slot is None:
             slot_name = f"{part.slot!r}{did_you_mean(part.slot, slots)}"
             return plugin.broken(f"{part.name!r} is for a slot that nothing declares, {slot_name}")

@@ -34,7 +34,7 @@ def rows(text: str) -> list[dict[str, Any]]:
 
 
 def test_json_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = run(capsys, *PROMPTS, "--json", "--max-tokens", "8", "-n", "2")
+    status, out, _ = run(capsys, *PROMPTS, "--json", "--max-tokens", "8", "--n", "2")
     assert status == 0
     found = rows(out)
     assert [row["prompt"] for row in found] == PROMPTS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -65,6 +66,16 @@ class TestFrame:
         message = run(capsys, "config", "--block-plugin", "core", status=2)
         assert message.startswith("no command is called 'config'")
         assert "plugin 'core' (paged-core " in message
+        assert "is for the slot 'attention', and what may declare it is blocked" in message
+        assert "broken" not in message
+
+    def test_a_plugin_is_blocked_before_and_after_the_command(self, capsys: Capture) -> None:
+        for args in (
+            ["--block-plugin", "decisions", "plugins"],
+            ["plugins", "--block-plugin=decisions"],
+        ):
+            listed = run(capsys, *args)
+            assert re.search(r"decisions +paged-core +\S+ +blocked", listed)
 
     def test_a_command_with_two_providers_is_refused(
         self, capsys: Capture, monkeypatch: pytest.MonkeyPatch

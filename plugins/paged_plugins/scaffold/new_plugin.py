@@ -107,6 +107,7 @@ def _words(name: str, slot: str, registry: Registry) -> dict[str, str]:
         "name": "".join(part.capitalize() for part in package.split("_")),
         "slot": slot,
         "noun": noun,
+        "article": "An" if noun[0] in "aeiou" else "A",
         "setting": f"{slot}: [{package}]" if registry.slots[slot].many else setting,
         "summary": SUMMARIES[slot],
         "interface_version": str(registry.slots[slot].version),

@@ -69,9 +69,9 @@ def _run(args: list[str], environ: Mapping[str, str]) -> int:
     except typer.Exit as asked:
         status = asked.exit_code
     except typer.TyperException as error:
-        message = error.format_message()
-        notes = session.registry.notes if message.startswith("No such option") else ()
-        return _fail("\n".join((message, *notes)), error.exit_code)
+        from paged_core.cli.unknown_option import explain
+
+        return _fail(explain(error, args, session.registry), error.exit_code)
     except typer.Abort:  # an interactive question was left unanswered
         return INTERRUPTED
     sys.stdout.flush()

@@ -142,6 +142,10 @@ def _root(
             "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
         ),
     ] = False,
+    block_plugin: Annotated[  # read before plugins were imported; commands take it, too
+        list[str] | None,
+        typer.Option("--block-plugin", metavar="NAME", help="Do not load a plugin; repeatable."),
+    ] = None,
 ) -> None:
     """An LLM inference engine made of swappable parts.
 

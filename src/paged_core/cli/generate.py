@@ -36,7 +36,7 @@ def command(
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    n: Annotated[int, typer.Option("--n", "-n", help="Sequences to generate per prompt.")] = 1,
+    n: Annotated[int, typer.Option(help="Sequences to generate per prompt.")] = 1,
     best_of: Annotated[
         int | None, typer.Option(help="Sequences to draw, of which the best --n are printed.")
     ] = None,

@@ -163,7 +163,7 @@ def _setting_options(registry: Registry) -> Iterator[tuple[tuple[str, ...], Any]
     for slot in registry.slots.values():
         if not slot.many:
             path = (slot.key, "name")
-            yield path, typer.Option(_flag(path), hidden=True)  # --scheduler says the same
+            yield path, typer.Option(flag(path), hidden=True)  # --scheduler says the same
             yield from _component_options(slot, registry)
 
 
@@ -172,9 +172,7 @@ def _slot_option(slot: Slot, registry: Registry) -> Any:
     chosen = ", ".join(slot.default) if isinstance(slot.default, tuple) else slot.default
     text = f"{slot.summary}: {names} (default: {chosen or 'none'})"
     metavar = "JSON" if slot.many else "NAME"
-    return typer.Option(
-        _flag((slot.key,)), metavar=metavar, help=text, rich_help_panel="Components"
-    )
+    return typer.Option(flag((slot.key,)), metavar=metavar, help=text, rich_help_panel="Components")
 
 
 def _component_options(slot: Slot, registry: Registry) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -192,10 +190,10 @@ def _component_options(slot: Slot, registry: Registry) -> Iterator[tuple[tuple[s
 
 
 def _option(path: tuple[str, ...], kind: Any, text: str, panel: str) -> Any:
-    return typer.Option(_flag(path), metavar=_metavar(kind), help=text, rich_help_panel=panel)
+    return typer.Option(flag(path), metavar=_metavar(kind), help=text, rich_help_panel=panel)
 
 
-def _flag(path: tuple[str, ...]) -> str:
+def flag(path: tuple[str, ...]) -> str:
     return f"--{'.'.join(path)}".replace("_", "-")
 
 

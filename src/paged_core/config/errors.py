@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paged_core.config.entry import Entry, Text
 from paged_core.config.merge import Merged
-from paged_core.config.suggest import did_you_mean
+from paged_core.config.suggest import did_you_mean, spelled_here
 from paged_core.config.values import Choices, Known
 
 if TYPE_CHECKING:
@@ -75,4 +75,4 @@ def _nearest_setting(word: str, known: Known) -> str:
     for slot, choices in known.choices.items():
         if any(word in options.model_fields for options in choices.values()):
             return f"; did you mean '{slot}.{word}'?"
-    return did_you_mean(word, known.fields)
+    return spelled_here(word, str) or did_you_mean(word, known.fields)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+import tomllib
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from importlib.resources import files
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -14,3 +17,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean {by_key[close[0]]!r}?"
     return f"; there are: {', '.join(names)}" if names else "; there are none"
+
+
+def spelled_here(word: str, spell: Callable[[str], str], *tables: str) -> str:
+    """Return what to write for an option of another engine, to append to a message, or nothing.
+
+    Args:
+        spell: writes a setting as the place of the mistake asks for.
+        tables: of ``spellings.toml`` to look in; none: settings alone.
+    """
+    known = tomllib.loads(files(__package__).joinpath("spellings.toml").read_text("utf-8"))
+    key = word.lower().replace("-", "_")
+    for table in tables or ("settings",):
+        if key in known[table]:
+            return "; " + re.sub(r"\{([\w.]+)\}", lambda name: spell(name[1]), known[table][key])
+    return ""

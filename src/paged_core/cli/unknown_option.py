@@ -1,0 +1,36 @@
+"""Messages about options that a command does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from typer import TyperException
+
+from paged_core.cli.frame import dashed
+from paged_core.cli.options import flag
+from paged_core.config.suggest import spelled_here
+from paged_core.registry import Registry
+
+
+def explain(error: TyperException, args: Sequence[str], registry: Registry) -> str:
+    """Return the message of a mistake in ``args``.
+
+    About an unknown option it says what the option of another engine is called here, or else which
+    are similar, and which plugins are left out.
+    """
+    message = error.format_message()
+    option = getattr(error, "option_name", None)
+    if option is None or not message.startswith("No such option"):
+        return message
+    for word in args:  # of `-ngl` the error says `-n`
+        name = dashed(word.partition("=")[0])
+        if name.startswith(option) and (here := _spelled_here(name)):
+            return f"No such option: {name}{here}"
+    return "\n".join((message, *registry.notes))
+
+
+def _spelled_here(option: str) -> str:
+    def spell(key: str) -> str:
+        return flag(tuple(key.split(".")))
+
+    return spelled_here(option.lstrip("-"), spell, "settings", "requests")
