@@ -223,7 +223,8 @@ class TestConfig:
 class TestPlugins:
     def test_shape(self, capsys: Capture) -> None:
         found = json.loads(run(capsys, "plugins", "--json"))
-        assert set(found) == {"plugins", "components"}
+        assert set(found) == {"plugins", "components", "profiles"}
+        assert {"name": "orca", "plugin": "policies"}.items() <= found["profiles"][3].items()
         for found_plugin in found["plugins"]:
             assert set(found_plugin) == {"name", "distribution", "version", "status", "reason"}
         for one in found["components"]:
@@ -280,6 +281,13 @@ class TestPlugins:
         found = json.loads(run(capsys, "plugins", "--json", "--block-plugin", "decisions"))
         assert {p["name"]: p["status"] for p in found["plugins"]}["decisions"] == "blocked"
         assert not [one for one in found["components"] if one["plugin"] == "decisions"]
+
+
+def test_profiles_are_listed_and_shown(capsys: Capture) -> None:
+    assert re.search(r"vllm-v1 +policies +vLLM .*V1 engine", run(capsys, "plugins"))
+    assert "\nscheduler:" in run(capsys, "plugins", "vllm-v1")
+    assert "vllm-v1" in run(capsys, "plugins", "policies")
+    assert "did you mean 'vllm-v1'" in run(capsys, "plugins", "vlm-v1", status=2)
 
 
 def test_components_of_broken_plugins_are_listed() -> None:

@@ -9,7 +9,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,10 +18,10 @@ from paged_core.cli.options import Given
 from paged_core.errors import RequestError, SettingsError
 
 if TYPE_CHECKING:
+    from paged_core.cli.prompts_file import Task
     from paged_core.llm import LLM
     from paged_core.sampling_params import SamplingParams
     from paged_core.text.generation import Generation
-    from paged_core.text.prompts import Prompt
 
 _EARLY_STOPPING: dict[str, Any] = {"true": True, "false": False, "never": "never"}
 
@@ -32,7 +31,10 @@ def command(
     prompt: Annotated[list[str] | None, typer.Argument(help="Texts to complete.")] = None,
     prompts_file: Annotated[
         str | None,
-        typer.Option(help="A prompt a line (- reads standard input); .jsonl: a JSON value a line."),
+        typer.Option(
+            help="A prompt a line (- reads standard input); .jsonl: a text, token ids, an object "
+            "with a prompt or messages and parameters, or a line of an OpenAI batch file."
+        ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -70,14 +72,6 @@ def command(
     """
     if stream and as_json:
         raise SettingsError("--stream and --json exclude each other; choose one")
-    prompts: list[Any] = [*(prompt or []), *(_read_prompts(prompts_file) if prompts_file else [])]
-    if stream and (beam_width is not None or best_of is not None):
-        raise SettingsError(
-            "--stream prints text as it comes, and --beam-width and --best-of choose theirs when "
-            "all of it is there; leave one of them out"
-        )
-    if not prompts:
-        raise SettingsError("give a prompt, or a file of prompts with --prompts-file")
     sampling = _sampling(
         n=n,
         best_of=best_of,
@@ -99,14 +93,27 @@ def command(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
+    from paged_core.cli.prompts_file import Task, read_tasks
+
+    tasks = [Task(prompt=text, sampling=sampling, fields={}) for text in prompt or ()]
+    tasks += read_tasks(prompts_file, sampling) if prompts_file else []
+    if not tasks:
+        raise SettingsError("give a prompt, or a file of prompts with --prompts-file")
+    if stream and any(task.sampling.chooses_at_end for task in tasks):
+        raise SettingsError(
+            "--stream prints text as it comes, and --beam-width and --best-of choose theirs when "
+            "all of it is there; leave one of them out"
+        )
     resolved = given.resolve()
     from paged_core.llm import LLM
 
     with LLM.from_settings(resolved.settings, resolved.registry) as llm:
-        report: _Report = _JsonLines(prompts) if as_json else _Text(prompts)
-        if stream:
-            report = _Stream(prompts)
-        return _generate(llm, prompts, sampling, report)
+        report: _Report
+        if as_json:
+            report = _JsonLines(tasks, resolved.settings.model)
+        else:
+            report = _Stream(tasks) if stream else _Text(tasks)
+        return _generate(llm, tasks, report)
 
 
 def _sampling(**values: Any) -> SamplingParams:
@@ -123,21 +130,19 @@ def _sampling(**values: Any) -> SamplingParams:
         raise SettingsError(str(error)) from None
 
 
-def _generate(
-    llm: LLM, prompts: Sequence[Prompt], sampling: SamplingParams, report: _Report
-) -> int:
+def _generate(llm: LLM, tasks: Sequence[Task], report: _Report) -> int:
     """Run all prompts that can be run; the exit status says whether that was all of them."""
     generations: list[Generation] = []
-    for place, prompt in enumerate(prompts):
+    for place, task in enumerate(tasks):
         try:
-            generation = llm.add(prompt, sampling)
+            generation = llm.add(_prompt(llm, task), task.sampling, **task.fields)
         except RequestError as error:
             report.refused(place, error)
         else:
             report.places[generation.group.id] = place
             generations.append(generation)
     status = FAILED if report.has_refusals else OK
-    with _progress(len(prompts), report) as advance, _Interrupt() as interrupt:
+    with _progress(len(tasks), report) as advance, _Interrupt() as interrupt:
         for changed in llm.steps(generations):
             for generation in changed:
                 if generation.finished:
@@ -154,6 +159,15 @@ def _generate(
         for sequence in generation.group.sequences
     )
     return FAILED if failed else status
+
+
+def _prompt(llm: LLM, task: Task) -> Any:
+    """Return a task's prompt; messages go through the model's chat template."""
+    if not isinstance(task.prompt, dict) or "messages" not in task.prompt:
+        return task.prompt
+    if llm.tokenizer is None:
+        raise RequestError("messages need a tokenizer, and this model has none; give token ids")
+    return llm.tokenizer.chat(task.prompt["messages"])
 
 
 class _Interrupt:
@@ -179,19 +193,19 @@ class _Report(ABC):
 
     quiet = False
 
-    def __init__(self, prompts: Sequence[Any]) -> None:
+    def __init__(self, tasks: Sequence[Task]) -> None:
         self.places: dict[str, int] = {}
         self.has_refusals = False
-        self._prompts = prompts
+        self._tasks = tasks
         self._ready: dict[int, Callable[[], None]] = {}
         self._next = 0
 
     def refused(self, place: int, error: RequestError) -> None:
         """The prompt at ``place`` can never be served."""
         self.has_refusals = True
-        where = f"prompt {place + 1}: " if len(self._prompts) > 1 else ""
+        where = f"prompt {place + 1}: " if len(self._tasks) > 1 else ""
         sys.stderr.write(f"error: {where}{error}\n")
-        self._put(place, lambda: self.show_refusal(self._prompts[place], error))
+        self._put(place, lambda: self.show_refusal(self._tasks[place], error))
 
     def finished(self, generation: Generation) -> None:
         """A request has ended."""
@@ -211,13 +225,13 @@ class _Report(ABC):
             self._ready.pop(place)()
         sys.stdout.flush()
         unfinished = sum(not generation.finished for generation in generations)
-        sys.stderr.write(f"interrupted: {unfinished} of {len(self._prompts)} unfinished\n")
+        sys.stderr.write(f"interrupted: {unfinished} of {len(self._tasks)} unfinished\n")
 
     @abstractmethod
     def show(self, generation: Generation) -> None:
         """Print one request."""
 
-    def show_refusal(self, prompt: Any, error: RequestError) -> None:  # noqa: B027 - a choice
+    def show_refusal(self, task: Task, error: RequestError) -> None:  # noqa: B027 - a choice
         """Print something in the place of a request that was refused."""
 
     def _put(self, place: int, show: Callable[[], None]) -> None:
@@ -228,14 +242,24 @@ class _Report(ABC):
 
 
 class _JsonLines(_Report):
-    """One object per prompt."""
+    """One object per prompt; in the batch format, for what was asked for in it."""
+
+    def __init__(self, tasks: Sequence[Task], model: str) -> None:
+        super().__init__(tasks)
+        self._model = model
 
     def show(self, generation: Generation) -> None:
         from paged_core.text.outputs import to_json
 
-        _print(json.dumps(to_json(generation.output()), ensure_ascii=False))
+        batch, output = self._tasks[self.places[generation.group.id]].batch, generation.output()
+        row = batch.response(output, self._model) if batch else to_json(output)
+        _print(json.dumps(row, ensure_ascii=False))
 
-    def show_refusal(self, prompt: Any, error: RequestError) -> None:
+    def show_refusal(self, task: Task, error: RequestError) -> None:
+        if task.batch:
+            _print(json.dumps(task.batch.failure(str(error)), ensure_ascii=False))
+            return
+        prompt = task.prompt
         token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else prompt
         text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
         completion: dict[str, Any] = {
@@ -268,7 +292,7 @@ class _Text(_Report):
                 _print(" ".join(map(str, completion.token_ids)))
             else:
                 _print(f"{output.prompt or ''}{completion.text}")
-        if len(self._prompts) > 1:
+        if len(self._tasks) > 1:
             _print("")
 
 
@@ -277,8 +301,8 @@ class _Stream(_Text):
 
     quiet = True
 
-    def __init__(self, prompts: Sequence[Any]) -> None:
-        super().__init__(prompts)
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        super().__init__(tasks)
         self._started = False
 
     def advanced(self, generation: Generation) -> None:
@@ -294,7 +318,7 @@ class _Stream(_Text):
             return
         self._show_new_text(generation)
         self._started = False
-        _print("\n" if len(self._prompts) > 1 else "")
+        _print("\n" if len(self._tasks) > 1 else "")
 
     def _show_new_text(self, generation: Generation) -> None:
         text = generation.update(generation.group.sequences[0])
@@ -327,23 +351,6 @@ def _progress(total: int, report: _Report) -> Iterator[Callable[[], None]]:
     with bar:
         task = bar.add_task("generating", total=total)
         yield lambda: bar.advance(task)
-
-
-def _read_prompts(name: str) -> list[Any]:
-    try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"--prompts-file: cannot read {name}: {error}") from None
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not name.endswith(".jsonl"):
-        return list(lines)
-    prompts = []
-    for number, line in enumerate(lines, 1):
-        try:
-            prompts.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise SettingsError(f"{name}, line {number}, is not JSON: {error}") from None
-    return prompts
 
 
 def _print(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -43,27 +43,37 @@ def command(
     given: Given,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="A plugin, a slot, slot.name, or a unique name."),
+        typer.Argument(
+            metavar="[NAME]", help="A plugin, a slot, slot.name, a unique name, or a profile."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List plugins and the components they bring, or show the options of one."""
+    """List plugins, the components and the profiles they bring, or show the options of one."""
     registry = given.registry
-    found = list(choices(registry))
+    found, profiles = list(choices(registry)), list(_profiles(registry))
+    plugins: Sequence[Plugin] = registry.plugins
     if name is not None:
-        found = _named(name.replace("-", "_"), name, found, registry)
-    plugins = registry.plugins if name is None else _owners(name, found, registry)
+        profiles = [row for row in profiles if name in (row["name"], row["plugin"])]
+        is_profile = name in registry.profiles
+        found = [] if is_profile else _named(name.replace("-", "_"), name, found, registry)
+        owners = {name, *(row["plugin"] for row in profiles), *(one.plugin.name for one in found)}
+        plugins = [plugin for plugin in registry.plugins if plugin.name in owners]
     if as_json:
-        print_json({"plugins": list(map(_plugin, plugins)), "components": list(map(_entry, found))})
+        listed = {"plugins": list(map(_plugin, plugins)), "components": list(map(_entry, found))}
+        print_json(listed | {"profiles": profiles})
         return
     _print_plugins(plugins)
     if name is None:
         _print_choices(found)
-        for message in registry.conflicts.values():
-            typer.echo(f"warning: {message}", err=True)
-    else:
-        for choice in found:
-            _print_options(choice)
+    for choice in found if name is not None else ():
+        _print_options(choice)
+    if name in registry.profiles:
+        typer.echo(f"\n{registry.profiles[name].read().rstrip()}")
+    elif profiles:
+        _print_profiles(profiles)
+    for message in registry.conflicts.values() if name is None else ():
+        typer.echo(f"warning: {message}", err=True)
 
 
 def choices(registry: Registry) -> Iterator[Choice]:
@@ -104,13 +114,18 @@ def _named(name: str, typed: str, found: list[Choice], registry: Registry) -> li
             raise PluginError(f"{typed!r} is ambiguous; write one of {', '.join(keys)}")
         return matching
     known = {choice.key for choice in found} | {choice.name for choice in found}
-    known |= registry.slots.keys() | {plugin.name for plugin in registry.plugins}
+    known |= (
+        registry.slots.keys()
+        | registry.profiles.keys()
+        | {plugin.name for plugin in registry.plugins}
+    )
     raise registry.error(f"nothing installed is called {typed!r}{did_you_mean(typed, known)}")
 
 
-def _owners(name: str, found: list[Choice], registry: Registry) -> list[Plugin]:
-    owners = {choice.plugin.name for choice in found} | {name}
-    return [plugin for plugin in registry.plugins if plugin.name in owners]
+def _profiles(registry: Registry) -> Iterator[dict[str, str]]:
+    for plugin in registry.plugins:
+        for profile in plugin.profiles if plugin.status == "active" else ():
+            yield {"name": profile.name, "plugin": plugin.name, "summary": profile.summary}
 
 
 def _plugin(plugin: Plugin) -> dict[str, Any]:
@@ -137,7 +152,7 @@ def _schema(settings: type[ComponentSettings]) -> dict[str, Any]:
         return {"description": f"no schema: {error.message}"}
 
 
-def _print_plugins(plugins: tuple[Plugin, ...] | list[Plugin]) -> None:
+def _print_plugins(plugins: Sequence[Plugin]) -> None:
     rows = [
         (p.name, p.distribution, p.version, f"{p.status}: {p.reason}" if p.reason else p.status)
         for p in plugins
@@ -157,6 +172,11 @@ def _print_choices(found: list[Choice]) -> None:
         for choice in found
     ]
     print_table("Components", ("slot", "name", "plugin", "status", "summary"), rows)
+
+
+def _print_profiles(profiles: list[dict[str, str]]) -> None:
+    rows = [list(row.values()) for row in profiles]
+    print_table("Profiles (--profile NAME)", ("name", "plugin", "summary"), rows)
 
 
 def _print_options(choice: Choice) -> None:
