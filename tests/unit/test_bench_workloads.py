@@ -169,7 +169,19 @@ class TestThroughput:
     def test_table(self, capsys: Capture) -> None:
         out = run(capsys, "throughput", *SMALL, "--repeats", "1", "--no-roofline")
         assert "drawn" in out
-        assert "Milliseconds per step" in out
+        assert "milliseconds per step" in out
+        assert "scheduler token_budget" in out
+
+    def test_what_decided_the_result(self, capsys: Capture) -> None:
+        pressed = ("--num-requests", "6", "--input-len", "40", "--output-len", "40")
+        options = ("--shared-prefix", "32", "--num-blocks", "24", "--repeats", "1", "--no-roofline")
+        victim = ("--victim", "most_blocks", "--preemption", "recompute")
+        out = run(capsys, "throughput", *pressed, *options, *victim, "--json")
+        row = json.loads(out)
+        assert row["preemptions"] > 0
+        assert row["cached_tokens"] >= 32
+        assert row["components"]["victim"] == "most_blocks"
+        assert row["components"]["scheduler"] == "token_budget"
 
     @pytest.mark.parametrize(
         ("argv", "message"),

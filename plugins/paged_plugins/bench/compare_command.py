@@ -19,6 +19,13 @@ from paged_core.errors import SettingsError
 from paged_core.settings import EngineSettings
 from paged_plugins.bench.comparison import compare, warm_up
 from paged_plugins.bench.comparison_table import print_comparison
+from paged_plugins.bench.drawn_options import (
+    InputLength,
+    NumRequests,
+    OutputLength,
+    SharedPrefix,
+    drawing,
+)
 from paged_plugins.bench.peer_choice import Choice, installed_peers, named_peers
 from paged_plugins.bench.peer_process import PeerProcess
 from paged_plugins.bench.peer_python import PeerPython
@@ -50,6 +57,10 @@ def compare_command(
             f"beside the model). {_PEERS}.",
         ),
     ] = None,
+    num_requests: NumRequests = None,
+    input_len: InputLength = None,
+    output_len: OutputLength = None,
+    shared_prefix: SharedPrefix = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs to take the median of.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per workload.")] = False,
     output: Annotated[
@@ -66,7 +77,8 @@ def compare_command(
     """
     settings = given.resolve().settings
     _check(settings.model, settings.dtype)
-    chosen = chosen_workloads(workload, None) or list(NAMED.values())
+    described = drawing(num_requests, input_len, output_len, shared_prefix)
+    chosen = chosen_workloads(workload, described) or list(NAMED.values())
     tell = partial(typer.echo, err=True)
     if peer:
         peers = named_peers(peer, settings.model, settings.dtype)

@@ -10,6 +10,7 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import Any, Self
 
+from paged_core.component import ComponentSettings
 from paged_core.errors import SettingsError
 from paged_core.interfaces.model_size import ModelSize
 from paged_core.interfaces.runner import SupportsModelSize
@@ -34,6 +35,9 @@ class Run:
     seconds: dict[str, float]
     """By phase, and ``detokenise``; the rest of ``elapsed`` is ``other``."""
     num_steps: int
+    num_cached: int
+    """Prompt tokens found in the prefix cache when their requests were first admitted."""
+    num_preemptions: int
     first_token: list[float]
     """Time to first token in seconds, per request."""
     per_token: list[float]
@@ -119,6 +123,8 @@ class Bench:
             elapsed=elapsed,
             seconds=seconds,
             num_steps=llm.engine.num_steps - num_steps,
+            num_cached=sum(output.num_cached_tokens or 0 for output in outputs),
+            num_preemptions=sum(one.group.num_preemptions for one in generations),
             first_token=first,
             per_token=each,
             outputs=[output.outputs[0].token_ids for output in outputs],
@@ -169,6 +175,9 @@ class Bench:
             "ttft_ms": percentiles([value for run in runs for value in run.first_token]),
             "tpot_ms": percentiles([value for run in runs for value in run.per_token]),
             "steps": round(median(run.num_steps for run in runs)),
+            "cached_tokens": round(median(run.num_cached for run in runs)),
+            "preemptions": round(median(run.num_preemptions for run in runs)),
+            "components": self._components(),
             "seconds": phases,
             "digest": digest.hexdigest()[:10],
         }
@@ -185,6 +194,14 @@ class Bench:
             "share": round(least / median(run.elapsed for run in runs), 3),
             "read_bytes_per_s": round(rates.read),
             "operations_per_s": round(rates.sums),
+        }
+
+    def _components(self) -> dict[str, str]:
+        """Return the name of the component of each slot that has one."""
+        return {
+            key: value.name
+            for key, value in self.llm.settings
+            if isinstance(value, ComponentSettings)
         }
 
     def _size(self) -> ModelSize | None:

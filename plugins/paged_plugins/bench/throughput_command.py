@@ -13,10 +13,17 @@ import typer
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
+from paged_plugins.bench.drawn_options import (
+    InputLength,
+    NumRequests,
+    OutputLength,
+    SharedPrefix,
+    drawing,
+)
 from paged_plugins.bench.machine import machine
 from paged_plugins.bench.measurement import Bench
 from paged_plugins.bench.progress import progress
-from paged_plugins.bench.workloads import NAMED, Workload, drawn
+from paged_plugins.bench.workloads import NAMED, Workload
 
 _WORKLOADS = "; ".join(f"{name}: {workload.summary}" for name, workload in NAMED.items())
 
@@ -31,24 +38,10 @@ def throughput_command(
             f"the model). {_WORKLOADS}.",
         ),
     ] = None,
-    num_requests: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Draw a workload of this many requests, in addition to named ones."
-        ),
-    ] = None,
-    input_len: Annotated[
-        str | None,
-        typer.Option(metavar="MIN:MAX", help="Tokens of each prompt of a drawn workload: 128."),
-    ] = None,
-    output_len: Annotated[
-        str | None,
-        typer.Option(metavar="MIN:MAX", help="Tokens that each of its requests generates: 64."),
-    ] = None,
-    shared_prefix: Annotated[
-        int | None,
-        typer.Option(min=0, help="Additional tokens that all of its prompts share as a prefix: 0."),
-    ] = None,
+    num_requests: NumRequests = None,
+    input_len: InputLength = None,
+    output_len: OutputLength = None,
+    shared_prefix: SharedPrefix = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs to take the median of.")] = 3,
     roofline: Annotated[
         bool, typer.Option(help="Measure the machine's limits after each workload, a second each.")
@@ -70,16 +63,8 @@ def throughput_command(
     one has ended. The share of the roofline compares with the least time that the workload can take
     on this machine, whose limits are measured after the workload.
     """
-    drawing = None
-    if num_requests is not None:
-        bounds = (_range("input-len", input_len or "128"), _range("output-len", output_len or "64"))
-        drawing = drawn(num_requests, *bounds, shared_prefix or 0)
-    elif any(told is not None for told in (input_len, output_len, shared_prefix)):
-        raise SettingsError(
-            "--input-len, --output-len and --shared-prefix describe a drawn workload; give its "
-            "number of requests with --num-requests"
-        )
-    chosen = chosen_workloads(workload, drawing)
+    described = drawing(num_requests, input_len, output_len, shared_prefix)
+    chosen = chosen_workloads(workload, described)
     rows = []
     with open_bench(given, chosen, trace=trace) as bench:
         chosen = chosen or _fitting(bench)
@@ -98,7 +83,7 @@ def throughput_command(
         _print(rows)
 
 
-def chosen_workloads(names: Sequence[str] | None, drawing: Workload | None) -> list[Workload]:
+def chosen_workloads(names: Sequence[str] | None, described: Workload | None) -> list[Workload]:
     """Return the named workloads, and the drawn one.
 
     Raises:
@@ -109,8 +94,8 @@ def chosen_workloads(names: Sequence[str] | None, drawing: Workload | None) -> l
     if unknown:
         raise SettingsError(f"no workload is called {unknown[0]!r}; there are {', '.join(NAMED)}")
     chosen = [NAMED[name] for name in listed]
-    if drawing is not None:
-        chosen.append(drawing)
+    if described is not None:
+        chosen.append(described)
     return chosen
 
 
@@ -156,36 +141,27 @@ def open_bench(
     return bench
 
 
-def _range(option: str, text: str) -> tuple[int, int]:
-    """Return both ends of ``MIN:MAX``; a single number is both."""
-    parts = text.split(":")
-    try:
-        low, high = int(parts[0]), int(parts[-1])
-    except ValueError:
-        low, high = 0, 0
-    if len(parts) > 2 or not 1 <= low <= high:
-        raise SettingsError(f"--{option} is MIN:MAX, two whole numbers from 1 on, not {text!r}")
-    return low, high
-
-
 def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     computer = machine()
     first = rows[0]
     title = (
         f"{first['model']} in {first['dtype'] or 'no dtype'}, median of {first['repeats']}\n"
-        f"{computer['cpu']}, {computer['cores']} cores, {computer['python']}"
+        f"{computer['cpu']}, {computer['cores']} cores, {computer['python']}\n"
+        + ", ".join(f"{slot} {name}" for slot, name in first["components"].items())
     )
     columns = ["workload", "requests", "seconds", "output tokens/s", "total tokens/s"]
     columns += ["first token ms p50/p90/p99", "per token ms p50/p90/p99", "peak MiB", "of ceiling"]
     print_table(title, columns, [_figures(row) for row in rows])
     phases = list(first["seconds"])
     print_table(
-        "\nMilliseconds per step, by phase",
-        ["workload", "steps", *phases],
+        "\nSteps, and milliseconds per step by phase",
+        ["workload", "steps", "cached tokens", "preemptions", *phases],
         [
             [
                 row["workload"],
                 row["steps"],
+                row["cached_tokens"],
+                row["preemptions"],
                 *(f"{1000 * row['seconds'][phase] / row['steps']:.3f}" for phase in phases),
             ]
             for row in rows

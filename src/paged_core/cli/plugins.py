@@ -68,7 +68,7 @@ def command(
         _print_choices(found)
     for choice in found if name is not None else ():
         _print_options(choice)
-    if name in registry.profiles:
+    if name is not None and name in registry.profiles:
         typer.echo(f"\n{registry.profiles[name].read().rstrip()}")
     elif profiles:
         _print_profiles(profiles)
