@@ -56,7 +56,7 @@ class EngineDriver:
 
     def abort(self, request_id: str) -> None:
         """See :meth:`Engine.abort`."""
-        with self._locked(wait=True):
+        with self.turn(wait=True):
             self.engine.abort(request_id)
 
     def pin(
@@ -78,17 +78,9 @@ class EngineDriver:
             self.engine.close()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Keep other threads from using the engine."""
-        with self._locked():
-            if self._closed:
-                raise EngineError("this engine is closed; make another one")
-            yield
-
-    @contextmanager
-    def _locked(self, *, wait: bool = False) -> Iterator[None]:
-        """Hold the lock; one that a thread of the parent process held at a fork is never free."""
-        is_ours = self._process == os.getpid()
+    def turn(self, *, wait: bool = False) -> Iterator[None]:
+        """Keep other threads from using the engine; ``wait`` for them, also if it is closed."""
+        is_ours = self._process == os.getpid()  # else a thread of the parent may hold the lock
         if not self._lock.acquire(blocking=wait and is_ours):
             raise EngineError(
                 "another thread is using this engine; use it from one at a time"
@@ -98,6 +90,8 @@ class EngineDriver:
             )
         self._process = os.getpid()
         try:
+            if self._closed and not wait:
+                raise EngineError("this engine is closed; make another one")
             yield
         finally:
             self._lock.release()

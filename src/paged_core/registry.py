@@ -237,14 +237,11 @@ def _settle(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
 def _checked(plugin: Plugin, slots: Mapping[str, Slot], *, blocked: bool) -> Plugin:
     for part in plugin.components if plugin.status == "active" else ():
         slot = slots.get(part.slot)
-        if slot is None and blocked:
-            reason = (
-                f"{part.name!r} is for the slot {part.slot!r}, and what may declare it is blocked"
-            )
-            return replace(plugin, status="blocked", reason=reason)
         if slot is None:
             slot_name = f"{part.slot!r}{did_you_mean(part.slot, slots)}"
-            return plugin.broken(f"{part.name!r} is for a slot that nothing declares, {slot_name}")
+            reason = f"{part.name!r} is for a slot that nothing declares, {slot_name}"
+            status: Any = "blocked" if blocked else "broken"  # what declares it may be blocked
+            return replace(plugin, status=status, reason=reason)
         if part.interface_version != slot.version:
             found = part.interface_version
             return plugin.broken(f"built for interface {found}, this is {slot.version}")

@@ -205,7 +205,7 @@ def test_a_slot_goes_with_its_plugin(install: Install) -> None:
     without = Registry.discover(block=["routers"])
     assert "router" not in without.slots
     assert [p.reason for p in without.plugins if p.name == "robin"] == [
-        "'round_robin' is for the slot 'router', and what may declare it is blocked"
+        "'round_robin' is for a slot that nothing declares, 'router'; did you mean 'runner'?"
     ]
 
 

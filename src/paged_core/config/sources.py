@@ -28,7 +28,7 @@ from pydantic_settings import (
 
 from paged_core.config.entry import Entry, Layer, Origin, Text
 from paged_core.config.suggest import did_you_mean, spelled_here
-from paged_core.config.variables import PREFIX, RESERVED, variable
+from paged_core.config.variables import PREFIX, RESERVED
 from paged_core.errors import SettingsError
 
 
@@ -69,7 +69,9 @@ def _variables(
             raise SettingsError(f"{name} is read from the environment only; set it there{file}")
         if key not in RESERVED and key.partition("__")[0] not in keys:
             known = [PREFIX + key.upper() for key in (*keys, *RESERVED)]
-            near = spelled_here(key, variable) or did_you_mean(name, known)
+            near = spelled_here(
+                key, lambda key: PREFIX + key.upper().replace(".", "__")
+            ) or did_you_mean(name, known)
             raise SettingsError(f"{name} sets nothing{near}{file}")
     source = EnvSettingsSource(
         BaseSettings,

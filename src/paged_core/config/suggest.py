@@ -20,12 +20,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def spelled_here(word: str, spell: Callable[[str], str], *tables: str) -> str:
-    """Return what to write for an option of another engine, to append to a message, or nothing.
-
-    Args:
-        spell: writes a setting as the place of the mistake asks for.
-        tables: of ``spellings.toml`` to look in; none: settings alone.
-    """
+    """Return what to write, as ``spell`` spells settings, for an option of another engine."""
     known = tomllib.loads(files(__package__).joinpath("spellings.toml").read_text("utf-8"))
     key = word.lower().replace("-", "_")
     for table in tables or ("settings",):

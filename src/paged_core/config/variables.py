@@ -11,11 +11,6 @@ RESERVED = frozenset(
 """Names after the prefix that are not settings: they are read before settings are."""
 
 
-def variable(key: str) -> str:
-    """Return the variable that sets ``num_blocks`` or ``scheduler.max_num_seqs``."""
-    return PREFIX + key.upper().replace(".", "__")
-
-
 def blocked_plugins(environ: Mapping[str, str]) -> list[str]:
     """Return the plugins that ``PAGED_CORE_BLOCK_PLUGIN`` names, separated by commas."""
     names = environ.get(f"{PREFIX}BLOCK_PLUGIN", "").split(",")
