@@ -72,6 +72,17 @@ def test_all_generate_the_same(model: str, capfd: Capture, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("small")
+def test_a_drawn_workload(model: str, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paged_plugins.bench.compare_command.installed_peers", lambda *_: [])
+    drawn = ("--num-requests", "3", "--input-len", "4:9", "--output-len", "2")
+    argv = ("--model", model, "--dtype", "float32", "--repeats", "1", "--num-blocks", "32")
+    (line,) = run(capfd, *argv, *drawn, "--json").splitlines()
+    row = json.loads(line)
+    assert (row["workload"], row["requests"], row["output_tokens"]) == ("drawn", 3, 6)
+    assert "give its number of requests" in run(capfd, *argv, "--input-len", "4", status=2)
+
+
+@pytest.mark.usefixtures("small")
 def test_a_peer_of_another_environment(model: str, capfd: Capture, tmp_path: Path) -> None:
     argv = ("--model", model, "--dtype", "float32", "--workload", "W7", "--repeats", "2")
     out = run(

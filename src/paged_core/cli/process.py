@@ -38,10 +38,10 @@ def run(main: Callable[[], int]) -> NoReturn:
     sys.stdout = _opened(_NamedFile(1, "w", closefd=False), sys.stdout)
     try:
         status = main()
-    except Exception:
+        interrupts.stop_at_once()
+    except BaseException:
         if not interrupts.any:
             raise
-    interrupts.stop_at_once()
     status = INTERRUPTED if interrupts.any else status
     sys.exit(status)
 
