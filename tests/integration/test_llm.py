@@ -358,7 +358,7 @@ def test_parameters_for_each_prompt_must_fit(llm: LLM) -> None:
     [
         {"n": 0}, {"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0}, {"top_p": 1.5},
         {"top_k": -2}, {"min_p": 2}, {"max_tokens": 0}, {"min_tokens": 5, "max_tokens": 4},
-        {"repetition_penalty": 0}, {"presence_penalty": 3}, {"logprobs": -1}, {"stop": [""]},
+        {"repetition_penalty": 0}, {"presence_penalty": 3}, {"logprobs": -2}, {"stop": [""]},
         {"temperature": "1"}, {"max_tokens": 2.5}, {"n": True}, {"n": None}, {"seed": -2},
         {"stop": 3}, {"stop": [1]}, {"stop_token_ids": ["x"]}, {"stop_token_ids": 3},
         {"logit_bias": {"a": 1}}, {"logit_bias": [1]},

@@ -23,8 +23,8 @@ OUT_OF_RANGE: list[tuple[str, Any, str]] = [
     ("min_tokens", -1, "min_tokens must not be negative, not -1"),
     ("min_tokens", 17, "min_tokens (17) is larger than max_tokens (16)"),
     ("seed", -2, "seed must not be negative, not -2"),
-    ("logprobs", -1, "logprobs must not be negative, not -1"),
-    ("prompt_logprobs", -1, "prompt_logprobs must not be negative, not -1"),
+    ("logprobs", -2, "logprobs must be at least 0, or -1 for the whole vocabulary, not -2"),
+    ("prompt_logprobs", -2, "prompt_logprobs must be at least 0, or -1 for the whole vocabulary"),
     ("stop", [""], "stop must not contain an empty string"),
     ("logit_bias", {3: float("inf")}, "logit_bias must hold finite numbers; to forbid a token"),
 ]
