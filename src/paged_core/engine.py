@@ -14,6 +14,7 @@ from paged_core.interfaces.queue_order import SupportsService
 from paged_core.interfaces.scheduler import Schedule, Scheduler
 from paged_core.kv_cache import KVCache
 from paged_core.log import get_logger
+from paged_core.metrics import EngineMetrics
 from paged_core.planned_step import PlannedStep
 from paged_core.request import FinishReason, Request
 from paged_core.requests.checks import check_request, run_problem
@@ -79,6 +80,18 @@ class Engine:
     def groups(self) -> Iterable[SequenceGroup]:
         """The requests that have not finished, in the order of arrival."""
         return self._requests.groups.values()
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What it has counted so far, and what there is now."""
+        return EngineMetrics(
+            num_steps=self.num_steps,
+            num_unfinished=len(self._requests.groups),
+            num_blocks=self.kv_cache.num_blocks,
+            num_free_blocks=self.kv_cache.num_free,
+            seconds=dict(self.seconds),
+            **self._recorder.totals.as_dict(),
+        )
 
     # ------------------------------------------------------------------ one step
 
@@ -352,6 +365,13 @@ class Engine:
         self.pins.end(pin, reason)
         if computing:
             self.abort(pin.id)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; ``False``: requests or pins hold some, nothing is done."""
+        if self.has_unfinished or self.pins:
+            return False
+        self.kv_cache.clear_prefixes()
+        return True
 
     def close(self) -> None:
         """Abort unfinished requests and close the executor and the observers."""

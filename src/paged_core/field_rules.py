@@ -143,7 +143,7 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
     except OverflowError as error:
         wrong = next(each for each in copied if not 0 <= each < 1 << 32)
         raise RequestError(
-            f"{name} holds {shown(wrong)}, which is no token id of any vocabulary"
+            f"{name} holds token id {shown(wrong)}, which is outside of any vocabulary"
         ) from error
 
 

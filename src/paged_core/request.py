@@ -37,11 +37,12 @@ class FinishReason(StrEnum):
     """The scheduler found that it can never run."""
 
 
+PRIORITY = whole(-MOST, f"be at least {-MOST}")
 _RULES: Mapping[str, Rule] = {
     "id": text,
     "prompt": token_ids,
     "sampling": instance(SamplingParams, "SamplingParams(...)"),
-    "priority": whole(-MOST, f"be at least {-MOST}"),
+    "priority": PRIORITY,
     "arrival": finite,
     "cache_salt": optional(text),
     "adapter": optional(text),
@@ -60,7 +61,7 @@ class Request:
 
     id: str
     prompt: tuple[int, ...]
-    """Token ids; never empty."""
+    """Token ids; never empty. ``sampling.truncate_prompt_tokens`` keeps the last ones."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
     """Lower runs first, where the queue order looks at it."""
@@ -77,6 +78,9 @@ class Request:
 
     def __post_init__(self) -> None:
         apply_rules(self, _RULES)
+        limit = self.sampling.truncate_prompt_tokens
+        if limit is not None and limit > 0:
+            object.__setattr__(self, "prompt", self.prompt[-limit:])
 
     @property
     def key_extra(self) -> tuple[str | None, str | None] | None:

@@ -50,7 +50,7 @@ _RULES: Mapping[str, Rule] = {
     "allowed_token_ids": optional(token_ids),
     "bad_words": texts,
     "bad_words_ids": token_sequences,
-    "seed": optional(whole(-1, "not be negative")),  # -1 is the same as None
+    "seed": optional(whole(-1, "not be negative", 2**64 - 1)),  # -1 is the same as None
     "stop": texts,
     "stop_token_ids": token_ids,
     "include_stop_str_in_output": flag,

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from paged_core.ids import BlockId, SeqId
 from paged_core.sampling_params import SamplingParams
+
+
+class TokenLogprobs(dict[int, float]):
+    """Log-probabilities by token id: the chosen token's first, then the best ones in order.
+
+    An executor may report plain dictionaries; ranks are then unknown.
+    """
+
+    def __init__(self, logprobs: Mapping[int, float], rank: int) -> None:
+        """``rank``: the chosen token's among all; 1: it is the best."""
+        super().__init__(logprobs)
+        self.rank = rank
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self), self.rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

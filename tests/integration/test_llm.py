@@ -120,7 +120,8 @@ def test_log_probabilities(llm: LLM) -> None:
     assert completion.logprobs is not None
     assert completion.cumulative_logprob is not None
     chosen = [
-        entry[token] for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)
+        entry[token].logprob
+        for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)
     ]
     assert math.isclose(sum(chosen), completion.cumulative_logprob, rel_tol=1e-5)
     assert all(len(entry) == 3 for entry in completion.logprobs), "the best one was chosen"

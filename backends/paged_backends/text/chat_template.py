@@ -19,6 +19,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from paged_backends.text.content_parts import with_joined_text
 from paged_core.errors import RequestError
 
 _CUT = "<end of the message to go on with>"
@@ -159,7 +160,7 @@ def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Copy the messages as plain data, so that a template cannot call methods of our objects."""
-    if isinstance(messages, str | Mapping) or not all(
+    if not isinstance(messages, list | tuple) or not all(
         isinstance(message, Mapping) for message in messages
     ):
         raise RequestError(
@@ -170,7 +171,10 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for message in messages:
         if "role" not in message:
             raise RequestError(f"a message has no role (user, assistant, system, ...): {message}")
-    return [_plain(message) for message in messages]
+    try:
+        return [_plain(with_joined_text(message)) for message in messages]
+    except RecursionError:
+        raise RequestError("a message is nested too deeply for a chat template") from None
 
 
 def _plain(value: Any) -> Any:
