@@ -24,4 +24,4 @@ class BeamSearchParams:
         Raises:
             RequestError: a value is out of range.
         """
-        return SamplingParams(n=self.beam_width, **asdict(self))
+        return SamplingParams(**asdict(self)).clone(n=self.beam_width)

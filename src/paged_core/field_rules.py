@@ -170,7 +170,7 @@ def biases(name: str, value: Any) -> dict[int, float]:
         return {}
     if not isinstance(value, Mapping):
         raise refusal(name, "map token ids to numbers", value)
-    keys = token_ids(f"{name} maps token ids to numbers; its keys", list(value))
+    keys = token_ids(f"{name}, by its keys,", list(value))
     try:
         return dict(zip(keys, [finite(name, each) for each in value.values()], strict=True))
     except RequestError as error:

@@ -112,9 +112,11 @@ class LLM:
         """
         check_progress(use_tqdm)
         generations = self.submit(prompts, sampling_params, priority=priority)
-        with closing(self.run(generations)) as ended:
-            for _ in with_progress(ended, use_tqdm, len(generations)):
+        try:
+            for _ in with_progress(self.run(generations), use_tqdm, len(generations)):
                 pass
+        finally:
+            self.abort(generations)
         return [generation.output() for generation in generations]
 
     def chat(

@@ -6,14 +6,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from paged_core.errors import RequestError
-from paged_core.field_rules import Rule, entries, flag, instance, optional, text
+from paged_core.field_rules import Rule, entries, flag, instance, optional, refusal, text
+
+
+def _tools(name: str, value: Any) -> list[Any]:
+    copied = entries(name, value, what := "a list of JSON schemas of functions")
+    if not all(isinstance(tool, Mapping) for tool in copied):
+        raise refusal(name, f"be {what}", copied)
+    return copied
+
 
 _RULES: Mapping[str, Rule] = {
-    "tools": lambda name, value: entries(name, value, "a list of JSON schemas of functions"),
+    "tools": _tools,
     "add_generation_prompt": flag,
     "continue_final_message": flag,
     "chat_template": optional(text),
 }
+_OWN = {*_RULES, "messages", "conversation", "tokenize", "self"}
+"""Names that a template's own options cannot have."""
+_own_options = optional(instance(Mapping, "a mapping of names to values"))
 
 
 def chat_options(*, chat_template_kwargs: Any, **options: Any) -> dict[str, Any]:
@@ -22,11 +33,8 @@ def chat_options(*, chat_template_kwargs: Any, **options: Any) -> dict[str, Any]
     Raises:
         RequestError: one of them is none that it may be, or is given twice.
     """
-    mapping = optional(instance(Mapping, "a mapping of names to values"))
-    more: dict[Any, Any] = dict(mapping("chat_template_kwargs", chat_template_kwargs) or {})
-    checked = {name: rule(name, options[name]) for name, rule in _RULES.items()}
-    for name in more:
-        text("a name in chat_template_kwargs", name)
-        if name in checked:
-            raise RequestError(f"{name} is in chat_template_kwargs; give it to chat() itself")
-    return {**more, **checked}
+    own: dict[Any, Any] = dict(_own_options("chat_template_kwargs", chat_template_kwargs) or {})
+    for name in own:
+        if text("a name in chat_template_kwargs", name) in _OWN:
+            raise RequestError(f"chat_template_kwargs has {name!r}; give it to chat() itself")
+    return {**own, **{name: rule(name, options[name]) for name, rule in _RULES.items()}}
