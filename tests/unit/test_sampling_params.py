@@ -82,14 +82,14 @@ def test_a_value_out_of_range_is_refused(name: str, value: Any, message: str) ->
     ],
 )
 def test_a_value_of_another_type_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(RequestError, match=f"^{name} "):
+    with pytest.raises(RequestError, match=rf"^{name}\b"):
         SamplingParams(**{name: value})
 
 
 def test_a_number_that_cannot_be_written_is_refused() -> None:
     numbers = dict.fromkeys([*WHOLE, *REAL], HUGE)
     for name, value in {**numbers, "stop_token_ids": [HUGE], "logit_bias": {1: HUGE}}.items():
-        with pytest.raises(RequestError, match=f"^{name} "):
+        with pytest.raises(RequestError, match=rf"^{name}\b"):
             SamplingParams(**{name: value})
 
 
