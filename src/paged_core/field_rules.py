@@ -133,18 +133,20 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
     """Accept token ids, of whatever vocabulary."""
     copied = entries(name, value, what := "a list of token ids")
     try:
-        fitting = array("I", copied)  # in one pass: whole numbers that fit
-        kinds = set(map(type, copied))
-        if bool in kinds:
-            raise TypeError
-        return tuple(copied if kinds == {int} else fitting)
+        fitting = array("q", copied)  # in one pass: whole numbers that fit
     except TypeError as error:
         raise refusal(name, f"be {what}", copied) from error
-    except OverflowError as error:
-        wrong = next(each for each in copied if not 0 <= each < 1 << 32)
+    except OverflowError:
+        fitting = array("q", [-1])
+    kinds = set(map(type, copied))
+    if bool in kinds:
+        raise refusal(name, f"be {what}", copied)
+    if fitting and min(fitting) < 0:
+        wrong = next(each for each in copied if not 0 <= each <= MOST)
         raise RequestError(
             f"{name} holds token id {shown(wrong)}, which is outside of any vocabulary"
-        ) from error
+        )
+    return tuple(copied if kinds == {int} else fitting)
 
 
 def token_sequences(name: str, value: Any) -> tuple[tuple[int, ...], ...]:

@@ -58,7 +58,7 @@ _RULES: Mapping[str, Rule] = {
     "min_tokens": whole(0, "not be negative"),
     "max_tokens": optional(_COUNT),
     "truncate_prompt_tokens": optional(
-        lambda name, value: value if value == -1 else _COUNT(name, value)
+        whole(-1, "be at least 1, or -1 for as many as the model takes")
     ),
     "logprobs": _LOGPROBS,
     "prompt_logprobs": _LOGPROBS,
@@ -185,6 +185,8 @@ class SamplingParams:
     def _contradictions(self) -> Iterator[str]:
         if self.stop and not self.detokenize:
             yield "stop strings are looked for in the text; drop detokenize=False or stop"
+        if self.truncate_prompt_tokens == 0:
+            yield "truncate_prompt_tokens is 0, which leaves no prompt; keep at least 1 token"
         if self.allowed_token_ids == ():
             yield "allowed_token_ids is empty, so that no token may be generated; None allows all"
         stopping = self.early_stopping

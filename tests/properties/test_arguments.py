@@ -114,7 +114,7 @@ _options = st.dictionaries(
 )
 
 few = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
-many = settings(max_examples=5000, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
@@ -235,14 +235,14 @@ def test_request_fields(llm: LLM, given: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@settings(many, max_examples=50_000)
+@settings(many, max_examples=20_000)
 @for_parameters
 def test_sampling_parameters_at_length(values: dict[str, Any]) -> None:
     check_parameters(values)
 
 
 @pytest.mark.slow
-@settings(many, max_examples=50_000)
+@settings(many, max_examples=20_000)
 @for_request
 def test_requests_at_length(name: str, value: Any) -> None:
     check_request(name, value)

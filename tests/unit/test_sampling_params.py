@@ -38,12 +38,12 @@ OUT_OF_RANGE: list[tuple[str, Any, str]] = [
     ("seed", -2, "seed must not be negative, not -2"),
     ("logprobs", -2, "logprobs must be at least 0, or -1 for the whole vocabulary, not -2"),
     ("prompt_logprobs", -2, "prompt_logprobs must be at least 0, or -1 for the whole vocabulary"),
-    ("truncate_prompt_tokens", 0, "truncate_prompt_tokens must be at least 1, not 0"),
+    ("truncate_prompt_tokens", 0, "truncate_prompt_tokens is 0, which leaves no prompt"),
     ("stop", [""], "stop must not contain an empty string"),
     ("bad_words", [""], "bad_words must not contain an empty string"),
     ("bad_words_ids", [[]], "bad_words_ids must not contain an empty list"),
     ("allowed_token_ids", [], "allowed_token_ids is empty"),
-    ("stop_token_ids", [2**32], "stop_token_ids holds token id 4294967296, which is outside"),
+    ("stop_token_ids", [5, 2**63], "stop_token_ids holds token id 9223372036854775808, which"),
     ("stop_token_ids", [-1], "stop_token_ids holds token id -1, which is outside"),
     ("logit_bias", {3: float("inf")}, "logit_bias must hold finite numbers; to forbid a token"),
     ("logit_bias", {-3: 1.0}, "logit_bias, by its keys, holds token id -3"),
@@ -68,7 +68,11 @@ def test_a_value_out_of_range_is_refused(name: str, value: Any, message: str) ->
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *((name, value) for name in WHOLE for value in ("1", True, 1.5, [1], torch.tensor(1))),
+        *(
+            (name, value)
+            for name in WHOLE
+            for value in ("1", True, -1.0, np.array([1, 2]), torch.tensor(1))
+        ),
         *((name, value) for name in REAL for value in ("1", True, 1j, 10**400, Decimal(1))),
         *((name, value) for name in FLAGS for value in ("no", "false", 0, 1, None, np.bool_(True))),
         *((name, value) for name in LISTS for value in (3, b"ab", {"a": 1}, [None], np.array(3))),
