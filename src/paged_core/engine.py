@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic, perf_counter
 
 from paged_core.errors import RequestError
@@ -84,13 +85,13 @@ class Engine:
     @property
     def metrics(self) -> EngineMetrics:
         """What it has counted so far, and what there is now."""
-        return EngineMetrics(
+        return replace(
+            self._recorder.metrics,
             num_steps=self.num_steps,
             num_unfinished=len(self._requests.groups),
             num_blocks=self.kv_cache.num_blocks,
             num_free_blocks=self.kv_cache.num_free,
             seconds=dict(self.seconds),
-            **self._recorder.totals.as_dict(),
         )
 
     # ------------------------------------------------------------------ one step
@@ -340,15 +341,15 @@ class Engine:
         """
         now = self.clock()
         pin = self.pins.open(len(tokens), ttl, now)
-        request = Request(
-            id=pin.id,
-            prompt=tuple(tokens[: pin.num_blocks * self.kv_cache.block_size]),
-            sampling=SamplingParams(max_tokens=1),
-            arrival=now,
-            cache_salt=cache_salt,
-            adapter=adapter,
-        )
         try:
+            request = Request(
+                id=pin.id,
+                prompt=tuple(tokens[: pin.num_blocks * self.kv_cache.block_size]),
+                sampling=SamplingParams(max_tokens=1),
+                arrival=now,
+                cache_salt=cache_salt,
+                adapter=adapter,
+            )
             for group in self.groups:
                 refusal = self.scheduler.refuse(group)
                 if refusal:

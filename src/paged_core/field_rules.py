@@ -32,9 +32,9 @@ def apply_rules(fields: object, rules: Mapping[str, Rule]) -> None:
 
 
 def shown(value: object) -> str:
-    """Return a value as messages show it: shortened, whatever it is."""
+    """Return a value as messages show it: shortened and in one line, whatever it is."""
     try:
-        return reprlib.repr(value)
+        return " ".join(reprlib.repr(value).split())
     except ValueError:  # Python writes no integer of more than some thousand digits
         return f"{type(value).__name__} of too many digits"
 
@@ -117,16 +117,27 @@ def entries(name: str, value: Any, what: str) -> list[Any]:
     return copied
 
 
+def listed(is_entry: Callable[[Any], bool], what: str) -> Rule:
+    """Accept lists of entries of one kind; ``what`` says what a list must be."""
+
+    def rule(name: str, value: Any) -> tuple[Any, ...]:
+        copied = entries(name, value, what)
+        if not all(map(is_entry, copied)):
+            raise refusal(name, f"be {what}", copied)
+        return tuple(copied)
+
+    return rule
+
+
+_texts = listed(lambda each: isinstance(each, str), "a string or a list of strings")
+
+
 def texts(name: str, value: Any) -> tuple[str, ...]:
     """Accept strings that are not empty, or a single one."""
-    if isinstance(value, str):
-        value = (value,)
-    copied = entries(name, value, what := "a string or a list of strings")
-    if not all(isinstance(each, str) for each in copied):
-        raise refusal(name, f"be {what}", copied)
+    copied: tuple[str, ...] = _texts(name, (value,) if isinstance(value, str) else value)
     if not all(copied):
         raise RequestError(f"{name} must not contain an empty string")
-    return tuple(copied)
+    return copied
 
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:
@@ -156,14 +167,6 @@ def token_sequences(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
     if not all(sequences):
         raise RequestError(f"{name} must not contain an empty list")
     return sequences
-
-
-def callables(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
-    """Accept functions and other callables."""
-    copied = entries(name, value, what := "a list of functions")
-    if not all(map(callable, copied)):
-        raise refusal(name, f"be {what}", copied)
-    return tuple(copied)
 
 
 def biases(name: str, value: Any) -> dict[int, float]:

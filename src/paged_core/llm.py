@@ -26,7 +26,7 @@ from paged_core.text.bad_words import bad_words_ids
 from paged_core.text.chat_options import chat_options
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import RequestOutput
-from paged_core.text.progress import Progress, check_progress, with_progress
+from paged_core.text.progress import Progress, progress_bar
 from paged_core.text.prompts import Prompt, as_conversations, as_list, as_token_ids, per_prompt
 from paged_core.wiring import build_engine
 
@@ -110,10 +110,11 @@ class LLM:
             RequestError: a prompt can never be served, or an argument is none that it may be;
                 nothing was started.
         """
-        check_progress(use_tqdm)
+        with_progress = progress_bar(use_tqdm)
         generations = self.submit(prompts, sampling_params, priority=priority)
         try:
-            for _ in with_progress(self.run(generations), use_tqdm, len(generations)):
+            ended = self.run(generations)
+            for _ in with_progress(ended, total=len(generations), desc="generating"):
                 pass
         finally:
             self.abort(generations)
@@ -153,13 +154,13 @@ class LLM:
         """
         tokenizer = self.get_tokenizer()
         if add_generation_prompt is None:
-            add_generation_prompt = not continue_final_message
+            add_generation_prompt = continue_final_message is not True
         options = chat_options(
+            chat_template_kwargs,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             chat_template=chat_template,
-            chat_template_kwargs=chat_template_kwargs,
         )
         prompts: list[Prompt] = []
         for conversation in as_conversations(messages):

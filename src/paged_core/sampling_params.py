@@ -11,8 +11,8 @@ from paged_core.field_rules import (
     Rule,
     apply_rules,
     biases,
-    callables,
     flag,
+    listed,
     optional,
     real,
     shown,
@@ -45,7 +45,7 @@ _RULES: Mapping[str, Rule] = {
     "min_p": real(lambda x: 0 <= x <= 1, "be in [0, 1]"),
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
-    "repetition_penalty": real(lambda x: x > 0, "be positive"),
+    "repetition_penalty": real(lambda x: 0 < x <= 1e30, "be positive and at most 1e30"),
     "logit_bias": biases,
     "allowed_token_ids": optional(token_ids),
     "bad_words": texts,
@@ -64,7 +64,7 @@ _RULES: Mapping[str, Rule] = {
     "prompt_logprobs": _LOGPROBS,
     "detokenize": flag,
     "skip_special_tokens": flag,
-    "logits_processors": callables,
+    "logits_processors": listed(callable, "a list of functions"),
 }
 _NO_DRAWS = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "seed": None, "best_of": None}
 """What a beam search leaves as it is."""

@@ -88,7 +88,8 @@ class StepResult:
     """Sequences that drew a token; one that fans out is repeated for each of its tokens."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float] | None] | None = None
-    """Per drawn token, if any sequence asks: log-probabilities by token id, the drawn one first."""
+    """Per drawn token, if any sequence asks: log-probabilities by token id, the drawn one first;
+    with its rank, if they are :class:`TokenLogprobs`."""
     prompt_logprobs: dict[SeqId, list[dict[int, float]]] = field(default_factory=dict)
     """For sequences that ask: one entry per prompt token that follows a token of this chunk."""
     candidates: dict[SeqId, dict[int, float]] = field(default_factory=dict)

@@ -22,9 +22,9 @@ _PARAMETERS = [field.name for field in fields(SamplingParams)]
 _FIELDS = [field.name for field in fields(Request)]
 
 
-class _Unprintable:
+class _Talkative:
     def __repr__(self) -> str:
-        raise ZeroDivisionError
+        return "line\n" * 300
 
 
 def _endless() -> Iterator[int]:
@@ -46,7 +46,7 @@ _leaves = st.one_of(
     st.text(max_size=5),
     st.sampled_from(["\ud800", "\0", "no", "never", "a" * 10_000]),
     st.binary(max_size=3),
-    st.builds(_Unprintable),
+    st.builds(_Talkative),
     st.builds(object),
     st.sampled_from([max, int, SamplingParams, SamplingParams(), Exception(), ...]),
     st.builds(lambda: np.array([3, 4])),
@@ -182,6 +182,14 @@ def check_chat(llm: LLM, messages: Any, options: dict[str, Any]) -> None:
     check_idle(llm, expected)
 
 
+def check_pin(llm: LLM, prompt: Any, given: dict[str, Any]) -> None:
+    (expected,) = llm.generate(NEIGHBOUR, SamplingParams(max_tokens=4))
+    refused(lambda: llm.release(llm.pin_prefix(prompt, **given)))
+    assert not llm.engine.pins
+    assert not llm.engine.kv_cache.num_pinned
+    check_idle(llm, expected)
+
+
 def check_fields(llm: LLM, given: dict[str, Any]) -> None:
     (expected,) = llm.generate(NEIGHBOUR, SamplingParams(max_tokens=4))
 
@@ -197,6 +205,8 @@ request_fields = st.dictionaries(
     st.sampled_from(["request_id", "priority", "tenant", "deadline", "adapter", "cache_salt"]),
     anything,
 )
+pin_fields = st.dictionaries(st.sampled_from(["ttl", "cache_salt"]), anything)
+for_pin = given(prompt=anything | st.just([7] * 40), given=pin_fields)
 for_parameters = given(values=parameters)
 for_request = given(name=st.sampled_from(_FIELDS), value=anything)
 for_generate = given(prompts=anything, values=parameters, more=more_arguments)
@@ -234,6 +244,12 @@ def test_request_fields(llm: LLM, given: dict[str, Any]) -> None:
     check_fields(llm, given)
 
 
+@few
+@for_pin
+def test_pins(llm: LLM, prompt: Any, given: dict[str, Any]) -> None:
+    check_pin(llm, prompt, given)
+
+
 @pytest.mark.slow
 @settings(many, max_examples=20_000)
 @for_parameters
@@ -269,6 +285,13 @@ def test_chat_at_length(llm: LLM, messages: Any, options: dict[str, Any]) -> Non
 @for_fields
 def test_request_fields_at_length(llm: LLM, given: dict[str, Any]) -> None:
     check_fields(llm, given)
+
+
+@pytest.mark.slow
+@many
+@for_pin
+def test_pins_at_length(llm: LLM, prompt: Any, given: dict[str, Any]) -> None:
+    check_pin(llm, prompt, given)
 
 
 @pytest.mark.parametrize("make", [_endless, itertools.count], ids=["repeat", "count"])

@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paged_backends.text.content_parts import with_joined_text
 from paged_core.errors import RequestError
+from paged_core.field_rules import shown
 
 _CUT = "<end of the message to go on with>"
 
@@ -170,7 +171,9 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         raise RequestError("the conversation is empty; it needs at least one message")
     for message in messages:
         if "role" not in message:
-            raise RequestError(f"a message has no role (user, assistant, system, ...): {message}")
+            raise RequestError(
+                f"a message has no role (user, assistant, system, ...): {shown(message)}"
+            )
     try:
         return [_plain(with_joined_text(message)) for message in messages]
     except RecursionError:
@@ -181,7 +184,9 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {
+            key if isinstance(key, str) else shown(key): _plain(item) for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     raise RequestError(

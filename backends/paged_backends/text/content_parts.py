@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paged_core.errors import RequestError
+from paged_core.field_rules import shown
 
 _TEXT = ("text", "input_text", "output_text")
 
@@ -30,11 +31,12 @@ def _text(part: object) -> str:
             "a part of a message's content is a dictionary such as {'type': 'text', 'text': "
             f"'Hello'}}, not a {type(part).__name__}"
         )
-    if part.get("type") not in _TEXT:
+    kind, text = part.get("type"), part.get("text")
+    if not isinstance(kind, str) or kind not in _TEXT:
         raise RequestError(
-            f"a part of a message's content has the type {part.get('type')!r}, which the models "
-            "here cannot read; give parts of type 'text'"
+            f"a part of a message's content has the type {shown(kind)}, which the models here "
+            "cannot read; give parts of type 'text'"
         )
-    if not isinstance(part.get("text"), str):
-        raise RequestError(f"a part of type {part['type']!r} needs a 'text' that is text")
-    return str(part["text"])
+    if not isinstance(text, str):
+        raise RequestError(f"a part of type {kind!r} needs a 'text' that is text")
+    return text

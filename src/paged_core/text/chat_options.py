@@ -6,18 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from paged_core.errors import RequestError
-from paged_core.field_rules import Rule, entries, flag, instance, optional, refusal, text
-
-
-def _tools(name: str, value: Any) -> list[Any]:
-    copied = entries(name, value, what := "a list of JSON schemas of functions")
-    if not all(isinstance(tool, Mapping) for tool in copied):
-        raise refusal(name, f"be {what}", copied)
-    return copied
-
+from paged_core.field_rules import Rule, flag, instance, listed, optional, text
 
 _RULES: Mapping[str, Rule] = {
-    "tools": _tools,
+    "tools": listed(lambda tool: isinstance(tool, Mapping), "a list of JSON schemas of functions"),
     "add_generation_prompt": flag,
     "continue_final_message": flag,
     "chat_template": optional(text),
@@ -27,7 +19,7 @@ _OWN = {*_RULES, "messages", "conversation", "tokenize", "self"}
 _own_options = optional(instance(Mapping, "a mapping of names to values"))
 
 
-def chat_options(*, chat_template_kwargs: Any, **options: Any) -> dict[str, Any]:
+def chat_options(chat_template_kwargs: Any, **options: Any) -> dict[str, Any]:
     """Return the options of a template: those of ``LLM.chat``, and what the template alone knows.
 
     Raises:

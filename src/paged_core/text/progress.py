@@ -11,19 +11,23 @@ Progress = bool | Callable[..., Iterable[Any]]
 """``True``: show a bar; or what makes one, as ``tqdm`` does: ``bar(items, total=, desc=)``."""
 
 
-def check_progress(wanted: Progress) -> None:
-    """Raise RequestError unless it is one of the two."""
-    if not isinstance(wanted, bool) and not callable(wanted):
-        raise refusal("use_tqdm", "be True, False or a function such as tqdm", wanted)
+def progress_bar(wanted: Progress) -> Callable[..., Iterable[Any]]:
+    """Return what shows a bar that advances as items are taken, if one is wanted.
 
-
-def with_progress(items: Iterable[Any], wanted: Progress, total: int) -> Iterable[Any]:
-    """Return the items, with a bar that advances as they are taken if that is wanted."""
+    Raises:
+        RequestError: ``wanted`` is neither a truth value nor a function.
+    """
     if wanted is False:
-        return items
-    if wanted is not True:
-        return wanted(items, total=total, desc="generating")
+        return lambda items, **_: items
+    if wanted is True:
+        return _bar
+    if not callable(wanted):
+        raise refusal("use_tqdm", "be True, False or a function such as tqdm", wanted)
+    return wanted
+
+
+def _bar(items: Iterable[Any], *, total: int, desc: str) -> Iterable[Any]:
     from rich.console import Console
     from rich.progress import track
 
-    return track(items, "generating", total=total, console=Console(stderr=True))
+    return track(items, desc, total=total, console=Console(stderr=True))
