@@ -174,19 +174,15 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             raise RequestError(
                 f"a message has no role (user, assistant, system, ...): {shown(message)}"
             )
-    try:
-        return [_plain(with_joined_text(message)) for message in messages]
-    except RecursionError:
-        raise RequestError("a message is nested too deeply for a chat template") from None
+    return [_plain(with_joined_text(message)) for message in messages]
 
 
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {
-            key if isinstance(key, str) else shown(key): _plain(item) for key, item in value.items()
-        }
+        names = (key if isinstance(key, str) else shown(key) for key in value)
+        return dict(zip(names, map(_plain, value.values()), strict=True))
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     raise RequestError(
