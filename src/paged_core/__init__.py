@@ -8,17 +8,21 @@ TYPE_CHECKING = False  # typing takes longer to import than the rest
 if TYPE_CHECKING:
     from typing import Any
 
+    from paged_core.beam_search_params import BeamSearchParams
     from paged_core.errors import PagedCoreError
     from paged_core.llm import LLM
     from paged_core.request import Request
     from paged_core.sampling_params import SamplingParams
     from paged_core.settings import EngineSettings
+    from paged_core.text.logprobs import Logprob
     from paged_core.text.outputs import CompletionOutput, RequestOutput
 
 __all__ = [
     "LLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineSettings",
+    "Logprob",
     "PagedCoreError",
     "Request",
     "RequestOutput",
@@ -28,8 +32,10 @@ __all__ = [
 
 _HOMES = {
     "LLM": "paged_core.llm",
+    "BeamSearchParams": "paged_core.beam_search_params",
     "CompletionOutput": "paged_core.text.outputs",
     "EngineSettings": "paged_core.settings",
+    "Logprob": "paged_core.text.logprobs",
     "PagedCoreError": "paged_core.errors",
     "Request": "paged_core.request",
     "RequestOutput": "paged_core.text.outputs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic, perf_counter
 
 from paged_core.errors import RequestError
@@ -14,6 +15,7 @@ from paged_core.interfaces.queue_order import SupportsService
 from paged_core.interfaces.scheduler import Schedule, Scheduler
 from paged_core.kv_cache import KVCache
 from paged_core.log import get_logger
+from paged_core.metrics import EngineMetrics
 from paged_core.planned_step import PlannedStep
 from paged_core.request import FinishReason, Request
 from paged_core.requests.checks import check_request, run_problem
@@ -79,6 +81,18 @@ class Engine:
     def groups(self) -> Iterable[SequenceGroup]:
         """The requests that have not finished, in the order of arrival."""
         return self._requests.groups.values()
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What it has counted so far, and what there is now."""
+        return replace(
+            self._recorder.metrics,
+            num_steps=self.num_steps,
+            num_unfinished=len(self._requests.groups),
+            num_blocks=self.kv_cache.num_blocks,
+            num_free_blocks=self.kv_cache.num_free,
+            seconds=dict(self.seconds),
+        )
 
     # ------------------------------------------------------------------ one step
 
@@ -327,15 +341,15 @@ class Engine:
         """
         now = self.clock()
         pin = self.pins.open(len(tokens), ttl, now)
-        request = Request(
-            id=pin.id,
-            prompt=tuple(tokens[: pin.num_blocks * self.kv_cache.block_size]),
-            sampling=SamplingParams(max_tokens=1),
-            arrival=now,
-            cache_salt=cache_salt,
-            adapter=adapter,
-        )
         try:
+            request = Request(
+                id=pin.id,
+                prompt=tuple(tokens[: pin.num_blocks * self.kv_cache.block_size]),
+                sampling=SamplingParams(max_tokens=1),
+                arrival=now,
+                cache_salt=cache_salt,
+                adapter=adapter,
+            )
             for group in self.groups:
                 refusal = self.scheduler.refuse(group)
                 if refusal:
@@ -352,6 +366,13 @@ class Engine:
         self.pins.end(pin, reason)
         if computing:
             self.abort(pin.id)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; ``False``: requests or pins hold some, nothing is done."""
+        if self.has_unfinished or self.pins:
+            return False
+        self.kv_cache.clear_prefixes()
+        return True
 
     def close(self) -> None:
         """Abort unfinished requests and close the executor and the observers."""

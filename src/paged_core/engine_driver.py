@@ -71,6 +71,11 @@ class EngineDriver:
         with self.turn():
             self.engine.release(pin)
 
+    def reset_prefix_cache(self) -> bool:
+        """See :meth:`Engine.reset_prefix_cache`."""
+        with self.turn():
+            return self.engine.reset_prefix_cache()
+
     def close(self) -> None:
         """Abort unfinished requests and free the memory; calling it again does nothing."""
         if not self._closed:

@@ -305,6 +305,10 @@ class KVCache:
 
     # ------------------------------------------------------------------ swapping
 
+    def clear_prefixes(self) -> None:
+        """Make every cached block unfindable; no sequence may hold one."""
+        self._publishing.retract([BlockId(block) for block in range(self._num_blocks)])
+
     def swap_out(self, group: SequenceGroup) -> None:
         """Move all blocks of ``group`` to the host; sequences that share a block go on sharing it.
 

@@ -8,19 +8,30 @@ from contextlib import closing
 from itertools import count
 from typing import Any, Self
 
+from paged_core.beam_search_params import BeamSearchParams
 from paged_core.engine_driver import EngineDriver
 from paged_core.errors import EngineError, RequestError
+from paged_core.field_rules import instance, optional, shown
+from paged_core.field_rules import text as as_text
 from paged_core.interfaces.executor import SupportsText
 from paged_core.interfaces.tokenizer import Tokenizer
+from paged_core.log import get_logger
+from paged_core.metrics import EngineMetrics
 from paged_core.registry import Registry
-from paged_core.request import Request
+from paged_core.request import PRIORITY, Request
 from paged_core.requests.pins import Pin, PinState
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings import EngineSettings, load_settings, settings_class
+from paged_core.text.bad_words import bad_words_ids
+from paged_core.text.chat_options import chat_options
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import RequestOutput
-from paged_core.text.prompts import Prompt, as_list, as_token_ids, per_prompt
+from paged_core.text.progress import Progress, progress_bar
+from paged_core.text.prompts import Prompt, as_conversations, as_list, as_token_ids, per_prompt
 from paged_core.wiring import build_engine
+
+_log = get_logger()
+_SAMPLING = instance(SamplingParams, "SamplingParams(...), one for all prompts or one for each")
 
 
 class LLM:
@@ -75,6 +86,7 @@ class LLM:
             executor.tokenizer() if isinstance(executor, SupportsText) else None
         )
         self._numbers = count()
+        self._warned_of_greedy = False
 
     # ------------------------------------------------------------------ generating
 
@@ -83,42 +95,94 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
+        use_tqdm: Progress = False,
     ) -> list[RequestOutput]:
         """Complete prompts, as one batch; return their outputs in the order of the prompts.
 
         Args:
             prompts: one or several; a flat list of integers is one prompt.
             sampling_params: one for all, or one for each.
-            priority: one for each; matters where the queue order looks at it.
+            priority: the same; matters where the queue order looks at it.
+            use_tqdm: show a progress bar on standard error; or a function such as ``tqdm``.
 
         Raises:
-            RequestError: a prompt can never be served; nothing was started.
+            RequestError: a prompt can never be served, or an argument is none that it may be;
+                nothing was started.
         """
+        with_progress = progress_bar(use_tqdm)
         generations = self.submit(prompts, sampling_params, priority=priority)
-        list(self.run(generations))
+        try:
+            ended = self.run(generations)
+            for _ in with_progress(ended, total=len(generations), desc="generating"):
+                pass
+        finally:
+            self.abort(generations)
         return [generation.output() for generation in generations]
 
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
-        sampling_params: SamplingParams | None = None,
-        **options: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: Progress = False,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, formatted by the model's chat template.
 
+        The text that the template made of a conversation is the ``prompt`` of its output.
+
         Args:
-            messages: ``{"role": ..., "content": ...}`` each.
-            options: passed on to the chat template.
+            messages: ``{"role": ..., "content": ...}`` each; the content is text, or a list of
+                parts such as ``{"type": "text", "text": ...}``, which a space joins.
+            sampling_params: one for all, or one for each conversation.
+            tools: JSON schemas of functions that the model may call.
+            add_generation_prompt: end with the start of an answer; ``None``: unless the last
+                message is to be continued.
+            continue_final_message: leave the last message open, for the model to go on with it.
+            chat_template: the name of one of the checkpoint's templates, or a template.
+            chat_template_kwargs: what else the template is to know, such as ``enable_thinking``.
+            use_tqdm: as for :meth:`generate`.
 
         Raises:
-            RequestError: the checkpoint has no chat template, or it refuses the messages.
+            RequestError: the checkpoint has no chat template, it refuses the messages, or an
+                argument is none that it may be; nothing was started.
         """
-        tokenizer = self._need_tokenizer("a conversation")
-        single = bool(messages) and isinstance(messages[0], Mapping)
-        conversations: Sequence[Any] = [messages] if single else messages
-        prompts = [tokenizer.chat(conversation, **options) for conversation in conversations]
-        return self.generate(prompts, sampling_params)
+        tokenizer = self.get_tokenizer()
+        if add_generation_prompt is None:
+            add_generation_prompt = continue_final_message is not True
+        options = chat_options(
+            chat_template_kwargs,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+        )
+        prompts: list[Prompt] = []
+        for conversation in as_conversations(messages):
+            text = str(tokenizer.apply_chat_template(conversation, tokenize=False, **options))
+            token_ids = tokenizer.encode(text, add_special_tokens=False)  # the template adds them
+            prompts.append({"prompt": text, "prompt_token_ids": token_ids})
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: Progress = False,
+    ) -> list[RequestOutput]:
+        """Search for the most probable completions; each output has them best first.
+
+        Raises:
+            RequestError: as :meth:`generate`.
+        """
+        instance(BeamSearchParams, "BeamSearchParams(...)")("params", params)
+        return self.generate(prompts, params.sampling(), use_tqdm=use_tqdm)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -128,7 +192,8 @@ class LLM:
         Raises:
             RequestError: it can never be served, or chooses among sequences at the end.
         """
-        if sampling_params is not None and sampling_params.chooses_at_end:
+        sampling_params = _as_sampling(sampling_params)
+        if sampling_params.chooses_at_end:
             raise RequestError(
                 "beam_width and best_of choose what is returned when all of it is there, so there "
                 "is nothing to stream; call generate()"
@@ -174,7 +239,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[Generation]:
         """Add prompts to the engine, all or none; :meth:`run` completes them.
 
@@ -182,8 +247,15 @@ class LLM:
             RequestError: a prompt can never be served; nothing was started.
         """
         listed = as_list(prompts)
-        sampling = per_prompt("sampling_params", sampling_params or SamplingParams(), len(listed))
-        priorities = per_prompt("priority", 0 if priority is None else priority, len(listed))
+        sampling = per_prompt(
+            "sampling_params",
+            SamplingParams() if sampling_params is None else sampling_params,
+            len(listed),
+            _SAMPLING,
+        )
+        priorities = per_prompt(
+            "priority", 0 if priority is None else priority, len(listed), PRIORITY
+        )
         started: list[Generation] = []
         try:
             for prompt, params, urgency in zip(listed, sampling, priorities, strict=True):
@@ -210,10 +282,9 @@ class LLM:
         Raises:
             RequestError: it can never be served.
         """
-        sampling = sampling or SamplingParams()
+        sampling = self._resolve(_as_sampling(sampling))
         text, token_ids = self._encode(prompt)
-        if sampling.stop:
-            self._need_tokenizer("a stop string")
+        self._warn_of_greedy(sampling)
         generation = Generation(text, self.tokenizer)
         request = Request(
             id=str(next(self._numbers)) if request_id is None else request_id,
@@ -266,6 +337,28 @@ class LLM:
         for generation in list(generations):
             self.driver.abort(generation.group.id)
 
+    # ------------------------------------------------------------------ what there is
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the model's tokenizer: ``encode``, ``decode``, ``apply_chat_template``.
+
+        Raises:
+            RequestError: the model has none.
+        """
+        return self._need_tokenizer("get_tokenizer()")
+
+    def get_metrics(self) -> EngineMetrics:
+        """Return what the engine has counted since it was started."""
+        return self.engine.metrics
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes, after the weights changed, say.
+
+        Returns:
+            ``False`` if unfinished requests or pinned prefixes hold some: nothing has changed.
+        """
+        return self.driver.reset_prefix_cache()
+
     def close(self) -> None:
         """Abort unfinished requests and free the memory; the LLM cannot be used any more."""
         self.driver.close()
@@ -276,6 +369,31 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _resolve(self, sampling: SamplingParams) -> SamplingParams:
+        """Return parameters that need neither the tokenizer nor the model's length any more."""
+        changes: dict[str, Any] = {}
+        if sampling.stop:
+            self._need_tokenizer("a stop string")
+        if sampling.bad_words:
+            tokenizer = self._need_tokenizer("a bad word")
+            found = bad_words_ids(sampling.bad_words, tokenizer)
+            changes = {"bad_words": (), "bad_words_ids": (*sampling.bad_words_ids, *found)}
+        if sampling.truncate_prompt_tokens == -1:
+            changes["truncate_prompt_tokens"] = self.engine.capacity.max_model_len - 1
+        return sampling.clone(**changes) if changes else sampling
+
+    def _warn_of_greedy(self, sampling: SamplingParams) -> None:
+        """Say once that parameters which ask for chance have no effect."""
+        if sampling.without_effect and not self._warned_of_greedy:
+            self._warned_of_greedy = True
+            given = ", ".join(f"{name}={value}" for name, value in sampling.without_effect.items())
+            _log.warning(
+                "parameters_without_effect",
+                parameters=given,
+                reason="temperature is 0, which always takes the best token",
+                remedy="set temperature, to 1.0 for example",
+            )
+
     def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
         """Return a prompt's text, if it has one, and its token ids."""
         if isinstance(prompt, Mapping):
@@ -283,10 +401,11 @@ class LLM:
             if unknown or not prompt:
                 raise RequestError(
                     "a prompt given as a mapping has the key 'prompt' or 'prompt_token_ids', not "
-                    f"{', '.join(repr(key) for key in unknown) or 'none'}"
+                    f"{', '.join(map(shown, unknown)) or 'none'}"
                 )
             if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), as_token_ids(prompt["prompt_token_ids"])
+                text = optional(as_text)("prompt", prompt.get("prompt"))
+                return text, as_token_ids(prompt["prompt_token_ids"])
             prompt = prompt["prompt"]
         if not isinstance(prompt, str):
             return None, as_token_ids(prompt)
@@ -301,3 +420,9 @@ class LLM:
                 f"{self.settings.executor.name!r} has none; give token ids, or set `tokenizer`"
             )
         return self.tokenizer
+
+
+def _as_sampling(sampling: SamplingParams | None) -> SamplingParams:
+    given = SamplingParams() if sampling is None else sampling
+    parameters: SamplingParams = _SAMPLING("sampling_params", given)
+    return parameters

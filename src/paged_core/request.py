@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from paged_core.field_rules import (
+    MOST,
+    Rule,
+    apply_rules,
+    finite,
+    instance,
+    optional,
+    text,
+    token_ids,
+    whole,
+)
 from paged_core.sampling_params import LogitsProcessor, SamplingParams
 
 __all__ = ["FinishReason", "LogitsProcessor", "Request", "SamplingParams"]
@@ -25,13 +37,31 @@ class FinishReason(StrEnum):
     """The scheduler found that it can never run."""
 
 
+PRIORITY = whole(-MOST, f"be at least {-MOST}")
+_RULES: Mapping[str, Rule] = {
+    "id": text,
+    "prompt": token_ids,
+    "sampling": instance(SamplingParams, "SamplingParams(...)"),
+    "priority": PRIORITY,
+    "arrival": finite,
+    "cache_salt": optional(text),
+    "adapter": optional(text),
+    "tenant": text,
+    "deadline": optional(finite),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt, and all that a component may want to know about it."""
+    """One prompt, and all that a component may want to know about it.
+
+    Raises:
+        RequestError: a field has the wrong type, or is a number out of range.
+    """
 
     id: str
     prompt: tuple[int, ...]
-    """Token ids; never empty."""
+    """Token ids; never empty. ``sampling.truncate_prompt_tokens`` keeps the last ones."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
     """Lower runs first, where the queue order looks at it."""
@@ -45,6 +75,12 @@ class Request:
     """The user or customer it belongs to, for fair queue orders."""
     deadline: float | None = None
     """Seconds on the engine's clock by which it wants to be finished."""
+
+    def __post_init__(self) -> None:
+        apply_rules(self, _RULES)
+        limit = self.sampling.truncate_prompt_tokens
+        if limit is not None and limit > 0:
+            object.__setattr__(self, "prompt", self.prompt[-limit:])
 
     @property
     def key_extra(self) -> tuple[str | None, str | None] | None:

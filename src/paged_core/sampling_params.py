@@ -2,44 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import isfinite
-from numbers import Integral, Real
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 from paged_core.errors import RequestError
+from paged_core.field_rules import (
+    Rule,
+    apply_rules,
+    biases,
+    flag,
+    listed,
+    optional,
+    real,
+    shown,
+    texts,
+    token_ids,
+    token_sequences,
+    whole,
+)
 
 LogitsProcessor = Callable[[Sequence[int], Any], Any]
 """Takes the tokens generated so far and a row of logits (a float32 tensor [vocab_size] that it may
 change in place) and returns the row to use. If it raises, the request fails and no other does."""
 
 
-_Range = tuple[Callable[[Any], bool], str]
-"""Whether a value is in the range, and what a message says that it must do."""
-_AT_LEAST_1: _Range = (lambda x: x >= 1, "be at least 1")
-_NOT_NEGATIVE: _Range = (lambda x: x >= 0, "not be negative")
+_MAX_SEQS = 16384
+"""Sequences of a request at most, as in vLLM."""
 
-_COUNTS: Mapping[str, _Range] = {
-    "n": _AT_LEAST_1,
-    "best_of": _AT_LEAST_1,
-    "beam_width": _AT_LEAST_1,
-    "top_k": (lambda n: n >= -1, "be at least 1, or 0 to consider all"),  # -1 is the same as 0
-    "seed": (lambda n: n >= -1, "not be negative"),  # -1 is the same as None
-    "min_tokens": _NOT_NEGATIVE,
-    "max_tokens": _AT_LEAST_1,
-    "logprobs": _NOT_NEGATIVE,
-    "prompt_logprobs": _NOT_NEGATIVE,
-}
-_OPTIONAL = {"best_of", "beam_width", "seed", "max_tokens", "logprobs", "prompt_logprobs"}
-_NUMBERS: Mapping[str, _Range] = {
-    "length_penalty": (lambda x: -10 <= x <= 10, "be in [-10, 10]"),
-    "temperature": _NOT_NEGATIVE,
-    "top_p": (lambda x: 0 < x <= 1, "be in (0, 1]"),
-    "min_p": (lambda x: 0 <= x <= 1, "be in [0, 1]"),
-    "presence_penalty": (lambda x: -2 <= x <= 2, "be in [-2, 2]"),
-    "frequency_penalty": (lambda x: -2 <= x <= 2, "be in [-2, 2]"),
-    "repetition_penalty": (lambda x: x > 0, "be positive"),
+_COUNT = whole(1, "be at least 1")
+_WIDTH = whole(1, "be at least 1", _MAX_SEQS)
+_LOGPROBS = optional(whole(-1, "be at least 0, or -1 for the whole vocabulary"))
+_PENALTY = real(lambda x: -2 <= x <= 2, "be in [-2, 2]")
+_RULES: Mapping[str, Rule] = {
+    "n": _WIDTH,
+    "best_of": optional(_WIDTH),
+    "beam_width": optional(_WIDTH),
+    "length_penalty": real(lambda x: -10 <= x <= 10, "be in [-10, 10]"),
+    "temperature": real(lambda x: x >= 0, "not be negative"),
+    "top_k": whole(-1, "be at least 1, or 0 to consider all"),  # -1 is the same as 0
+    "top_p": real(lambda x: 0 < x <= 1, "be in (0, 1]"),
+    "min_p": real(lambda x: 0 <= x <= 1, "be in [0, 1]"),
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "repetition_penalty": real(lambda x: 0 < x <= 1e30, "be positive and at most 1e30"),
+    "logit_bias": biases,
+    "allowed_token_ids": optional(token_ids),
+    "bad_words": texts,
+    "bad_words_ids": token_sequences,
+    "seed": optional(whole(-1, "not be negative", 2**64 - 1)),  # -1 is the same as None
+    "stop": texts,
+    "stop_token_ids": token_ids,
+    "include_stop_str_in_output": flag,
+    "ignore_eos": flag,
+    "min_tokens": whole(0, "not be negative"),
+    "max_tokens": optional(_COUNT),
+    "truncate_prompt_tokens": optional(
+        whole(-1, "be at least 1, or -1 for as many as the model takes")
+    ),
+    "logprobs": _LOGPROBS,
+    "prompt_logprobs": _LOGPROBS,
+    "detokenize": flag,
+    "skip_special_tokens": flag,
+    "logits_processors": listed(callable, "a list of functions"),
 }
 _NO_DRAWS = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "seed": None, "best_of": None}
 """What a beam search leaves as it is."""
@@ -83,6 +108,12 @@ class SamplingParams:
     """Divides positive and multiplies negative logits of tokens in prompt or output."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to the logits of these token ids."""
+    allowed_token_ids: Sequence[int] | None = None
+    """The only tokens that may be generated; ``None``: all."""
+    bad_words: Sequence[str] = ()
+    """Words that are not generated: neither their tokens nor those they have after a space."""
+    bad_words_ids: Sequence[Sequence[int]] = ()
+    """Token ids that do not follow each other in the output: what ``bad_words`` turn into."""
     seed: int | None = None
     """Makes this request's draws repeatable whatever else is in the batch; ``None`` (or -1): no
     seed of its own."""
@@ -98,23 +129,21 @@ class SamplingParams:
     """No end-of-sequence and no stop token or string before this many tokens."""
     max_tokens: int | None = 16
     """Tokens to generate at most; ``None``: as many as the model's length allows."""
+    truncate_prompt_tokens: int | None = None
+    """Keep only this many tokens of the prompt, the last ones; -1: as many as the model takes."""
     logprobs: int | None = None
-    """Report the log-probability of each chosen token and of this many best ones."""
+    """Report the log-probability of each chosen token and of this many best ones; -1: of all."""
     prompt_logprobs: int | None = None
     """The same for every token of the prompt but its first."""
+    detokenize: bool = True
+    """Turn the tokens into text; otherwise it is empty."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     logits_processors: Sequence[LogitsProcessor] = ()
     """Called in turn on this request's row of logits before anything else; see the type."""
 
     def __post_init__(self) -> None:
-        for problem in self._wrong_values():
-            raise RequestError(problem)
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        apply_rules(self, _RULES)
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         if self.seed == -1:
@@ -133,43 +162,36 @@ class SamplingParams:
         return self.beam_width is not None or self.best_of is not None
 
     @property
+    def without_effect(self) -> dict[str, Any]:
+        """What asks for chance although the best token is always taken, by name."""
+        if self.temperature > 0 or self.beam_width is not None:
+            return {}
+        neutral = {"n": 1, "top_k": 0, "top_p": 1, "min_p": 0}
+        return {name: value for name in neutral if (value := getattr(self, name)) != neutral[name]}
+
+    def clone(self, **changes: Any) -> Self:
+        """Return a copy with some parameters changed; they cannot be changed in place.
+
+        Raises:
+            RequestError: a value is out of range or contradicts another one.
+        """
+        return replace(self, **changes)
+
+    @property
     def needed_logprobs(self) -> int | None:
         """Best tokens to report beside each drawn one; ``None``: no log-probability is needed."""
         return 0 if self.logprobs is None and self.best_of is not None else self.logprobs
 
-    def _wrong_values(self) -> Iterator[str]:
-        """Yield what is wrong with a value whatever the others are."""
-        for name, (is_in_range, what) in _COUNTS.items():
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            if not _is_a(Integral, value):
-                yield f"{name} must be a whole number, not {value!r}"
-            elif not is_in_range(value):
-                yield f"{name} must {what}, not {value}"
-        for name, (is_in_range, what) in _NUMBERS.items():
-            value = getattr(self, name)
-            if not (_is_a(Real, value) and isfinite(value)):
-                yield f"{name} must be a finite number, not {value!r}"
-            elif not is_in_range(value):
-                yield f"{name} must {what}, not {value}"
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        if not isinstance(stop, Iterable) or not all(isinstance(text, str) for text in stop):
-            yield f"stop must be a string or a list of strings, not {stop!r}"
-        elif not all(stop):
-            yield "stop must not contain an empty string"
-        ids = self.stop_token_ids
-        if not isinstance(ids, Iterable) or not all(_is_a(Integral, token) for token in ids):
-            yield f"stop_token_ids must be a list of token ids, not {ids!r}"
-        bias = self.logit_bias
-        if not isinstance(bias, Mapping) or not all(
-            _is_a(Integral, token) and _is_a(Real, value) for token, value in bias.items()
-        ):
-            yield f"logit_bias must map token ids to numbers, not {bias!r}"
-        elif not all(isfinite(value) for value in bias.values()):
-            yield "logit_bias must hold finite numbers; to forbid a token, use -100"
-
     def _contradictions(self) -> Iterator[str]:
+        if self.stop and not self.detokenize:
+            yield "stop strings are looked for in the text; drop detokenize=False or stop"
+        if self.truncate_prompt_tokens == 0:
+            yield "truncate_prompt_tokens is 0, which leaves no prompt; keep at least 1 token"
+        if self.allowed_token_ids == ():
+            yield "allowed_token_ids is empty, so that no token may be generated; None allows all"
+        stopping = self.early_stopping
+        if not isinstance(stopping, bool | str) or stopping not in (True, False, "never"):
+            yield f"early_stopping must be True, False or 'never', not {shown(stopping)}"
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             yield f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})"
         if self.beam_width is not None:
@@ -192,8 +214,6 @@ class SamplingParams:
         if drawn:
             names = " and ".join(drawn)
             yield f"{names} cannot go with beam_width: beam search draws nothing by chance"
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            yield f"early_stopping must be True, False or 'never', not {self.early_stopping!r}"
         if self.stop:
             yield (
                 "stop cannot go with beam_width: beams end at tokens, not at strings; use "
@@ -204,8 +224,3 @@ class SamplingParams:
 def processor_name(processor: LogitsProcessor) -> str:
     """Return what messages call a logits processor."""
     return str(getattr(processor, "__qualname__", type(processor).__qualname__))
-
-
-def _is_a(kind: type, value: object) -> bool:
-    """Whether a number is of a kind, as NumPy's are; a truth value is no number."""
-    return isinstance(value, kind) and not isinstance(value, bool)

@@ -44,6 +44,11 @@ _Path = str | os.PathLike[str] | None
 _DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
 
 
+def _full_dtype_name(name: object) -> object:
+    """Return the name of a dtype for one that vLLM knows, too."""
+    return {"half": "float16", "float": "float32"}.get(name, name) if type(name) is str else name
+
+
 def _check_device(name: str) -> str:
     """Check the form of a device's name; the executor checks that the device exists."""
     if not _DEVICE.fullmatch(name):
@@ -72,9 +77,9 @@ class EngineSettings(BaseModel):
     profile: str | None = Field(None, description="named settings to start from")
     model: str = Field("demo", description="a hub id, a folder, or demo, which is shipped")
     tokenizer: str | None = Field(None, description="null: the model's own")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="of weights and cache; auto: what checkpoint and device agree on"
-    )
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_full_dtype_name)
+    ] = Field("auto", description="of weights and cache; auto: what checkpoint and device agree on")
     device: Annotated[str, AfterValidator(_check_device)] = Field(
         "auto", description="auto, cpu, cuda, cuda:1, mps"
     )

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from paged_core.ids import BlockId, SeqId
 from paged_core.sampling_params import SamplingParams
+
+
+class TokenLogprobs(dict[int, float]):
+    """Log-probabilities by token id: the chosen token's first, then the best ones in order.
+
+    An executor may report plain dictionaries; ranks are then unknown.
+    """
+
+    def __init__(self, logprobs: Mapping[int, float], rank: int) -> None:
+        """``rank``: the chosen token's among all; 1: it is the best."""
+        super().__init__(logprobs)
+        self.rank = rank
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self), self.rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +88,8 @@ class StepResult:
     """Sequences that drew a token; one that fans out is repeated for each of its tokens."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float] | None] | None = None
-    """Per drawn token, if any sequence asks: log-probabilities by token id, the drawn one first."""
+    """Per drawn token, if any sequence asks: log-probabilities by token id, the drawn one first;
+    with its rank, if they are :class:`TokenLogprobs`."""
     prompt_logprobs: dict[SeqId, list[dict[int, float]]] = field(default_factory=dict)
     """For sequences that ask: one entry per prompt token that follows a token of this chunk."""
     candidates: dict[SeqId, dict[int, float]] = field(default_factory=dict)

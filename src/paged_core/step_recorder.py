@@ -8,6 +8,7 @@ from typing import Any
 from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
 from paged_core.interfaces.scheduler import Queues, Schedule
 from paged_core.log import get_logger
+from paged_core.metrics import EngineMetrics
 from paged_core.planned_step import PlannedStep
 from paged_core.sequence import SequenceGroup
 from paged_core.step import StepInput
@@ -22,6 +23,7 @@ class StepRecorder:
     """
 
     def __init__(self, observers: Sequence[Observer]) -> None:
+        self.metrics = EngineMetrics()
         self.seconds: dict[str, float] = {}
         """Time spent so far, by phase."""
         self.observers = list(observers)
@@ -32,11 +34,14 @@ class StepRecorder:
 
     def request(self, group: SequenceGroup, event: str) -> None:
         """Something happened to one request; see :meth:`Observer.on_request`."""
+        if event == "finished":
+            self.metrics.count(group)
         if self._watch_requests:
             self._tell("on_request", lambda observer: observer.on_request(group, event))
 
     def plan(self, plan: Schedule) -> None:
         """A step was planned: tell what happens to whole requests."""
+        self.metrics.num_preemptions += len(plan.preempted) + len(plan.swapped_out)
         if self._watch_requests:
             for event in ("preempted", "swapped_out", "swapped_in"):
                 for group in getattr(plan, event):

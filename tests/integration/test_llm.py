@@ -120,7 +120,8 @@ def test_log_probabilities(llm: LLM) -> None:
     assert completion.logprobs is not None
     assert completion.cumulative_logprob is not None
     chosen = [
-        entry[token] for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)
+        entry[token].logprob
+        for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)
     ]
     assert math.isclose(sum(chosen), completion.cumulative_logprob, rel_tol=1e-5)
     assert all(len(entry) == 3 for entry in completion.logprobs), "the best one was chosen"
@@ -358,7 +359,7 @@ def test_parameters_for_each_prompt_must_fit(llm: LLM) -> None:
     [
         {"n": 0}, {"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0}, {"top_p": 1.5},
         {"top_k": -2}, {"min_p": 2}, {"max_tokens": 0}, {"min_tokens": 5, "max_tokens": 4},
-        {"repetition_penalty": 0}, {"presence_penalty": 3}, {"logprobs": -1}, {"stop": [""]},
+        {"repetition_penalty": 0}, {"presence_penalty": 3}, {"logprobs": -2}, {"stop": [""]},
         {"temperature": "1"}, {"max_tokens": 2.5}, {"n": True}, {"n": None}, {"seed": -2},
         {"stop": 3}, {"stop": [1]}, {"stop_token_ids": ["x"]}, {"stop_token_ids": 3},
         {"logit_bias": {"a": 1}}, {"logit_bias": [1]},

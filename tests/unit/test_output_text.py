@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_core.request import FinishReason
+from paged_core.text.logprobs import Logprob
 from paged_core.text.output_text import OutputText
 from paged_core.text.outputs import CompletionOutput, RequestMetrics, RequestOutput, to_json
 
@@ -156,7 +157,7 @@ def test_json_is_the_shape_that_generate_prints() -> None:
                 text="hi",
                 token_ids=[5],
                 cumulative_logprob=-0.5,
-                logprobs=[{5: -0.5, 9: -inf}],
+                logprobs=[{5: Logprob(-0.5), 9: Logprob(-inf)}],
                 finish_reason=FinishReason.STOP,
             ),
             CompletionOutput(index=1, token_ids=[]),

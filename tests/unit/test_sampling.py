@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from paged_backends.sampling import (
 from paged_backends.sampling.random_numbers import uniform
 from paged_backends.sampling.ranking import top_logits
 from paged_core.sampling_params import LogitsProcessor, SamplingParams
+from paged_core.step import TokenLogprobs
 from unit.cpu_kernels import SETS, load
 
 VOCAB = 80
@@ -85,6 +88,11 @@ def processed_by_loops(logits: torch.Tensor, row: Row) -> list[float]:
             values[token] *= params.repetition_penalty
     for token, count in Counter(output).items():
         values[token] -= params.frequency_penalty * count + params.presence_penalty
+    for token in range(VOCAB):
+        if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
+            values[token] = -math.inf
+        if any(tuple([*output, token][-len(bad) :]) == bad for bad in params.bad_words_ids):
+            values[token] = -math.inf
     if len(output) < params.min_tokens:
         for token in {EOS, *params.stop_token_ids}:
             values[token] = -math.inf
@@ -122,6 +130,8 @@ params_strategy = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.4]),
     repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
     logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-5, 5), max_size=3),
+    allowed_token_ids=st.none() | st.lists(st.integers(0, VOCAB - 1), min_size=9),
+    bad_words_ids=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), max_size=3),
     min_tokens=st.integers(0, 3),
     stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=2),
     seed=st.none() | st.integers(-1, 2**63),
@@ -460,6 +470,46 @@ def test_a_bias_outside_the_vocabulary_fails_its_row() -> None:
     assert draws.failed == {0: f"logit_bias names token {VOCAB}, but token ids are 0 to 79"}
 
 
+# --- masks ----------------------------------------------------------------------------------------
+
+
+def test_a_bad_word_is_masked_where_its_start_was_generated() -> None:
+    logits = torch.zeros(5, VOCAB)
+    logits[:, 7] = 2.0
+    logits[:, 9] = 1.0
+    bad = SamplingParams(bad_words_ids=[[5, 6, 7]])
+    rows = [
+        make_row(bad, [5, 6]),
+        make_row(bad, [6]),
+        make_row(bad, [6], [1, 5]),  # the prompt does not count
+        make_row(SamplingParams(), [5, 6]),
+        make_row(SamplingParams(bad_words_ids=[[7], [9]])),
+    ]
+    assert make_sampler().draw(logits, rows).token_ids == [9, 7, 7, 7, 0]
+
+
+def test_only_allowed_tokens_are_drawn() -> None:
+    logits = make_logits(4)
+    some = SamplingParams(allowed_token_ids=[3, 11])
+    sampled = replace(some, temperature=1.0, seed=1)
+    rows = [make_row(some), make_row(sampled), make_row(SamplingParams())]
+    rows.append(make_row(SamplingParams(allowed_token_ids=[VOCAB])))
+    draws = make_sampler().draw(logits, rows)
+    assert draws.token_ids[0] == (3 if logits[0, 3] >= logits[0, 11] else 11)
+    assert draws.token_ids[1] in {3, 11}
+    assert draws.token_ids[2] == int(logits[2].argmax())
+    assert set(draws.failed) == {3}
+    assert "every token is ruled out" in draws.failed[3]
+
+
+@pytest.mark.parametrize("masks", [{"allowed_token_ids": [3, 11, 12]}, {"bad_words_ids": [[3]]}])
+def test_beams_keep_to_the_masks(masks: dict[str, Any]) -> None:
+    rows = [make_row(SamplingParams(beam_width=2, **masks)), make_row(SamplingParams(beam_width=2))]
+    (found, free), _ = make_sampler().rank(make_logits(2), rows, [VOCAB, VOCAB])
+    assert (set(found) == {3, 11, 12}) if "allowed_token_ids" in masks else (3 not in found)
+    assert len(free) == VOCAB
+
+
 # --- log-probabilities ----------------------------------------------------------------------------
 
 
@@ -486,7 +536,20 @@ def test_logprobs_of_given_tokens_break_ties_by_id() -> None:
     assert list(entries[0]) == [7, 300, 400, 0, 1]
     assert list(entries[1]) == [400, 0, 1, 2, 3]
     assert entries[1][400] == pytest.approx(-math.log(500))
-    assert len(make_sampler(500).logprobs_of(logits, [7, 400], 9999)[0]) == 500
+    for count in (9999, -1):
+        assert len(make_sampler(500).logprobs_of(logits, [7, 400], count)[0]) == 500
+
+
+def test_ranks_follow_the_order_of_the_best() -> None:
+    logits = make_logits(20).round()  # with ties
+    (whole,) = {tuple(e) for e in make_sampler().logprobs_of(logits[:1], [0], -1)}
+    order = [int(i) for i in torch.sort(logits[0], descending=True, stable=True).indices]
+    assert sorted(whole) == sorted(order)
+    for token in order:
+        (entry,) = make_sampler().logprobs_of(logits[:1], [token], 0)
+        assert isinstance(entry, TokenLogprobs)
+        assert entry.rank == order.index(token) + 1
+    assert pickle.loads(pickle.dumps(entry)).rank == entry.rank
 
 
 @settings(max_examples=40, deadline=None)

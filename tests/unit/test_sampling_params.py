@@ -1,33 +1,59 @@
-"""Sampling parameters out of range are refused, and the message says what the range is."""
+"""What is no sampling parameter is refused when it is made, and the message says what is one."""
 
 from __future__ import annotations
 
+import copy
+import itertools
+import pickle
+from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from paged_core.errors import RequestError
 from paged_core.sampling_params import SamplingParams
 
+HUGE = 10**5000
+"""Python writes no number of so many digits."""
+
 OUT_OF_RANGE: list[tuple[str, Any, str]] = [
     ("n", 0, "n must be at least 1, not 0"),
+    ("n", 10**6, "n must be at most 16384, not 1000000"),
     ("temperature", -0.1, "temperature must not be negative, not -0.1"),
     ("temperature", float("nan"), "temperature must be a finite number, not nan"),
     ("top_k", -2, "top_k must be at least 1, or 0 to consider all, not -2"),
+    ("top_k", 10**400, "top_k must be at most 9223372036854775807, not 1000"),
     ("top_p", 0.0, "top_p must be in (0, 1], not 0.0"),
     ("min_p", 1.1, "min_p must be in [0, 1], not 1.1"),
     ("presence_penalty", 2.5, "presence_penalty must be in [-2, 2], not 2.5"),
     ("frequency_penalty", -3, "frequency_penalty must be in [-2, 2], not -3"),
-    ("repetition_penalty", 0, "repetition_penalty must be positive, not 0"),
+    ("repetition_penalty", 0, "repetition_penalty must be positive and at most 1e30, not 0"),
     ("max_tokens", 0, "max_tokens must be at least 1, not 0"),
     ("min_tokens", -1, "min_tokens must not be negative, not -1"),
     ("min_tokens", 17, "min_tokens (17) is larger than max_tokens (16)"),
     ("seed", -2, "seed must not be negative, not -2"),
-    ("logprobs", -1, "logprobs must not be negative, not -1"),
-    ("prompt_logprobs", -1, "prompt_logprobs must not be negative, not -1"),
+    ("logprobs", -2, "logprobs must be at least 0, or -1 for the whole vocabulary, not -2"),
+    ("prompt_logprobs", -2, "prompt_logprobs must be at least 0, or -1 for the whole vocabulary"),
+    ("truncate_prompt_tokens", 0, "truncate_prompt_tokens is 0, which leaves no prompt"),
     ("stop", [""], "stop must not contain an empty string"),
+    ("bad_words", [""], "bad_words must not contain an empty string"),
+    ("bad_words_ids", [[]], "bad_words_ids must not contain an empty list"),
+    ("allowed_token_ids", [], "allowed_token_ids is empty"),
+    ("stop_token_ids", [5, 2**63], "stop_token_ids holds token id 9223372036854775808, which"),
+    ("stop_token_ids", [-1], "stop_token_ids holds token id -1, which is outside"),
     ("logit_bias", {3: float("inf")}, "logit_bias must hold finite numbers; to forbid a token"),
+    ("logit_bias", {-3: 1.0}, "logit_bias, by its keys, holds token id -3"),
+    ("early_stopping", "maybe", "early_stopping must be True, False or 'never', not 'maybe'"),
 ]
+WHOLE = ["n", "top_k", "seed", "min_tokens", "max_tokens", "logprobs", "truncate_prompt_tokens"]
+REAL = ["temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty", "length_penalty"]
+FLAGS = ["ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"]
+IDS = ["stop_token_ids", "allowed_token_ids"]
+LISTS = ["stop", "bad_words", "bad_words_ids", "logits_processors", *IDS]
 
 
 @pytest.mark.parametrize(("name", "value", "message"), OUT_OF_RANGE)
@@ -35,8 +61,131 @@ def test_a_value_out_of_range_is_refused(name: str, value: Any, message: str) ->
     with pytest.raises(RequestError) as refused:
         SamplingParams(**{name: value})
     assert str(refused.value).startswith(message)
+    assert len(str(refused.value)) < 200
+    assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "seed", "logprobs", "prompt_logprobs"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(
+            (name, value)
+            for name in WHOLE
+            for value in ("1", True, -1.0, np.arange(2), torch.ones(1))
+        ),
+        *((name, value) for name in REAL for value in ("1", True, 1j, 10**400, Decimal(1))),
+        *((name, value) for name in FLAGS for value in ("no", "false", 0, 1, None, np.bool_(True))),
+        *((name, value) for name in LISTS for value in (3, b"ab", {"a": 1}, [None], np.array(3))),
+        *((name, value) for name in IDS for value in ("12", [1.0], [True], ["1"], [[1]])),
+        ("logit_bias", [1]),
+        ("logit_bias", {"a": 1.0}),
+        ("logit_bias", {1: "a"}),
+        ("logit_bias", {1: 10**400}),
+        ("early_stopping", 1.0),
+        ("early_stopping", np.array([1, 2])),
+    ],
+)
+def test_a_value_of_another_type_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=rf"^{name}\b"):
+        SamplingParams(**{name: value})
+
+
+def test_a_number_that_cannot_be_written_is_refused() -> None:
+    numbers = dict.fromkeys([*WHOLE, *REAL], HUGE)
+    for name, value in {**numbers, "stop_token_ids": [HUGE], "logit_bias": {1: HUGE}}.items():
+        with pytest.raises(RequestError, match=rf"^{name}\b"):
+            SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", *LISTS],
+)
 def test_none_is_in_every_range_that_is_optional(name: str) -> None:
-    assert getattr(SamplingParams(**{name: None}), name) is None
+    default = getattr(SamplingParams(max_tokens=None), name)
+    assert getattr(SamplingParams(**{name: None}), name) == default
+
+
+def test_numbers_of_other_libraries_become_plain_ones() -> None:
+    params = SamplingParams(
+        n=np.int32(2),
+        top_k=np.uint8(5),
+        temperature=Fraction(1, 2),
+        top_p=np.float32(0.5),
+        stop_token_ids=np.array([3, 4]),
+        allowed_token_ids=torch.tensor([5, 6]),
+        logit_bias={np.int64(7): np.float64(1.5)},
+    )
+    kinds = {type(value) for value in (params.n, params.top_k, *params.stop_token_ids)}
+    assert kinds == {int}
+    assert (params.temperature, params.top_p, params.logit_bias) == (0.5, 0.5, {7: 1.5})
+    assert params.allowed_token_ids == (5, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "items"),
+    [
+        ("stop", ["a", "b"]),
+        ("stop_token_ids", [3, 4]),
+        ("allowed_token_ids", [3, 4]),
+        ("bad_words", ["a", "b"]),
+        ("bad_words_ids", [(3, 4), (5,)]),
+        ("logits_processors", [max, min]),
+    ],
+)
+def test_sequences_are_copied_before_they_are_looked_at(name: str, items: list[Any]) -> None:
+    def once() -> Iterator[Any]:
+        yield from items
+
+    for given in (iter(items), once(), dict.fromkeys(items).keys(), tuple(items), list(items)):
+        assert getattr(SamplingParams(**{name: given}), name) == tuple(items)
+    mine = list(items)
+    params = SamplingParams(**{name: mine})
+    mine.clear()
+    assert getattr(params, name) == tuple(items)
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_without_an_end_is_refused(name: str) -> None:
+    with pytest.raises(RequestError, match=f"{name} has more than"):
+        SamplingParams(**{name: itertools.repeat("a" if "words" in name else 1)})
+
+
+def test_a_single_string_is_one_entry() -> None:
+    params = SamplingParams(stop="ab", bad_words="cd")
+    assert (params.stop, params.bad_words) == (("ab",), ("cd",))
+
+
+def test_a_copy_may_have_other_parameters() -> None:
+    params = SamplingParams(stop=["a"], logit_bias={1: 2.0})
+    assert params.clone() == params
+    assert params.clone(max_tokens=3).max_tokens == 3
+    assert params.clone(max_tokens=3).stop == ("a",)
+    for copied in (copy.deepcopy(params), pickle.loads(pickle.dumps(params))):
+        assert copied == params
+    with pytest.raises(RequestError, match="top_p"):
+        params.clone(top_p=2)
+    with pytest.raises(TypeError):
+        params.clone(top_q=2)
+
+
+def test_a_stop_string_needs_text() -> None:
+    with pytest.raises(RequestError, match="detokenize=False"):
+        SamplingParams(stop="a", detokenize=False)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, {}),
+        ({"top_p": 0.9}, {"top_p": 0.9}),
+        ({"n": 2, "top_k": 5, "min_p": 0.1}, {"n": 2, "top_k": 5, "min_p": 0.1}),
+        ({"top_p": 0.9, "temperature": 0.5}, {}),
+        ({"n": 2, "beam_width": 2}, {}),
+        ({"seed": 3, "top_k": -1}, {}),
+    ],
+)
+def test_what_has_no_effect_without_a_temperature(
+    values: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert SamplingParams(**values).without_effect == expected

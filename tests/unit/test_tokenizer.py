@@ -331,7 +331,7 @@ def test_loading_and_chatting_imports_neither_torch_nor_transformers(tmp_path: P
         "import sys\n"
         "from paged_backends.text.tokenizer import load_tokenizer\n"
         f"tokenizer = load_tokenizer({str(folder)!r})\n"
-        "tokenizer.chat([{'role': 'user', 'content': 'hello'}])\n"
+        "tokenizer.apply_chat_template([{'role': 'user', 'content': 'hello'}])\n"
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))\n"
     )
     environment = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
@@ -368,7 +368,11 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> CheckpointTokenizer:
 
 
 def rendered(tokenizer: CheckpointTokenizer, messages: Any, **options: Any) -> str:
-    ids = tokenizer.chat(messages, **options)
+    options = {"add_generation_prompt": "continue_final_message" not in options, **options}
+    ids = tokenizer.apply_chat_template(messages, **options)
+    text = str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
+    assert ids == tokenizer.encode(text, add_special_tokens=False)
+    assert isinstance(ids, list)
     return tokenizer.decode(ids, skip_special_tokens=False)
 
 
@@ -382,7 +386,8 @@ def test_a_conversation(chatty: CheckpointTokenizer) -> None:
     assert rendered(chatty, messages) == text + "[assistant]"
     assert rendered(chatty, messages, add_generation_prompt=False) == text
     assert rendered(chatty, messages, thinking="hm") == text + "[assistant]hm"
-    assert chatty.chat(messages)[:2].count(chatty.encode_text("<s>", False)[0]) == 1
+    ids = chatty.apply_chat_template(messages)
+    assert ids[:2].count(chatty.encode("<s>", add_special_tokens=False)[0]) == 1
 
 
 def test_tools_are_shown_as_json(chatty: CheckpointTokenizer) -> None:
@@ -396,7 +401,7 @@ def test_the_last_message_may_be_left_open(chatty: CheckpointTokenizer) -> None:
     text = rendered(chatty, messages, continue_final_message=True)
     assert text == "<s>[user]x[assistant]It is "
     with pytest.raises(RequestError, match="contradict"):
-        chatty.chat(messages, continue_final_message=True, add_generation_prompt=True)
+        rendered(chatty, messages, continue_final_message=True, add_generation_prompt=True)
 
 
 @pytest.mark.parametrize(
@@ -415,15 +420,15 @@ def test_messages_that_are_refused(
     chatty: CheckpointTokenizer, messages: Any, message: str
 ) -> None:
     with pytest.raises(RequestError, match=message):
-        chatty.chat(messages)
+        chatty.apply_chat_template(messages)
 
 
 def test_a_template_is_sandboxed(chatty: CheckpointTokenizer) -> None:
     escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     with pytest.raises(RequestError, match="unsafe"):
-        chatty.chat([{"role": "user", "content": "x"}], chat_template=escape)
+        chatty.apply_chat_template([{"role": "user", "content": "x"}], chat_template=escape)
     with pytest.raises(RequestError, match="not valid Jinja"):
-        chatty.chat([{"role": "user", "content": "x"}], chat_template="{% if %}")
+        chatty.apply_chat_template([{"role": "user", "content": "x"}], chat_template="{% if %}")
 
 
 def test_where_templates_are_found(tmp_path: Path) -> None:
@@ -437,7 +442,7 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     assert rendered(load(folder), messages) == "2!"
     bare = load(save(tmp_path / "bare", byte_level()))
     with pytest.raises(RequestError, match="no chat template"):
-        bare.chat(messages)
+        bare.apply_chat_template(messages)
 
 
 def test_templates_agree_with_transformers(tmp_path: Path) -> None:
@@ -457,4 +462,5 @@ def test_templates_agree_with_transformers(tmp_path: Path) -> None:
         expected = theirs.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False, **options
         )
-        assert load(folder).chat(messages, **options) == expected
+        ours = load(folder).apply_chat_template(messages, add_generation_prompt=True, **options)
+        assert ours == expected

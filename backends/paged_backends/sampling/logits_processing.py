@@ -1,15 +1,16 @@
 """Processing of logits before a token is drawn, in vLLM's order and by its definitions.
 
 Logits processors, then ``logit_bias``, then the repetition, frequency and presence penalties; at
-last ``min_tokens`` masks the tokens that would end a sequence. Only rows that ask for any of it are
-processed.
+last masks, for all tokens but ``allowed_token_ids``, those that would complete one of
+``bad_words_ids``, and below ``min_tokens`` those that would end a sequence. Only rows that ask for
+any of it are processed.
 
 Shapes: R rows, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -31,7 +32,8 @@ def process_logits(
     for place, problem in _apply_bias(logits, rows).items():
         failed.setdefault(place, problem)
     _apply_penalties(logits, rows)
-    _mask_ends(logits, rows, eos_token_ids)
+    _keep_allowed(logits, rows)
+    _mask(logits, rows, eos_token_ids)
     return failed
 
 
@@ -117,16 +119,36 @@ def _apply_penalties(logits: Tensor, rows: Sequence[Row]) -> None:
     flat[at] = values - frequency * count - presence * (count > 0)
 
 
-def _mask_ends(logits: Tensor, rows: Sequence[Row], eos_token_ids: frozenset[int]) -> None:
-    """Below ``min_tokens``, set the logits of every token that would end the sequence to -inf."""
+def _keep_allowed(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Set the logits of all tokens but those that a row allows to -inf."""
+    for place, row in enumerate(rows):
+        if row.allowed_ids is not None:
+            known = row.allowed_ids[row.allowed_ids < logits.shape[1]]
+            at = torch.from_numpy(known).to(logits.device)
+            kept = logits[place, at]
+            logits[place] = float("-inf")
+            logits[place, at] = kept
+
+
+def _mask(logits: Tensor, rows: Sequence[Row], eos_token_ids: frozenset[int]) -> None:
+    """Set the logits of tokens that may not come next to -inf."""
     vocab_size = logits.shape[1]
     places = [
         place * vocab_size + token_id
         for place, row in enumerate(rows)
-        if row.below_min_tokens
-        for token_id in eos_token_ids.union(row.sampling.stop_token_ids)
+        for token_id in _forbidden(row, eos_token_ids)
         if 0 <= token_id < vocab_size
     ]
     if places:
         at = torch.tensor(places, device=logits.device)
         logits.view(-1).index_fill_(0, at, float("-inf"))
+
+
+def _forbidden(row: Row, eos_token_ids: frozenset[int]) -> Iterator[int]:
+    """Yield the tokens that would complete a bad word, or end the sequence too early."""
+    for *start, last in row.sampling.bad_words_ids:
+        begin = len(row.tokens) - len(start)
+        if begin >= row.num_prompt_tokens and row.tokens[begin:] == start:
+            yield last
+    if row.below_min_tokens:
+        yield from eos_token_ids.union(row.sampling.stop_token_ids)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from paged_backends.sampling.token_counts import TokenCounts
 from paged_core.sampling_params import SamplingParams
 
@@ -30,11 +33,14 @@ class Row:
     sampled: bool = field(init=False)
     """Its token is drawn at random; otherwise the best token is taken."""
     processed: bool = field(init=False)
-    """Its logits are changed by a processor, a bias or a penalty."""
+    """Its logits are changed by a processor, a bias, a penalty, or a mask for the whole output."""
     plain: bool = field(init=False)
     """Greedy over the model's own logits, without log-probabilities or ``min_tokens``."""
     token_counts: TokenCounts | None = field(init=False, repr=False, compare=False)
     """Kept if a penalty needs them."""
+
+    allowed_ids: NDArray[np.int64] | None = field(init=False, repr=False, compare=False)
+    """The only tokens that may be drawn; ``None``: all."""
 
     def __post_init__(self) -> None:
         params = self.sampling
@@ -44,7 +50,14 @@ class Row:
             or params.frequency_penalty != 0
             or params.repetition_penalty != 1
         )
-        processed = penalised or bool(params.logit_bias) or bool(params.logits_processors)
+        allowed = params.allowed_token_ids
+        processed = (
+            penalised
+            or bool(params.logit_bias)
+            or bool(params.logits_processors)
+            or bool(params.bad_words_ids)
+            or allowed is not None
+        )
         plain = not (
             sampled or processed or params.min_tokens or params.needed_logprobs is not None
         )
@@ -52,6 +65,8 @@ class Row:
         object.__setattr__(self, "processed", processed)
         object.__setattr__(self, "plain", plain)
         object.__setattr__(self, "token_counts", TokenCounts() if penalised else None)
+        ids = None if allowed is None else np.array(allowed, np.int64)
+        object.__setattr__(self, "allowed_ids", ids)
 
     @property
     def num_output_tokens(self) -> int:

@@ -17,6 +17,7 @@ from paged_backends.sampling.random_numbers import uniform
 from paged_backends.sampling.random_sampling import RandomSample, random_sample
 from paged_backends.sampling.ranking import best_token, top_logits
 from paged_backends.sampling.row import Row
+from paged_core.step import TokenLogprobs
 
 _MAX_LOGITS_ON_CPU = 1 << 20
 _MAX_LOGITS_ELSEWHERE = 1 << 26
@@ -156,7 +157,8 @@ class Sampler:
         Args:
             logits: the model's own logits [R, V] float32.
             token_ids: one per row; the first in its row's dictionary.
-            num_top: how many of the best tokens follow, best first, equals in the order of ids.
+            num_top: how many of the best tokens follow, best first, equals in the order of ids;
+                -1: all of them.
         """
         result: list[dict[int, float]] = []
         for part in self._slices(len(token_ids)):
@@ -261,14 +263,26 @@ def _logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[di
     norm = logits.logsumexp(-1, keepdim=True)
     tokens = torch.tensor(token_ids, device=logits.device)[:, None]
     own = (logits.gather(1, tokens) - norm)[:, 0].tolist()
-    result = [{token_id: value} for token_id, value in zip(token_ids, own, strict=True)]
-    num_top = min(num_top, logits.shape[1])
+    ranked = zip(token_ids, own, _ranks(logits, tokens), strict=True)
+    result: list[dict[int, float]] = [
+        TokenLogprobs({token_id: value}, rank) for token_id, value, rank in ranked
+    ]
+    num_top = min(num_top, logits.shape[1]) if num_top >= 0 else logits.shape[1]
     if num_top:
         values, ids = _best(logits, num_top)
         values = values - norm
         for entry, best, logprobs in zip(result, ids.tolist(), values.tolist(), strict=True):
             entry.update(zip(best, logprobs, strict=True))
     return result
+
+
+def _ranks(logits: Tensor, tokens: Tensor) -> list[int]:
+    """Return the rank of one token [R, 1] in each row, from 1; equals rank by their ids."""
+    own = logits.gather(1, tokens)
+    before = torch.arange(logits.shape[1], device=logits.device) < tokens
+    ahead = (logits > own) | ((logits == own) & before)
+    ranks: list[int] = (ahead.sum(-1) + 1).tolist()
+    return ranks
 
 
 def _best(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

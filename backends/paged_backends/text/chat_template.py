@@ -19,7 +19,9 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from paged_backends.text.content_parts import with_joined_text
 from paged_core.errors import RequestError
+from paged_core.field_rules import shown
 
 _CUT = "<end of the message to go on with>"
 
@@ -159,7 +161,7 @@ def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Copy the messages as plain data, so that a template cannot call methods of our objects."""
-    if isinstance(messages, str | Mapping) or not all(
+    if not isinstance(messages, list | tuple) or not all(
         isinstance(message, Mapping) for message in messages
     ):
         raise RequestError(
@@ -169,15 +171,18 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         raise RequestError("the conversation is empty; it needs at least one message")
     for message in messages:
         if "role" not in message:
-            raise RequestError(f"a message has no role (user, assistant, system, ...): {message}")
-    return [_plain(message) for message in messages]
+            raise RequestError(
+                f"a message has no role (user, assistant, system, ...): {shown(message)}"
+            )
+    return [_plain(with_joined_text(message)) for message in messages]
 
 
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        names = (key if isinstance(key, str) else shown(key) for key in value)
+        return dict(zip(names, map(_plain, value.values()), strict=True))
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     raise RequestError(

@@ -81,23 +81,29 @@ class CheckpointTokenizer:
     token_bytes: TokenBytes | None = None
     """The bytes of each token, if the tokenizer is byte-level."""
 
-    def encode(self, text: str, /) -> list[int]:
-        """Return token ids, with the special tokens that the model expects around a prompt."""
-        return self.encode_text(_encodable(text), True)
+    def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]:
+        """Return token ids, by default with the special tokens that belong around a prompt."""
+        return self.encode_text(_encodable(text), add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         """Return the text of a whole output."""
         hidden = self.special_ids if skip_special_tokens else frozenset()
         return self.decode_ids([token_id for token_id in token_ids if token_id not in hidden])
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
-        """Return the token ids of a conversation; see :meth:`ChatTemplate.render` for the options.
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, Any]], *, tokenize: bool = True, **options: Any
+    ) -> list[int] | str:
+        """Return a conversation as the chat template formats it: token ids, or text.
+
+        Args:
+            options: of :meth:`ChatTemplate.render`; as in ``transformers``, no answer is begun
+                unless ``add_generation_prompt`` is set.
 
         Raises:
             RequestError: the checkpoint has no chat template, or it refuses these messages.
         """
-        text = self.template.render(messages, **options)
-        return self.encode_text(_encodable(text), False)  # the template adds special tokens
+        text = self.template.render(conversation, **{"add_generation_prompt": False, **options})
+        return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def detokenizer(
         self, prompt: Sequence[int], /, *, skip_special_tokens: bool = True

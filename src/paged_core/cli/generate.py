@@ -165,9 +165,14 @@ def _prompt(llm: LLM, task: Task) -> Any:
     """Return a task's prompt; messages go through the model's chat template."""
     if not isinstance(task.prompt, dict) or "messages" not in task.prompt:
         return task.prompt
-    if llm.tokenizer is None:
-        raise RequestError("messages need a tokenizer, and this model has none; give token ids")
-    return llm.tokenizer.chat(task.prompt["messages"])
+    tokenizer = llm.get_tokenizer()
+    text = str(
+        tokenizer.apply_chat_template(
+            task.prompt["messages"], tokenize=False, add_generation_prompt=True
+        )
+    )
+    token_ids = tokenizer.encode(text, add_special_tokens=False)  # the template adds them
+    return {"prompt": text, "prompt_token_ids": token_ids}
 
 
 class _Interrupt:

@@ -19,14 +19,16 @@ class Detokenizer(Protocol):
 class Tokenizer(Protocol):
     """A model's tokenizer."""
 
-    def encode(self, text: str, /) -> list[int]:
-        """Return token ids, with the special tokens that the model expects around a prompt."""
+    def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]:
+        """Return token ids, by default with the special tokens that belong around a prompt."""
 
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         """Return the text of a whole output."""
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
-        """Return the token ids of a conversation, formatted by the model's chat template.
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, Any]], /, *, tokenize: bool = True, **options: Any
+    ) -> list[int] | str:
+        """Return a conversation as the model's chat template formats it: token ids, or text.
 
         Raises:
             RequestError: the checkpoint has no chat template, or it refuses these messages.

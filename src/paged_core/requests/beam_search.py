@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from paged_core.ids import SeqId
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup, SequenceState
+from paged_core.step import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,9 @@ class BeamSearch:
     def _logprobs(self, parent: SequenceState, token: int) -> list[dict[int, float]] | None:
         if self._sampling.logprobs is None:
             return None
-        best = self.candidates[parent.id]
-        entry = {token: best[token], **dict(list(best.items())[: self._sampling.logprobs])}
+        best, count = self.candidates[parent.id], self._sampling.logprobs
+        top = dict(islice(best.items(), None if count == -1 else count))
+        entry = TokenLogprobs({token: best[token], **top}, list(best).index(token) + 1)
         return [*(parent.logprobs or ()), entry]
 
     def _end(

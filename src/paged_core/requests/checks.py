@@ -36,6 +36,11 @@ def check_request(
             f"{name} has a prompt of {length} tokens, which leaves no room to generate within "
             f"max_model_len={capacity.max_model_len}; shorten it"
         )
+    if sampling.bad_words or sampling.truncate_prompt_tokens == -1:
+        raise RequestError(
+            f"{name} has bad_words or truncate_prompt_tokens=-1, of which only LLM knows the token "
+            "ids and the number; use bad_words_ids and the number"
+        )
     if capacity.vocab_size is not None:
         _check_token_ids(request, capacity.vocab_size)
     if capacity.remote:
@@ -86,6 +91,8 @@ def _check_token_ids(request: Request, vocab_size: int) -> None:
         (f"{name} has", request.prompt),
         (f"logit_bias of {name} names", sampling.logit_bias),
         (f"stop_token_ids of {name} names", sampling.stop_token_ids),
+        (f"allowed_token_ids of {name} names", sampling.allowed_token_ids or ()),
+        *((f"bad_words_ids of {name} names", tokens) for tokens in sampling.bad_words_ids),
     ):
         wrong = [token for token in tokens if not 0 <= token < vocab_size]
         if wrong:

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from itertools import count
 
 from paged_core.errors import RequestError
+from paged_core.field_rules import finite
 from paged_core.ids import BlockId
 from paged_core.kv_cache import KVCache
 from paged_core.request import FinishReason
@@ -70,7 +71,7 @@ class Pins:
                 "a prefix can only be pinned where prefixes are cached; choose block_allocator="
                 "hash_cached or another one that caches"
             )
-        if ttl is not None and not ttl > 0:
+        if ttl is not None and finite("ttl", ttl) <= 0:
             raise RequestError(f"ttl must be positive seconds, not {ttl}")
         num_blocks = num_tokens // kv.block_size
         if not num_blocks:

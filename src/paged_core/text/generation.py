@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from paged_core.ids import SeqId
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup, SequenceState, Status
+from paged_core.text.logprobs import Logprob, TokenTexts, with_ranks
 from paged_core.text.output_text import OutputText
 from paged_core.text.outputs import CompletionOutput, OutputDelta, RequestMetrics, RequestOutput
 
@@ -25,6 +29,9 @@ class Generation:
         self.prompt = prompt
         self._tokenizer = tokenizer
         self._texts: dict[SeqId, OutputText] = {}
+        self._token_texts = None if tokenizer is None else TokenTexts(tokenizer)
+        self._logprobs: dict[SeqId | None, list[dict[int, Logprob] | None]] = {}
+        """Those returned so far, by sequence; ``None``: the prompt's."""
         self._num_taken: dict[SeqId, int] = {}
         """Generated tokens that :meth:`take` has returned, by sequence."""
         self._taken_whole: set[SeqId] = set()
@@ -42,8 +49,8 @@ class Generation:
         return text.append(_output_from(sequence, text.num_tokens))
 
     def text(self, sequence: SequenceState) -> OutputText | None:
-        """Return the sequence's text as of the last :meth:`update`; ``None``: no tokenizer."""
-        if self._tokenizer is None:
+        """Return the sequence's text as of the last :meth:`update`; ``None``: there is none."""
+        if self._tokenizer is None or not self.group.request.sampling.detokenize:
             return None
         if sequence.id not in self._texts:
             request, sampling = self.group.request, self.group.request.sampling
@@ -95,8 +102,8 @@ class Generation:
         return OutputDelta(
             index=sequence.index,
             token_ids=token_ids,
-            text=None if text is None else text.take(),
-            logprobs=sequence.logprobs and sequence.logprobs[taken:],
+            text=self._no_text if text is None else text.take(),
+            logprobs=self._with_ranks(sequence.id, sequence.logprobs, taken),
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
             error=sequence.error,
@@ -111,7 +118,7 @@ class Generation:
             prompt_token_ids=list(group.request.prompt),
             num_cached_tokens=group.num_cached,
             outputs=[self._completion(sequence) for sequence in group.sequences],
-            prompt_logprobs=group.prompt_logprobs,
+            prompt_logprobs=self._with_ranks(None, group.prompt_logprobs),
             finished=self.finished,
             metrics=RequestMetrics(
                 arrival=group.arrival, first_token=group.first_token_at, finished=group.finished_at
@@ -122,15 +129,32 @@ class Generation:
         text = self.update(sequence)
         return CompletionOutput(
             index=sequence.index,
-            text=None if text is None else text.text,
+            text=self._no_text if text is None else text.text,
             token_ids=sequence.output,
             cumulative_logprob=sequence.cumulative_logprob,
             score=sequence.score,
-            logprobs=sequence.logprobs,
+            logprobs=self._with_ranks(sequence.id, sequence.logprobs),
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
             error=sequence.error,
         )
+
+    @property
+    def _no_text(self) -> str | None:
+        """What takes the place of a text that nothing was decoded for."""
+        return None if self.group.request.sampling.detokenize else ""
+
+    def _with_ranks(
+        self, of: SeqId | None, logprobs: Sequence[dict[int, float] | None] | None, start: int = 0
+    ) -> Any:
+        """Return log-probabilities from the token at ``start`` on; each is converted once."""
+        if logprobs is None:
+            return None
+        known = self._logprobs.setdefault(of, [])
+        texts = self._token_texts if self.group.request.sampling.detokenize else None
+        for entry in logprobs[len(known) :]:
+            known.append(None if entry is None else with_ranks(entry, texts))
+        return known[start : len(logprobs)]
 
 
 def _output_from(sequence: SequenceState, start: int) -> list[int]:

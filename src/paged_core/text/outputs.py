@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paged_core.request import FinishReason
+from paged_core.text.logprobs import Logprob
 
 _LOWEST_LOGPROB = -9999.0
 """Minus infinity and NaN in JSON, which has neither; the OpenAI server of vLLM uses it too."""
@@ -30,9 +31,9 @@ class OutputDelta:
     token_ids: list[int]
     """Generated tokens, the one that ended it included."""
     text: str | None = None
-    """Text that no later token takes back; it may lag behind the tokens. ``None``: there is no
-    tokenizer."""
-    logprobs: list[dict[int, float]] | None = None
+    """Text that no later token takes back; it may lag behind the tokens. Empty with
+    ``detokenize=False``; ``None``: there is no tokenizer."""
+    logprobs: list[dict[int, Logprob]] | None = None
     """Per token of ``token_ids``, by token id: the generated one first, then the best in order."""
     finish_reason: FinishReason | None = None
     """``None``: it is still running."""
@@ -67,7 +68,7 @@ class RequestOutput:
     metrics: RequestMetrics
     num_cached_tokens: int | None = None
     """Prompt tokens found in the cache at first admission; ``None``: it was never admitted."""
-    prompt_logprobs: list[dict[int, float] | None] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """Per prompt token, where asked for; ``None`` for the first, which nothing predicts."""
 
 
@@ -103,9 +104,9 @@ def _completion_to_json(completion: CompletionOutput) -> dict[str, Any]:
     return row
 
 
-def _logprobs_to_json(entries: Sequence[dict[int, float] | None] | None) -> Any:
+def _logprobs_to_json(entries: Sequence[dict[int, Logprob] | None] | None) -> Any:
     return entries and [
-        entry and {str(token_id): _finite(logprob) for token_id, logprob in entry.items()}
+        entry and {str(token_id): _finite(found.logprob) for token_id, found in entry.items()}
         for entry in entries
     ]
 

@@ -1,0 +1,307 @@
+"""Whatever the Python API is given: a result or a `PagedCoreError`, and nothing left behind."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paged_core import LLM, PagedCoreError, Request, RequestOutput, SamplingParams
+
+NEIGHBOUR = "What is a block table?"
+_PARAMETERS = [field.name for field in fields(SamplingParams)]
+_FIELDS = [field.name for field in fields(Request)]
+
+
+class _Talkative:
+    def __repr__(self) -> str:
+        return "line\n" * 300
+
+
+def _endless() -> Iterator[int]:
+    return itertools.repeat(7)
+
+
+_numbers = st.one_of(
+    st.integers(-3, 20),
+    st.builds(lambda digits: 10**digits, st.sampled_from([9, 12, 18, 19, 20, 400, 5000])),
+    st.builds(lambda digits: -(10**digits), st.sampled_from([9, 19, 400, 5000])),
+    st.floats(),
+    st.sampled_from([Decimal(3), Fraction(1, 3), 1j, True, False]),
+    st.sampled_from([np.int8(3), np.float16(0.5), np.float64("nan"), np.bool_(True), np.uint64(9)]),
+    st.sampled_from([torch.tensor(2), torch.tensor(0.5), torch.tensor(True)]),
+)
+_leaves = st.one_of(
+    st.none(),
+    _numbers,
+    st.text(max_size=5),
+    st.sampled_from(["\ud800", "\0", "no", "never", "a" * 10_000]),
+    st.binary(max_size=3),
+    st.builds(_Talkative),
+    st.builds(object),
+    st.sampled_from([max, int, SamplingParams, SamplingParams(), Exception(), ...]),
+    st.builds(lambda: np.array([3, 4])),
+    st.builds(lambda: np.array(3)),
+    st.builds(lambda: torch.tensor([3, 4])),
+    st.builds(lambda: torch.tensor([0.5])),
+    st.builds(lambda: torch.empty(2, device="meta")),
+)
+_keys = st.one_of(st.text(max_size=3), st.integers(-3, 9), st.none(), st.just("prompt_token_ids"))
+_ids = st.lists(st.integers(0, 30), max_size=5)
+_containers: list[Callable[[list[Any]], Any]] = [
+    list, tuple, iter, lambda items: dict(enumerate(items)), lambda items: (x for x in items),
+]  # fmt: skip
+anything = st.recursive(
+    st.one_of(_leaves, _ids, st.lists(st.text(max_size=4), max_size=3)),
+    lambda inner: st.one_of(
+        st.builds(
+            lambda make, items: make(items),
+            st.sampled_from(_containers),
+            st.lists(inner, max_size=3),
+        ),
+        st.dictionaries(_keys, inner, max_size=3),
+    ),
+    max_leaves=6,
+)
+_likely: dict[str, st.SearchStrategy[Any]] = {
+    "temperature": st.floats(0, 3),
+    "stop": st.lists(st.text(min_size=1, max_size=3), max_size=2),
+    "bad_words": st.lists(st.text(min_size=1, max_size=4), max_size=3),
+    "bad_words_ids": st.lists(_ids, max_size=2),
+    "logit_bias": st.dictionaries(st.integers(0, 90), st.floats(), max_size=3),
+    "logits_processors": st.lists(st.sampled_from([max, lambda _, logits: logits]), max_size=2),
+    "truncate_prompt_tokens": st.integers(-1, 5),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), _ids),
+    **dict.fromkeys(("logprobs", "prompt_logprobs"), st.integers(-1, 5)),
+    **dict.fromkeys(("n", "best_of", "beam_width"), st.integers(1, 4)),
+}
+parameters = st.lists(
+    st.sampled_from(_PARAMETERS).flatmap(
+        lambda name: st.tuples(st.just(name), _likely.get(name, anything) | anything)
+    ),
+    max_size=4,
+).map(dict)
+_messages = st.dictionaries(
+    st.sampled_from(["role", "content", "tool_calls"]),
+    st.one_of(
+        st.just("user"),
+        st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=5)})),
+        anything,
+    ),
+)
+conversations = st.one_of(st.lists(_messages, max_size=3), anything)
+_OPTIONS = (
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+    "use_tqdm",
+)
+_options = st.dictionaries(
+    st.sampled_from(_OPTIONS),
+    st.one_of(st.booleans(), st.just("{{ messages[0].content }}"), anything),
+    max_size=3,
+)
+
+few = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(num_blocks=100) as made:
+        yield made
+
+
+def refused(call: Callable[[], Any]) -> bool:
+    """Whether it ends with an error of ours; any other propagates."""
+    try:
+        call()
+    except PagedCoreError as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 1000
+        return True
+    return False
+
+
+def made(values: dict[str, Any]) -> SamplingParams | None:
+    """Return short parameters of these values, if they are accepted."""
+    try:
+        return SamplingParams(**values).clone(max_tokens=3, min_tokens=0)
+    except PagedCoreError:
+        return None
+
+
+def check_idle(llm: LLM, expected: RequestOutput) -> None:
+    """Nothing is left behind, and the engine answers as before."""
+    assert not llm.engine.has_unfinished
+    assert llm.engine.kv_cache.num_free == llm.engine.kv_cache.num_blocks
+    (output,) = llm.generate(NEIGHBOUR, SamplingParams(max_tokens=4))
+    assert output.outputs == expected.outputs
+
+
+def check_parameters(values: dict[str, Any]) -> None:
+    if not refused(lambda: SamplingParams(**values)):
+        hash(SamplingParams().stop)
+
+
+def check_request(name: str, value: Any) -> None:
+    if not refused(lambda: Request(**{"id": "A", "prompt": (1,), name: value})):
+        hash(Request(**{"id": "A", "prompt": (1,)}).key_extra)
+
+
+def check_generate(llm: LLM, prompts: Any, values: dict[str, Any], more: dict[str, Any]) -> None:
+    (expected,) = llm.generate(NEIGHBOUR, SamplingParams(max_tokens=4))
+    sampling = made(values)
+    refused(lambda: llm.generate(prompts, sampling, **more))
+    if sampling is not None:
+        short = SamplingParams(max_tokens=4)
+        refused(lambda: llm.generate([NEIGHBOUR, [5, 6]], [short, sampling]))
+        try:
+            outputs = llm.generate([NEIGHBOUR, [5, 6]], [short, sampling])
+        except PagedCoreError:
+            pass
+        else:
+            assert outputs[0].outputs == expected.outputs, "a neighbour was changed"
+    check_idle(llm, expected)
+
+
+def check_chat(llm: LLM, messages: Any, options: dict[str, Any]) -> None:
+    (expected,) = llm.generate(NEIGHBOUR, SamplingParams(max_tokens=4))
+    refused(lambda: llm.chat(messages, SamplingParams(max_tokens=2), **options))
+    check_idle(llm, expected)
+
+
+def check_pin(llm: LLM, prompt: Any, given: dict[str, Any]) -> None:
+    (expected,) = llm.generate(NEIGHBOUR, SamplingParams(max_tokens=4))
+    refused(lambda: llm.release(llm.pin_prefix(prompt, **given)))
+    assert not llm.engine.pins
+    assert not llm.engine.kv_cache.num_pinned
+    check_idle(llm, expected)
+
+
+def check_fields(llm: LLM, given: dict[str, Any]) -> None:
+    (expected,) = llm.generate(NEIGHBOUR, SamplingParams(max_tokens=4))
+
+    def add() -> None:
+        llm.abort([llm.add(NEIGHBOUR, **given)])
+
+    refused(add)
+    check_idle(llm, expected)
+
+
+more_arguments = st.dictionaries(st.sampled_from(["priority"]), anything)
+request_fields = st.dictionaries(
+    st.sampled_from(["request_id", "priority", "tenant", "deadline", "adapter", "cache_salt"]),
+    anything,
+)
+pin_fields = st.dictionaries(st.sampled_from(["ttl", "cache_salt"]), anything)
+for_pin = given(prompt=anything | st.just([7] * 40), given=pin_fields)
+for_parameters = given(values=parameters)
+for_request = given(name=st.sampled_from(_FIELDS), value=anything)
+for_generate = given(prompts=anything, values=parameters, more=more_arguments)
+for_chat = given(messages=conversations, options=_options)
+for_fields = given(given=request_fields)
+
+
+@few
+@for_parameters
+def test_sampling_parameters(values: dict[str, Any]) -> None:
+    check_parameters(values)
+
+
+@few
+@for_request
+def test_requests(name: str, value: Any) -> None:
+    check_request(name, value)
+
+
+@few
+@for_generate
+def test_generate(llm: LLM, prompts: Any, values: dict[str, Any], more: dict[str, Any]) -> None:
+    check_generate(llm, prompts, values, more)
+
+
+@few
+@for_chat
+def test_chat(llm: LLM, messages: Any, options: dict[str, Any]) -> None:
+    check_chat(llm, messages, options)
+
+
+@few
+@for_fields
+def test_request_fields(llm: LLM, given: dict[str, Any]) -> None:
+    check_fields(llm, given)
+
+
+@few
+@for_pin
+def test_pins(llm: LLM, prompt: Any, given: dict[str, Any]) -> None:
+    check_pin(llm, prompt, given)
+
+
+@pytest.mark.slow
+@settings(many, max_examples=20_000)
+@for_parameters
+def test_sampling_parameters_at_length(values: dict[str, Any]) -> None:
+    check_parameters(values)
+
+
+@pytest.mark.slow
+@settings(many, max_examples=20_000)
+@for_request
+def test_requests_at_length(name: str, value: Any) -> None:
+    check_request(name, value)
+
+
+@pytest.mark.slow
+@many
+@for_generate
+def test_generate_at_length(
+    llm: LLM, prompts: Any, values: dict[str, Any], more: dict[str, Any]
+) -> None:
+    check_generate(llm, prompts, values, more)
+
+
+@pytest.mark.slow
+@many
+@for_chat
+def test_chat_at_length(llm: LLM, messages: Any, options: dict[str, Any]) -> None:
+    check_chat(llm, messages, options)
+
+
+@pytest.mark.slow
+@many
+@for_fields
+def test_request_fields_at_length(llm: LLM, given: dict[str, Any]) -> None:
+    check_fields(llm, given)
+
+
+@pytest.mark.slow
+@many
+@for_pin
+def test_pins_at_length(llm: LLM, prompt: Any, given: dict[str, Any]) -> None:
+    check_pin(llm, prompt, given)
+
+
+@pytest.mark.parametrize("make", [_endless, itertools.count], ids=["repeat", "count"])
+def test_an_iterator_without_an_end_is_refused(llm: LLM, make: Callable[[], Any]) -> None:
+    for call in (
+        lambda: llm.generate(make()),
+        lambda: llm.generate([make()]),
+        lambda: llm.generate("a", make()),
+        lambda: llm.generate("a", priority=make()),
+        lambda: llm.chat(make()),
+        lambda: Request(id="A", prompt=make()),
+    ):
+        assert refused(call)
