@@ -56,7 +56,7 @@ def _message(item: ErrorDetails, entry: Entry | None) -> str:
     message = item["msg"]
     if item["type"] in {"missing", "no_component", "component"}:
         return message
-    message = f"{message[0].lower()}{message[1:]}, not {item['input']!r}"
+    message = f"{message[0].lower()}{message[1:]}, not {item['input']!r:.200}"
     if item["type"] in _CONTAINERS and entry and isinstance(entry.value, Text):
         message += "; write it as JSON"
     return message.replace("valid tuple", "valid list")
