@@ -40,7 +40,7 @@ class WaitingQueue:
                 (self._order.key(group, now), position, group)
                 for _, position, group in self._entries.values()
             ]
-            self._heap = sorted(entries, key=_rank)
+            self._heap = sorted(entries)
             self._entries = {entry[2].id: entry for entry in self._heap}
 
     def head(self) -> SequenceGroup:
@@ -75,7 +75,7 @@ class WaitingQueue:
 
     def ordered(self) -> list[SequenceGroup]:
         """All groups in the order in which they would be popped."""
-        return [entry[2] for entry in sorted(self._entries.values(), key=_rank)]
+        return [entry[2] for entry in sorted(self._entries.values())]
 
     def __contains__(self, group: SequenceGroup) -> bool:
         return group.id in self._entries
@@ -87,7 +87,3 @@ class WaitingQueue:
         entry = (self._order.key(group, now), position, group)
         self._entries[group.id] = entry
         heappush(self._heap, entry)
-
-
-def _rank(entry: tuple[Any, int, SequenceGroup]) -> tuple[Any, int]:
-    return entry[0], entry[1]

@@ -28,6 +28,9 @@ KEYS = (
 )
 """Keys of one line, in order."""
 
+UNFINISHED = "unfinished"
+"""Key of the last line of a trace that was cut off at ``max_steps``: requests that go on."""
+
 
 def trace_line(record: StepRecord, step: int) -> dict[str, Any]:
     """Return the line of one step; ``step`` is its number in the trace."""
@@ -128,11 +131,14 @@ def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def differing_keys(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """Keys whose values differ, the order of ``scheduled`` included."""
+    """Keys whose values differ, the order of ``scheduled`` included.
+
+    Where a trace was cut off is no decision, so it is left out.
+    """
     keys: Iterable[str] = dict.fromkeys((*KEYS, *ours, *theirs))
     return [
         key
         for key in keys
-        if ours.get(key) != theirs.get(key)
+        if (ours.get(key) != theirs.get(key) and key != UNFINISHED)
         or (key == "scheduled" and list(ours.get(key, ())) != list(theirs.get(key, ())))
     ]
