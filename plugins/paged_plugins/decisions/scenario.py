@@ -20,12 +20,10 @@ from pydantic import (
     model_validator,
 )
 
-from paged_core.config.documents import parse_json, parse_yaml, read_text
+from paged_core.config.documents import parse_json, parse_yaml
 from paged_core.errors import SettingsError
-from paged_plugins.decisions.trace import trace_problem
+from paged_plugins.decisions.trace import MAX_FILE_SIZE, read_file, trace_problem
 
-MAX_FILE_SIZE = 2**28
-"""Bytes of a scenario or a recorded case."""
 MAX_PROMPT = 10_000_000
 """Largest prompt in tokens; a larger one is taken for a typing error."""
 MAX_TOKENS = 100_000_000
@@ -195,11 +193,7 @@ def find_cases(paths: Iterable[Path]) -> list[Path]:
 
 
 def _read_mapping(path: Path) -> Mapping[str, Any]:
-    try:
-        text = read_text(path, MAX_FILE_SIZE)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SettingsError(f"cannot read {path}: {reason}") from None
+    text = read_file(path)
     try:
         is_json = path.suffix == ".json"
         content = parse_json(text) if is_json else parse_yaml(text, MAX_FILE_SIZE)[0]

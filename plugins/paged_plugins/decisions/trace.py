@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from paged_core.config.documents import parse_json, read_text
 from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import StepRecord
 
@@ -27,6 +27,9 @@ KEYS = (
     "free_blocks",
 )
 """Keys of one line, in order."""
+
+MAX_FILE_SIZE = 2**30
+"""Bytes of a scenario, a trace or a case."""
 
 UNFINISHED = "unfinished"
 """Key of the last line of a trace that was cut off at ``max_steps``: requests that go on."""
@@ -56,6 +59,7 @@ class _Line(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
+    scenario: str = ""
     step: int
     scheduled: dict[str, int]
     cached: dict[str, int]
@@ -92,6 +96,19 @@ def line_problem(line: object) -> str | None:
     return None
 
 
+def read_file(path: Path) -> str:
+    """Return the text of a scenario, a trace or a case.
+
+    Raises:
+        SettingsError: it cannot be read, or is too large.
+    """
+    try:
+        return read_text(path, MAX_FILE_SIZE)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SettingsError(f"cannot read {path}: {reason}") from None
+
+
 def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:
     """Read the traces of a file by scenario name.
 
@@ -101,13 +118,10 @@ def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:
     Raises:
         SettingsError: the file is missing or holds something else.
     """
+    text = read_file(path)
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"cannot read {path}: {error}") from None
-    try:
-        whole = json.loads(text)
-    except json.JSONDecodeError:
+        whole = parse_json(text)
+    except ValueError:
         whole = None
     if isinstance(whole, dict) and "trace" in whole:
         if problem := trace_problem(whole["trace"]):
@@ -118,7 +132,7 @@ def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            step = json.loads(line)
+            step = parse_json(line)
         except ValueError as error:
             raise SettingsError(f"{path}, line {number}, is not JSON: {error}") from None
         if problem := line_problem(step):
