@@ -7,6 +7,7 @@ import os
 import re
 import tomllib
 from collections import Counter
+from itertools import count
 from pathlib import Path
 from select import select
 from typing import Any
@@ -199,18 +200,18 @@ def _check_keys(root: yaml.Node) -> None:
 def _check(value: Any) -> None:
     """Refuse values that are too deep or unfit, level by level."""
     level: list[Any] = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for depth in count(1):
         below: list[Any] = []
         for item in level:
-            if isinstance(item, dict):
-                below += (*item.keys(), *item.values())
-            elif isinstance(item, (list, tuple, set)):
-                below += item
+            if isinstance(item, (dict, list, tuple, set)):
+                if depth > MAX_DEPTH:
+                    raise DocumentError(_TOO_DEEP)
+                below += (*item, *item.values()) if isinstance(item, dict) else item
             elif problem := unfit(item):
                 raise DocumentError(problem)
+        if not below:
+            return
         level = below
-    if level:
-        raise DocumentError(_TOO_DEEP)
 
 
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
