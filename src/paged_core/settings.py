@@ -254,7 +254,7 @@ def _with_profile(layers: Sequence[Layer], registry: Registry) -> list[Layer]:
     name, origin = named[-1].value, named[-1].origin
     if name not in registry.profiles:
         known = did_you_mean(name, registry.profiles)
-        message = f"profile: no profile is called {name!r}{known}{origin.suffix}"
+        message = f"profile: no profile is called {name!r:.80}{known}{origin.suffix}"
         raise SettingsError("\n".join((message, *registry.notes)))
     registry.refuse_conflict(f"profile {name!r}")
     profile = sources.from_yaml(registry.profiles[name].read(), Origin("profile", str(name)))

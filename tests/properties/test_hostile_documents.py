@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paged_core.cli.options import Given
 from paged_core.errors import PagedCoreError
 from paged_core.registry import Registry
-from paged_core.settings import EngineSettings, load_settings
+from paged_core.settings import EngineSettings, load_settings, settings_class
 from paged_plugins.decisions.replay import Outcome, check_settings, replay, settings_layer
 from paged_plugins.decisions.scenario import read_case
 from paged_plugins.decisions.trace import KEYS, read_traces
@@ -22,7 +22,7 @@ from properties.hostile_documents import HOSTILE, contents, values
 
 REGISTRY = Registry.discover()
 SHORT = settings(suppress_health_check=[HealthCheck.too_slow])
-LONG = settings(SHORT, max_examples=20_000, deadline=None)
+LONG = settings(SHORT, max_examples=10_000, deadline=None)
 
 SETTINGS: dict[str, Any] = {
     "profile": "vllm-v1",
@@ -89,7 +89,7 @@ def read_variables(name: str, value: str) -> None:
 
 
 def read_keywords(key: str, value: Any) -> None:
-    attempt(lambda: EngineSettings(**{key: value}))
+    attempt(lambda: settings_class(REGISTRY)(**{key: value}))
 
 
 def read_env_file(folder: Path, content: bytes) -> None:
@@ -171,7 +171,7 @@ class TestShort:
 
 @pytest.mark.slow
 class TestLong:
-    """The same, 20,000 inputs for each."""
+    """The same, 10,000 inputs for each."""
 
     @given(content=SETTINGS_FILES)
     @LONG

@@ -21,6 +21,12 @@ from paged_plugins.decisions.scenario import Case, find_cases, read_case
 from paged_plugins.decisions.side_by_side import one_step, side_by_side, totals
 from paged_plugins.decisions.trace import KEYS, UNFINISHED, read_traces
 
+_OF_MODELS = frozenset(
+    "model tokenizer dtype device threads kv_cache_memory deterministic enforce_eager "
+    "trust_remote_code allow_pickle attention runner".split()
+)
+"""Settings on which no decision depends."""
+
 Trace = list[dict[str, Any]]
 
 
@@ -41,13 +47,17 @@ class Run:
         return replay(self.case.scenario, registry, outcome, settings)
 
     def overrides(self) -> str:
-        """The settings that replace the scenario's own, and where each is written; or nothing."""
+        """The settings that replace the scenario's own, and where each is written; or nothing.
+
+        Those that only concern models are left out.
+        """
         settings = self.resolved.settings.model_dump(mode="json")
         found = []
         for key, origin in self.resolved.origins.items():
-            if origin.layer in {"default", "profile"} or origin.where == str(self.case.path):
-                continue
             slot, _, option = key.partition(".")
+            is_own = origin.layer in {"default", "profile"} or origin.where == str(self.case.path)
+            if is_own or slot in _OF_MODELS:
+                continue
             value = settings[slot][option] if option else settings[slot]
             found.append(f"{key}={value} ({origin})")
         return ", ".join(found)

@@ -167,8 +167,8 @@ def read_case(path: Path) -> Case:
     except ValidationError as error:
         items = error.errors(include_url=False)
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or 'scenario'}: "
-            f"{item['msg'].removeprefix('Value error, ')}"
+            f"{'.'.join(str(part) for part in item['loc']) or 'scenario':.80}: "
+            f"{item['msg'].removeprefix('Value error, '):.200}"
             for item in items[:_SHOWN]
         )
         more = f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""

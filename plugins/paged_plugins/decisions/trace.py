@@ -92,7 +92,7 @@ def line_problem(line: object) -> str | None:
         item = error.errors()[0]
         key = ".".join(str(part) for part in item["loc"])
         said = item["msg"][:1].lower() + item["msg"][1:]
-        return f"{key}: {said}" if key else "it is not a mapping"
+        return f"{key:.80}: {said:.200}" if key else "it is not a mapping"
     return None
 
 

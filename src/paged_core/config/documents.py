@@ -103,7 +103,7 @@ def parse_yaml(text: str, max_size: int = MAX_SIZE) -> tuple[Any, yaml.Node | No
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise DocumentError(f"not valid YAML: {problem}", mark and mark.line + 1) from None
+        raise DocumentError(f"not valid YAML: {problem:.200}", mark and mark.line + 1) from None
     except RecursionError:  # of merges
         raise DocumentError(_TOO_DEEP) from None
     _check(value)
@@ -159,7 +159,7 @@ def _check_expansion(text: str, max_size: int) -> None:
         line = getattr(event.start_mark, "line", 0) + 1
         if isinstance(event, yaml.AliasEvent):
             if event.anchor in (anchor for anchor, _ in above):
-                raise DocumentError(f"*{event.anchor} contains itself", line)
+                raise DocumentError(f"*{event.anchor:.80} contains itself", line)
             size += sizes.get(event.anchor, 0)
         elif isinstance(event, yaml.ScalarEvent):
             size += 1 + len(event.value)
@@ -189,7 +189,7 @@ def _check_keys(root: yaml.Node) -> None:
                 if isinstance(key, yaml.ScalarNode):
                     if (key.tag, key.value) in keys:
                         line = key.start_mark.line + 1
-                        raise DocumentError(f"the key {key.value!r} is given twice", line)
+                        raise DocumentError(f"the key {key.value!r:.80} is given twice", line)
                     keys.add((key.tag, key.value))
             below = [each for pair in node.value for each in pair]
         new = [each for each in below if id(each) not in known]
@@ -218,7 +218,7 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise DocumentError(f"the key {twice!r} is given twice in {table!s:.80}")
+        raise DocumentError(f"the key {twice!r:.80} is given twice in {table!s:.80}")
     return table
 
 

@@ -40,7 +40,8 @@ def _line(item: ErrorDetails, known: Known, merged: Merged) -> str:
         message = _no_option(component, rest[-1], choices)
     else:
         message = f"no such setting{_nearest_setting(key, known)}"
-    return f"{'.'.join((key, *rest))}: {message}{entry.origin.suffix if entry else ''}"
+    suffix = entry.origin.suffix if entry else ""
+    return f"{'.'.join((key, *rest)):.200}: {message:.2000}{suffix}"
 
 
 def _entry(path: tuple[str, ...], merged: Merged) -> Entry | None:

@@ -1,4 +1,4 @@
-"""Reads settings where they are written, through the sources of pydantic-settings.
+"""Reads settings where they are written.
 
 Each function returns what one place says and leaves text as it is. It raises ``SettingsError`` with
 the line or the variable that is wrong, and ``OSError`` or ``ValueError`` where nothing can be read.
@@ -18,18 +18,9 @@ import yaml
 from dotenv.parser import parse_stream
 from dotenv.variables import parse_variables
 from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-)
+from pydantic_settings import BaseSettings, EnvSettingsSource
 
-from paged_core.config.documents import (
-    MAX_SIZE,
-    DocumentError,
-    parse_toml,
-    parse_yaml,
-    read_text,
-)
+from paged_core.config.documents import MAX_SIZE, DocumentError, parse_toml, parse_yaml, read_text
 from paged_core.config.entry import Entry, Layer, Origin, Text
 from paged_core.config.suggest import did_you_mean
 from paged_core.config.variables import PREFIX, RESERVED
