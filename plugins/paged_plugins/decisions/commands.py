@@ -21,10 +21,10 @@ from paged_plugins.decisions.scenario import Case, find_cases, read_case
 from paged_plugins.decisions.side_by_side import one_step, side_by_side, totals
 from paged_plugins.decisions.trace import KEYS, UNFINISHED, read_traces
 
-_OF_MODELS = frozenset(
-    "model tokenizer dtype device threads kv_cache_memory deterministic enforce_eager "
-    "trust_remote_code allow_pickle attention runner".split()
-)
+_OF_MODELS = {
+    *("model", "tokenizer", "dtype", "device", "threads", "kv_cache_memory", "deterministic"),
+    *("enforce_eager", "trust_remote_code", "allow_pickle", "attention", "runner"),
+}
 """Settings on which no decision depends."""
 
 Trace = list[dict[str, Any]]
@@ -116,8 +116,13 @@ def _run(path: Path, given: Given) -> Run:
         resolved = given.resolve(settings_layer(case.scenario, str(path)))
     except SettingsError as error:
         raise SettingsError(f"scenario {case.scenario.name!r}: {error}") from None
-    check_settings(case.scenario, resolved.settings)
-    return Run(case, resolved)
+    run = Run(case, resolved)
+    try:
+        check_settings(case.scenario, resolved.settings)
+    except SettingsError as error:
+        overrides = run.overrides()
+        raise SettingsError(f"{error} ({overrides})" if overrides else str(error)) from None
+    return run
 
 
 def _refuse_equal_names(runs: Sequence[Run], as_json: bool) -> None:

@@ -59,10 +59,10 @@ def replay(
             settings file is read.
 
     Raises:
-        SettingsError: the settings are invalid, or they make the replay too long.
+        SettingsError: the scenario's settings are invalid, or make the replay too long; what
+            ``settings`` says is the caller's to check, by :func:`check_settings`.
     """
     settings = settings or settings_of(scenario, registry)
-    check_settings(scenario, settings)
     run = _Run(scenario, outcome or Outcome(), settings.block_size)
     engine = build_engine(settings, registry, clock=run.now, observers=[run], future=run.future)
     cast("_Drawing", engine.executor).draw = run.draw

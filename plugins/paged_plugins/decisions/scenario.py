@@ -22,8 +22,10 @@ from pydantic import (
 
 from paged_core.config.documents import parse_json, parse_yaml
 from paged_core.errors import SettingsError
-from paged_plugins.decisions.trace import MAX_FILE_SIZE, read_file, trace_problem
+from paged_plugins.decisions.trace import read_file, trace_problem
 
+MAX_FILE_SIZE = 2**28
+"""Bytes of a scenario or a recorded case."""
 MAX_PROMPT = 10_000_000
 """Largest prompt in tokens; a larger one is taken for a typing error."""
 MAX_TOKENS = 100_000_000
@@ -193,7 +195,7 @@ def find_cases(paths: Iterable[Path]) -> list[Path]:
 
 
 def _read_mapping(path: Path) -> Mapping[str, Any]:
-    text = read_file(path)
+    text = read_file(path, MAX_FILE_SIZE)
     try:
         is_json = path.suffix == ".json"
         content = parse_json(text) if is_json else parse_yaml(text, MAX_FILE_SIZE)[0]

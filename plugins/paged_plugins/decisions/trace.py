@@ -28,8 +28,8 @@ KEYS = (
 )
 """Keys of one line, in order."""
 
-MAX_FILE_SIZE = 2**30
-"""Bytes of a scenario, a trace or a case."""
+MAX_TRACE_SIZE = 2**30
+"""Bytes of a file of traces."""
 
 UNFINISHED = "unfinished"
 """Key of the last line of a trace that was cut off at ``max_steps``: requests that go on."""
@@ -96,14 +96,14 @@ def line_problem(line: object) -> str | None:
     return None
 
 
-def read_file(path: Path) -> str:
+def read_file(path: Path, max_size: int) -> str:
     """Return the text of a scenario, a trace or a case.
 
     Raises:
         SettingsError: it cannot be read, or is too large.
     """
     try:
-        return read_text(path, MAX_FILE_SIZE)
+        return read_text(path, max_size)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SettingsError(f"cannot read {path}: {reason}") from None
@@ -118,7 +118,7 @@ def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:
     Raises:
         SettingsError: the file is missing or holds something else.
     """
-    text = read_file(path)
+    text = read_file(path, MAX_TRACE_SIZE)
     try:
         whole = parse_json(text)
     except ValueError:

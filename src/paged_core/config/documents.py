@@ -44,7 +44,7 @@ def read_text(path: Path, max_size: int = MAX_SIZE) -> str:
         while True:
             if os.name != "nt" and not select([file], [], [], PIPE_SECONDS)[0]:
                 raise ValueError(f"nothing was written to it for {PIPE_SECONDS:.0f} s")
-            chunk = file.read(max_size + 1)
+            chunk = file.read(2**20)
             content += chunk or b""
             if len(content) > max_size:
                 raise ValueError(f"it is larger than {max_size:,} bytes")
