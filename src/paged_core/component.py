@@ -21,7 +21,7 @@ class ComponentSettings(BaseModel):
     "token_budget"``, and gives every option a default and a ``Field(description=...)``.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str
 

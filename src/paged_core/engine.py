@@ -306,9 +306,11 @@ class Engine:
     def offer(self, request: Request) -> str | None:
         """Accept a request unless the scheduler refuses it, and return its reason if it does.
 
-        For replays: the engine checks only runs of blocks, of which schedulers know nothing.
+        For replays: the engine checks only what would wait for ever, of which schedulers know
+        nothing; what they ignore is their decision.
         """
-        problem = run_problem(request, self.kv_cache, self._max_length(request))
+        max_length = self._max_length(request)
+        problem = run_problem(request, self.kv_cache, self.scheduler.max_num_seqs, max_length)
         return problem or self._offer(request, None)[1]
 
     def abort(self, request_id: str) -> SequenceGroup | None:

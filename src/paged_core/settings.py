@@ -27,6 +27,7 @@ from pydantic_settings import NoDecode
 
 from paged_core.component import AutoSettings, ComponentSettings, Slot
 from paged_core.config import sources
+from paged_core.config.documents import unfit
 from paged_core.config.entry import Entry, Layer, Origin
 from paged_core.config.errors import explain
 from paged_core.config.memory_size import MemorySize
@@ -69,7 +70,7 @@ class EngineSettings(BaseModel):
         PluginError: two plugins claim one name.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     registry: ClassVar[Registry | None] = None
     """It has the components to choose from; ``None`` here, see :func:`settings_class`."""
@@ -168,8 +169,18 @@ class EngineSettings(BaseModel):
                 path = (key, option) if option else (key,)
                 owner = "paged_core" if option in {None, "name"} else f"{key}.{value.name}"
                 found = merged.get(path)
-                origins[".".join(path)] = found.origin if found else Origin("default", owner)
+                name = ".".join(path)
+                origins[name] = found.origin if found else Origin("default", owner)
+                if problem := _unfit(getattr(value, option) if option else value):
+                    raise SettingsError(f"{name}: {problem}{origins[name].suffix}")
         return origins
+
+
+def _unfit(value: object) -> str | None:
+    """Say why a value of the right type is refused, whichever setting it is for."""
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return "the number is too large"
+    return unfit(str(value) if isinstance(value, Path) else value)
 
 
 def settings_class(registry: Registry) -> type[EngineSettings]:
@@ -248,7 +259,7 @@ def _with_profile(layers: Sequence[Layer], registry: Registry) -> list[Layer]:
     name, origin = named[-1].value, named[-1].origin
     if name not in registry.profiles:
         known = did_you_mean(name, registry.profiles)
-        message = f"profile: no profile is called {name!r}{known}{origin.suffix}"
+        message = f"profile: no profile is called {name!r:.80}{known}{origin.suffix}"
         raise SettingsError("\n".join((message, *registry.notes)))
     registry.refuse_conflict(f"profile {name!r}")
     profile = sources.from_yaml(registry.profiles[name].read(), Origin("profile", str(name)))
@@ -277,6 +288,7 @@ def load_settings(
     options: Layer = (),
     overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
+    below: Layer = (),
 ) -> Resolved:
     """Load settings from all layers and check them.
 
@@ -287,6 +299,7 @@ def load_settings(
         registry: ``None``: what is installed, less what ``PAGED_CORE_BLOCK_PLUGIN`` names.
         config, env_file, secrets_dir: ``None``: what ``PAGED_CORE_CONFIG``, ``PAGED_CORE_ENV_FILE``
             and ``PAGED_CORE_SECRETS_DIR`` name, if set.
+        below: settings that the settings file and all above it override.
 
     Raises:
         SettingsError: a setting is wrong, or a file cannot be read; the message says which, where
@@ -300,6 +313,7 @@ def load_settings(
     from_secrets = partial(sources.from_secrets_dir, keys=keys)
     from_env = partial(sources.from_env_file, keys=keys)
     layers = [
+        below,
         _read("settings file", "CONFIG", config, environ, sources.from_file),
         _read("secrets directory", "SECRETS_DIR", secrets_dir, environ, from_secrets),
         _read("env file", "ENV_FILE", env_file, environ, from_env),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from bisect import bisect_left
 from itertools import count
+from operator import itemgetter
 from typing import Any
 
 from paged_core.interfaces.queue_order import QueueOrder
@@ -14,14 +15,16 @@ class WaitingQueue:
     """A queue that a :class:`~paged_core.interfaces.queue_order.QueueOrder` sorts.
 
     Groups of equal key are in the order in which they were pushed, except those pushed to the
-    front. Under a stable order every operation costs O(log n); under another the queue is sorted
-    again by :meth:`refresh`, once a step.
+    front. Under a stable order every operation makes O(log n) comparisons; under another the queue
+    is sorted again by :meth:`refresh`, once a step.
     """
 
     def __init__(self, order: QueueOrder) -> None:
         self._order = order
-        self._heap: list[tuple[Any, int, SequenceGroup]] = []
-        self._entries: dict[str, tuple[Any, int, SequenceGroup]] = {}
+        self._groups: list[SequenceGroup] = []
+        self._ranks: list[tuple[Any, int]] = []
+        """Beside the groups: the key of each, and its place among equals."""
+        self._rank_of: dict[str, tuple[Any, int]] = {}
         self._back = count()
         self._front = count(-1, -1)
 
@@ -36,12 +39,12 @@ class WaitingQueue:
     def refresh(self, now: float) -> None:
         """Sort again, if keys change while groups wait."""
         if not self._order.stable:
-            entries = [
-                (self._order.key(group, now), position, group)
-                for _, position, group in self._entries.values()
-            ]
-            self._heap = sorted(entries, key=_rank)
-            self._entries = {entry[2].id: entry for entry in self._heap}
+            key, old = self._order.key, self._ranks
+            new = [(key(each, now), rank[1]) for each, rank in zip(self._groups, old, strict=True)]
+            pairs = sorted(zip(new, self._groups, strict=True), key=itemgetter(0))
+            self._ranks = [rank for rank, _ in pairs]
+            self._groups = [group for _, group in pairs]
+            self._rank_of = {group.id: rank for rank, group in pairs}
 
     def head(self) -> SequenceGroup:
         """The group to be popped next.
@@ -49,10 +52,7 @@ class WaitingQueue:
         Raises:
             IndexError: the queue is empty.
         """
-        heap = self._heap
-        while self._entries.get(heap[0][2].id) is not heap[0]:
-            heappop(heap)  # removed earlier, or queued anew since
-        return heap[0][2]
+        return self._groups[0]
 
     def pop(self) -> SequenceGroup:
         """Remove and return the head.
@@ -60,9 +60,8 @@ class WaitingQueue:
         Raises:
             IndexError: the queue is empty.
         """
-        group = self.head()
-        heappop(self._heap)
-        del self._entries[group.id]
+        group = self._groups.pop(0)
+        del self._ranks[0], self._rank_of[group.id]
         return group
 
     def remove(self, group: SequenceGroup) -> None:
@@ -71,23 +70,26 @@ class WaitingQueue:
         Raises:
             KeyError: it is not in the queue.
         """
-        del self._entries[group.id]
+        place = bisect_left(self._ranks, self._rank_of.pop(group.id))
+        if place == len(self._groups) or self._groups[place].id != group.id:
+            place = self._groups.index(group)  # the keys of the order contradict each other
+        del self._groups[place], self._ranks[place]
 
     def ordered(self) -> list[SequenceGroup]:
         """All groups in the order in which they would be popped."""
-        return [entry[2] for entry in sorted(self._entries.values(), key=_rank)]
+        return self._groups.copy()
 
     def __contains__(self, group: SequenceGroup) -> bool:
-        return group.id in self._entries
+        return group.id in self._rank_of
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._groups)
 
     def _put(self, group: SequenceGroup, position: int, now: float) -> None:
-        entry = (self._order.key(group, now), position, group)
-        self._entries[group.id] = entry
-        heappush(self._heap, entry)
-
-
-def _rank(entry: tuple[Any, int, SequenceGroup]) -> tuple[Any, int]:
-    return entry[0], entry[1]
+        rank = (self._order.key(group, now), position)
+        if group.id in self._rank_of:
+            self.remove(group)
+        place = bisect_left(self._ranks, rank)
+        self._groups.insert(place, group)
+        self._ranks.insert(place, rank)
+        self._rank_of[group.id] = rank

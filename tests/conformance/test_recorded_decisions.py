@@ -147,33 +147,54 @@ class TestReplayCommand:
         assert out.splitlines()[0].startswith(read_case(FILES[0]).scenario.name)
         assert "blocks free" in out
 
-    @pytest.mark.parametrize(
-        "environ",
-        [
-            {"PAGED_CORE_NUM_BLOCKS": "1000"},
-            {"PAGED_CORE_BLOCK_ALLOCATOR__NAME": "uncached"},
-            {"PAGED_CORE_SCHEDULER__MAX_NUM_SEQS": "1"},
-            {"PAGED_CORE_PROFILE": "vllm-v0"},
-        ],
-        ids=lambda environ: next(iter(environ)),
-    )
-    def test_the_environment_changes_nothing(
-        self, capsys: Capture, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
-    ) -> None:
-        for key, value in environ.items():
-            monkeypatch.setenv(key, value)
-        status, out, _ = command(capsys, "replay", *FILES[:5], "--check", **environ)
-        assert (status, out.splitlines()[-1]) == (0, "5 of 5 traces equal")
+    def test_a_folder_stands_for_the_cases_in_it(self, capsys: Capture) -> None:
+        status, out, err = command(capsys, "replay", CASES, "--check")
+        assert (status, err) == (0, "")
+        assert out.splitlines()[-1] == f"{len(FILES)} of {len(FILES)} traces equal"
 
-    def test_a_settings_file_changes_nothing_and_is_refused(
-        self, capsys: Capture, tmp_path: Path
+    def test_a_folder_without_scenarios_is_bad_usage(self, capsys: Capture, tmp_path: Path) -> None:
+        status, out, err = command(capsys, "replay", tmp_path, "--check")
+        assert (status, out) == (2, "")
+        assert "has no scenario in it" in err
+
+    @pytest.mark.parametrize(
+        ("arguments", "environ", "said"),
+        [
+            ((), {"PAGED_CORE_NUM_BLOCKS": "5"}, "num_blocks=5 (PAGED_CORE_NUM_BLOCKS)"),
+            (("--num-blocks", "5"), {}, "num_blocks=5 (--num_blocks)"),
+            (
+                (),
+                {"PAGED_CORE_SCHEDULER": "prefill_or_decode"},
+                "scheduler.name=prefill_or_decode (PAGED_CORE_SCHEDULER)",
+            ),
+            (("--config", "engine.yaml"), {}, "num_blocks=5 (engine.yaml, line 1)"),
+        ],
+        ids=["variable", "option", "component", "file"],
+    )
+    def test_settings_replace_those_of_the_scenario_and_the_output_says_so(
+        self,
+        capsys: Capture,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        arguments: tuple[str, ...],
+        environ: dict[str, str],
+        said: str,
     ) -> None:
-        (tmp_path / "engine.yaml").write_text("num_blocks: 5\n")
-        status, _, err = command(
-            capsys, "replay", FILES[0], "--check", "--config", tmp_path / "engine.yaml"
-        )
+        monkeypatch.chdir(tmp_path)
+        Path("engine.yaml").write_text("num_blocks: 5\n")
+        path = next(path for path in FILES if path.parent.name == "v1")
+        line = f"settings over the scenario's own: {said}"
+        status, out, err = command(capsys, "replay", path, "--check", *arguments, **environ)
+        assert (status, err) == (1, "")
+        assert out.splitlines()[0] == line
+        status, out, err = command(capsys, "replay", path, "--json", *arguments, **environ)
+        assert err.splitlines()[0] == line
+        assert [json.loads(text) for text in out.splitlines()] != read_case(path).trace
+
+    def test_what_is_not_a_setting_is_refused_as_by_every_command(self, capsys: Capture) -> None:
+        status, _, err = command(capsys, "replay", FILES[0], PAGED_CORE_NUM_BLOKCS="5")
         assert status == 2
-        assert "bring their settings" in err
+        assert "PAGED_CORE_NUM_BLOKCS sets nothing" in err
 
     def test_a_missing_file_is_bad_usage(self, capsys: Capture, tmp_path: Path) -> None:
         status, out, err = command(capsys, "replay", tmp_path / "nowhere.json")

@@ -208,8 +208,8 @@ class TestConfig:
         assert "--scheduler.name says 'fcfs'" in both
 
     @pytest.mark.parametrize("option", ["--config", "--env-file", "--secrets-dir", "--seed"])
-    def test_a_replay_refuses_settings(self, capsys: Capture, option: str) -> None:
-        message = run(capsys, "replay", "scenario.yaml", option, "1", status=2)
+    def test_a_comparison_of_traces_refuses_settings(self, capsys: Capture, option: str) -> None:
+        message = run(capsys, "diff", "one.jsonl", "other.jsonl", option, "1", status=2)
         assert message.startswith(f"{option} has no effect here")
 
     def test_help_shows_each_components_own_default(self, capsys: Capture) -> None:

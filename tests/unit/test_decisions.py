@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from paged_core.cli import main
-from paged_core.errors import SettingsError
+from paged_core.errors import RequestError, SettingsError
 from paged_core.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
@@ -21,7 +25,7 @@ from paged_plugins.decisions.diff import first_difference
 from paged_plugins.decisions.replay import Outcome, replay, settings_of
 from paged_plugins.decisions.scenario import Scenario, ScenarioRequest, read_case
 from paged_plugins.decisions.side_by_side import side_by_side, totals
-from paged_plugins.decisions.trace import KEYS, differing_keys, read_traces
+from paged_plugins.decisions.trace import KEYS, UNFINISHED, differing_keys, read_traces
 
 REGISTRY = Registry.discover()
 
@@ -117,6 +121,34 @@ class TestScenario:
             ({"requests": [{"id": "A", "prompt": 1, "output": 1, "step": -1}]}, "requests.0.step"),
             ({"aborts": [{"id": "A"}]}, "aborts.0.step"),
             ({"seconds_per_step": 0}, "seconds_per_step"),
+            ({"seconds_per_step": float("inf")}, "seconds_per_step"),
+            ({"seconds_per_step": float("nan")}, "seconds_per_step"),
+            ({"seconds_per_step": True}, "seconds_per_step"),
+            ({"max_steps": "9"}, "max_steps"),
+            ({"max_steps": 10**400}, "max_steps"),
+            ({"aborts": [{"id": "B", "step": 1}]}, "aborts.*'B', which no request is called"),
+            ({"aborts": [{"id": "A", "step": True}]}, "aborts.0.step"),
+            ({"settings": {"num_blocks": 8, "observers": ["decision_log"]}}, "can write files"),
+            (
+                {"requests": [{"id": str(i), "prompt": 10**7, "output": 1} for i in range(11)]},
+                "110,000,011 tokens together",
+            ),
+            *(
+                ({"requests": [{"id": "A", "prompt": 1, "output": 1, key: value}]}, key)
+                for key, values in {
+                    "id": (1, None, True),
+                    "prompt": (True, 1.5, "-5:3", "0:1_0", "5:٩", "1000000000:1000000001"),
+                    "output": (True, 1.0, "1", 10**400),
+                    "priority": (True, float("nan"), 1.5, "1", 10**400),
+                    "n": (True, 10**400),
+                    "step": (True, 0.0, 10**400),
+                    "at": (True, "1", -1.0, float("nan"), float("inf"), 1e300),
+                    "deadline": (True, float("nan"), float("inf")),
+                    "tenant": (None, 1),
+                    "cache_salt": (1, ["x"]),
+                }.items()
+                for value in values
+            ),
             ({"maximum": 3}, "maximum"),
             ({"name": None}, "name"),
         ],
@@ -125,7 +157,9 @@ class TestScenario:
         self, tmp_path: Path, change: dict[str, Any], message: str
     ) -> None:
         path = write(tmp_path / "bad.json", {**SMALL, **change})
-        with pytest.raises(SettingsError, match=message) as caught:
+        with pytest.raises(ValidationError, match=message):
+            Scenario.model_validate({**SMALL, **change})
+        with pytest.raises(SettingsError, match=f"{message}|is not JSON|100 digits") as caught:
             read_case(path)
         assert str(path) in str(caught.value)
 
@@ -136,6 +170,12 @@ class TestScenario:
             ("a.yaml", "a: [", "cannot be parsed"),
             ("a.yaml", "- 1", "must hold a mapping"),
             ("a.json", "3", "must hold a mapping"),
+            ("a.json", '{"name": "a", "name": "b"}', "the key 'name' is given twice"),
+            ("a.yaml", "name: a\nrequests:\n- {id: A, id: B}", "line 3, .*'id' is given twice"),
+            ("a.yaml", "name: a\nrequests: [{prompt: 10:48}]", "line 2, .*base 60; quote it"),
+            ("a.json", '{"at": NaN}', "NaN is not JSON"),
+            ("a.json", "[" * 10**5, "nested deeper than 64 levels"),
+            ("a.yaml", "[" * 10**5, "nested deeper than 64 levels"),
         ],
     )
     def test_a_file_that_is_no_mapping(
@@ -174,7 +214,7 @@ class TestReplay:
         assert [step["step"] for step in trace] == [3]
 
     def test_aborts(self) -> None:
-        trace = self.trace(aborts=[{"id": "A", "step": 1}, {"id": "unknown", "step": 1}])
+        trace = self.trace(aborts=[{"id": "A", "step": 1}, {"id": "A", "step": 9}])
         assert len(trace) == 1
 
     def test_stops_after_max_steps(self) -> None:
@@ -223,12 +263,132 @@ class TestReplay:
             {"id": "C", "prompt": 1, "output": 1, "step": 7},
         ]
         path = write(tmp_path / "s.json", {**SMALL, "requests": requests, "max_steps": 2})
-        assert main(["replay", str(path)], {"PATH": ""}) == 0
+        assert main(["replay", str(path)], {"PATH": ""}) == 1
         *_, refused, last = capsys.readouterr().out.splitlines()
         assert refused.startswith("B was not completed: the prompt has 3000 tokens")
         assert last == "stopped after 2 steps; unfinished: A C"
+
+    def test_a_trace_that_was_cut_off_says_so(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """In its last line, on standard error and by the exit status."""
+        path = write(tmp_path / "s.json", {**SMALL, "max_steps": 1})
+        assert main(["replay", str(path), "--json"], {"PATH": ""}) == 1
+        printed = capsys.readouterr()
+        (only,) = [json.loads(text) for text in printed.out.splitlines()]
+        assert only[UNFINISHED] == ["A"]
+        assert printed.err == "small: stopped after 1 steps; unfinished: A; raise max_steps\n"
+        (tmp_path / "cut.jsonl").write_text(printed.out)
+        assert read_traces(tmp_path / "cut.jsonl") == {"": [only]}
+        del only[UNFINISHED]  # as recorded before
+        recorded = write(tmp_path / "case.json", {"scenario": SMALL, "trace": [only]})
+        assert main(["diff", str(tmp_path / "cut.jsonl"), str(recorded)], {"PATH": ""}) == 0
+
+    def test_a_trace_that_was_not_cut_off_does_not(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = write(tmp_path / "s.json", {**SMALL, "max_steps": 2})
         assert main(["replay", str(path), "--json"], {"PATH": ""}) == 0
-        assert all(json.loads(text) for text in capsys.readouterr().out.splitlines())
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        assert UNFINISHED not in printed.out
+
+    def test_lines_of_scenarios_of_one_name_could_not_be_told_apart(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        paths = [str(write(tmp_path / name, SMALL)) for name in ("a.json", "b.json")]
+        assert main(["replay", *paths, "--json"], {"PATH": ""}) == 2
+        assert "have the same name, 'small'" in capsys.readouterr().err
+        assert main(["replay", *paths], {"PATH": ""}) == 0
+
+    @pytest.mark.parametrize("arrival", [{"step": 10**9}, {"at": 1e9}, {"at": 1e9 - 0.5}], ids=str)
+    def test_steps_in_which_nothing_can_happen_are_not_walked_through(
+        self, arrival: dict[str, Any]
+    ) -> None:
+        requests = [*SMALL["requests"], {"id": "B", "prompt": 1, "output": 1, **arrival}]
+        trace = self.trace(requests=requests, max_steps=2 * 10**9)
+        assert [step["step"] for step in trace] == [0, 1, 10**9]
+        outcome = Outcome()
+        values = {**SMALL, "requests": requests, "max_steps": 10**9}
+        assert len(list(replay(Scenario.model_validate(values), REGISTRY, outcome))) == 2
+        assert outcome.unfinished == ["B"]
+
+    @given(
+        seconds=st.floats(1e-9, 1e9),
+        arrivals=st.lists(st.floats(0, 200), min_size=1, max_size=6),
+    )
+    def test_a_request_arrives_in_the_first_step_at_or_after_its_time(
+        self, seconds: float, arrivals: list[float]
+    ) -> None:
+        requests = [
+            {"id": str(number), "at": at * seconds, "prompt": 1, "output": 1}
+            for number, at in enumerate(arrivals)
+        ]
+        trace = self.trace(requests=requests, seconds_per_step=seconds, max_steps=300)
+        found = {name: step["step"] for step in trace for name in step["cached"]}
+        for request in requests:
+            clock = (step for step in range(300) if step * seconds >= request["at"])
+            assert found[request["id"]] == next(clock)
+
+    @pytest.mark.parametrize(
+        "scheduler", ["token_budget", "prefill_or_decode", "iteration_level", "static_batch"]
+    )
+    def test_a_request_that_could_only_wait_is_refused_as_in_an_engine(
+        self, scheduler: str
+    ) -> None:
+        settings = {"num_blocks": 64, "scheduler": {"name": scheduler, "max_num_seqs": 4}}
+        requests = [{"id": "A", "prompt": 5, "output": 2, "n": 5}, *SMALL["requests"]]
+        requests[1] = {**requests[1], "id": "B"}
+        outcome = Outcome()
+        values = {**SMALL, "settings": settings, "requests": requests}
+        trace = list(replay(Scenario.model_validate(values), REGISTRY, outcome))
+        assert trace[0]["ignored"] == ["A"]
+        assert trace[-1]["finished"] == ["B"]
+        assert outcome.unfinished == []
+        engine = build_memory_engine(REGISTRY, **settings)
+        with pytest.raises(RequestError) as caught:
+            engine.add(
+                Request(id="A", prompt=(1, 2), sampling=SamplingParams(n=5, temperature=1.0))
+            )
+        assert str(caught.value).endswith(outcome.refused["A"])
+        engine.close()
+
+    def test_a_replay_takes_work_in_proportion_to_its_requests(self) -> None:
+        """Counted in calls, of which a queue that is gone through in each step makes many."""
+
+        def num_calls(num_requests: int) -> int:
+            requests = [
+                {"id": str(number), "step": 0, "prompt": 4, "output": 1}
+                for number in range(num_requests)
+            ]
+            settings = {"num_blocks": 64, "scheduler": {"max_num_seqs": 8}}
+            values = {**SMALL, "settings": settings, "requests": requests, "max_steps": 10**6}
+            scenario = Scenario.model_validate(values)
+            count = itertools.count()
+            sys.setprofile(lambda *_: next(count))
+            try:
+                list(replay(scenario, REGISTRY))
+            finally:
+                sys.setprofile(None)
+            return next(count)
+
+        first, second, fourth = (num_calls(number) for number in (100, 300, 700))
+        assert fourth - second < 2.2 * (second - first)
+
+    def test_blocks_are_not_made_before_they_are_written(self) -> None:
+        settings = {"num_blocks": 1_000_000, "block_size": 10**12, "max_model_len": 2048}
+        assert len(self.trace(settings=settings)) == 2
+
+    def test_no_more_blocks_are_simulated_than_fit_in_memory(self) -> None:
+        for settings in ({"num_blocks": 10**12}, {"num_blocks": 8, "num_host_blocks": 10**12}):
+            with pytest.raises(SettingsError, match="4,000,000 blocks at most"):
+                self.trace(settings=settings)
+
+    def test_steps_that_would_read_without_end_are_refused(self) -> None:
+        requests = [{"id": "A", "prompt": 1_000_000, "output": 1_000_000}]
+        settings = {"num_blocks": 1_000_000, "max_model_len": 10**9}
+        with pytest.raises(SettingsError, match=r"would read .* tokens back"):
+            self.trace(settings=settings, requests=requests)
 
     def test_unknown_settings_are_refused(self) -> None:
         with pytest.raises(SettingsError, match="num_blokcs"):

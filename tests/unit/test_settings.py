@@ -133,6 +133,28 @@ class TestKeywords:
                 "kv_cache_memory: give bytes, such as 2GiB or 500MB, or a fraction, such as 0.5",
             ),
             ({"kv_cache_memory": 0}, "kv_cache_memory: memory must be more than 0"),
+            ({"kv_cache_memory": 10**400}, "kv_cache_memory: there is no memory of 2**63 bytes"),
+            ({"kv_cache_memory": "9" * 400}, "kv_cache_memory: there is no memory of 2**63 bytes"),
+            ({"kv_cache_memory": float("nan")}, "kv_cache_memory: memory must be more than 0"),
+            ({"num_blocks": 10**400}, "num_blocks: the number is too large"),
+            (
+                {"scheduler": {"max_num_seqs": 2**63}},
+                "scheduler.max_num_seqs: the number is too large",
+            ),
+            ({"model": "a\0b"}, "model: text cannot contain the character NUL"),
+            (
+                {"observers": "[" * 5000},
+                f"observers: not valid JSON: nested deeper than 64 levels, in '{'[' * 80}'",
+            ),
+            (
+                {"tokenizer": "\ud800"},
+                "tokenizer: text contains bytes or escapes that are not Unicode",
+            ),
+            ({"watermark": float("nan")}, "watermark: input should be a finite number, not nan"),
+            (
+                {"scheduler": {"name": "prefill_or_decode", "delay_factor": float("inf")}},
+                "scheduler.delay_factor: input should be a finite number, not inf",
+            ),
             (
                 {"kv_cache_memory": 1.5},
                 "kv_cache_memory: a fraction of the memory is at most 1; above that, give whole "

@@ -125,6 +125,32 @@ class TestFiles:
         monkeypatch.chdir(tmp_path)
         assert load_settings(registry(), environ={}).settings == Settings()
 
+    def test_variables_that_expand_without_end(self, tmp_path: Path) -> None:
+        doubling = "A=0123456789\n" + "A=${A}${A}\n" * 40
+        with pytest.raises(SettingsError, match=r"\.env, line 14: longer than 65,536 characters"):
+            self.env_file(tmp_path, doubling)
+        found = self.env_file(tmp_path, "B=2\nPAGED_CORE_SEED=${B}${B}${C:-1}\n")
+        assert found.settings.seed == 221
+
+    def test_two_files_for_one_secret(self, tmp_path: Path) -> None:
+        for name in ("paged_core_seed", "PAGED_CORE_SEED"):
+            (tmp_path / name).write_text("1")
+        if len(list(tmp_path.iterdir())) == 1:
+            pytest.skip("names of files have no case here")
+        with pytest.raises(SettingsError, match="give one setting; remove one"):
+            load_settings(registry(), secrets_dir=tmp_path, environ={})
+
+    def test_a_secret_that_cannot_be_read_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "paged_core_seed").write_bytes(b"\xff")
+        with pytest.raises(SettingsError, match=r"cannot read \S+paged_core_seed: 'utf-8'"):
+            load_settings(registry(), secrets_dir=tmp_path, environ={})
+
+    @pytest.mark.parametrize("variable", ["CONFIG", "ENV_FILE"])
+    def test_a_device_or_folder_is_refused(self, tmp_path: Path, variable: str) -> None:
+        for path, reason in (("/dev/zero", "larger than"), (str(tmp_path), "")):
+            with pytest.raises(SettingsError, match=rf"{path}: .*{reason}"):
+                load_settings(registry(), environ={f"PAGED_CORE_{variable}": path})
+
     @pytest.mark.skipif(os.name == "nt", reason="pipes have no path there")
     def test_a_pipe_will_do(self) -> None:
         read_end, write_end = os.pipe()

@@ -187,6 +187,14 @@ class TestMistakesOfLayers:
             " (PAGED_CORE_OBSERVERS)"
         )
         assert "not valid JSON" in refusal(tmp_path, OBSERVERS='["decision_log"')
+        deep = refusal(tmp_path, OBSERVERS="[" * 100_000)
+        assert deep.startswith("observers: not valid JSON: nested deeper than 64 levels, in '[[[")
+        assert len(deep) < 300
+
+    @pytest.mark.parametrize("name", ["paged_core_seed", "PAGED_CORE_seed", "Paged_Core_Seed"])
+    def test_a_variable_in_small_letters_is_not_ignored(self, name: str) -> None:
+        with pytest.raises(SettingsError, match=f"^{name} sets nothing; write PAGED_CORE_SEED$"):
+            load_settings(registry(), environ={name: "1"})
 
     @pytest.mark.parametrize(
         ("yaml", "message"),

@@ -20,12 +20,28 @@ follows ``tokens``, which were read back through the block table."""
 EMPTY = -1
 """The content of a slot that was never written."""
 
+MAX_BLOCKS = 4_000_000
+"""Blocks that a block allocator keeps account of without a model, at most."""
+
 _LOWEST = -8.0
 """No log-probability is lower."""
 
 
 class CorruptCacheError(AssertionError):
     """A sequence's blocks do not hold its tokens: a component corrupted a block table."""
+
+
+class _Blocks(dict[BlockId, list[int]]):
+    """The tokens of each block that was used, as far as it was written."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+
+    def __missing__(self, block: BlockId) -> list[int]:
+        if not 0 <= block < self._num_blocks:
+            raise CorruptCacheError(f"there is no block {block}: there are {self._num_blocks}")
+        self[block] = []
+        return self[block]
 
 
 class _Sequence:
@@ -56,8 +72,8 @@ class MemoryExecutor(Executor):
         self._needs_host_blocks = parts.needs_host_blocks
         self._sequences: dict[SeqId, _Sequence] = {}
         self.draw: Draw = self._draw
-        self._device: list[list[int]] = []
-        self._host: list[list[int]] = []
+        self._device = _Blocks(0)
+        self._host = _Blocks(0)
 
     def start(self) -> Capacity:
         settings = self._settings
@@ -68,11 +84,12 @@ class MemoryExecutor(Executor):
         num_host_blocks = settings.num_host_blocks
         if num_host_blocks is None:
             num_host_blocks = num_blocks if self._needs_host_blocks else 0
-        size = settings.block_size
-        if max_model_len < 1:
-            raise SettingsError(f"max_model_len must be at least 1, not {max_model_len}")
-        self._device = [[EMPTY] * size for _ in range(num_blocks)]
-        self._host = [[EMPTY] * size for _ in range(num_host_blocks)]
+        if num_blocks + num_host_blocks > MAX_BLOCKS:
+            raise SettingsError(
+                f"num_blocks={num_blocks} and num_host_blocks={num_host_blocks}: without a model "
+                f"there are {MAX_BLOCKS:,} blocks at most; lower one of them"
+            )
+        self._device, self._host = _Blocks(num_blocks), _Blocks(num_host_blocks)
         return Capacity(
             num_blocks=num_blocks, num_host_blocks=num_host_blocks, max_model_len=max_model_len
         )
@@ -136,12 +153,12 @@ class MemoryExecutor(Executor):
     def _move_blocks(self, step: StepInput) -> None:
         device, host = self._device, self._host
         for source, target in zip(step.swap_out_sources, step.swap_out_targets, strict=True):
-            host[target] = list(device[source])
+            host[target][:] = device[source]
         for source, target in zip(step.swap_in_sources, step.swap_in_targets, strict=True):
-            device[target] = list(host[source])
+            device[target][:] = host[source]
         read = [list(device[source]) for source in step.copy_sources]
         for content, target in zip(read, step.copy_targets, strict=True):
-            device[target] = content
+            device[target][:] = content
 
     def _learn(self, step: StepInput) -> None:
         for seq_id in step.removed:
@@ -158,11 +175,15 @@ class MemoryExecutor(Executor):
                 blocks[index] = block
 
     def _write(self, sequence: _Sequence, num_tokens: int) -> None:
-        size = self._settings.block_size
-        for position in range(sequence.num_computed, sequence.num_computed + num_tokens):
-            block = self._device[sequence.blocks[position // size]]
-            block[position % size] = sequence.tokens[position]
-        sequence.num_computed += num_tokens
+        size, tokens = self._settings.block_size, sequence.tokens
+        start, end = sequence.num_computed, sequence.num_computed + num_tokens
+        while start < end:
+            block, place = self._device[sequence.blocks[start // size]], start % size
+            stop = min(end, start - place + size)
+            block += [EMPTY] * (place - len(block))
+            block[place : place + stop - start] = tokens[start:stop]
+            start = stop
+        sequence.num_computed = end
 
     def _check(self, sequence: _Sequence) -> None:
         held = self._read(sequence.blocks, sequence.num_computed)
@@ -174,7 +195,10 @@ class MemoryExecutor(Executor):
             )
 
     def _read(self, blocks: Sequence[BlockId], num_tokens: int) -> list[int]:
-        content = [token for block in blocks for token in self._device[block]]
+        size, content = self._settings.block_size, list[int]()
+        for start in range(0, num_tokens, size):
+            content += self._device[blocks[start // size]]
+            content += [EMPTY] * (min(start + size, num_tokens) - len(content))
         return content[:num_tokens]
 
     def _draw(self, new: NewSequence, tokens: Sequence[int], index: int) -> int:

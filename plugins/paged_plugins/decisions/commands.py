@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,18 +14,61 @@ import typer
 
 from paged_core.cli.options import Given
 from paged_core.errors import SettingsError
+from paged_core.settings import Resolved
 from paged_plugins.decisions.diff import Difference, first_difference
-from paged_plugins.decisions.replay import Outcome, replay, settings_of
-from paged_plugins.decisions.scenario import Case, read_case
+from paged_plugins.decisions.replay import Outcome, check_settings, replay, settings_layer
+from paged_plugins.decisions.scenario import Case, find_cases, read_case
 from paged_plugins.decisions.side_by_side import one_step, side_by_side, totals
-from paged_plugins.decisions.trace import KEYS, read_traces
+from paged_plugins.decisions.trace import KEYS, UNFINISHED, read_traces
+
+_OF_MODELS = {
+    *("model", "tokenizer", "dtype", "device", "threads", "kv_cache_memory", "deterministic"),
+    *("enforce_eager", "trust_remote_code", "allow_pickle", "attention", "runner"),
+}
+"""Settings on which no decision depends."""
 
 Trace = list[dict[str, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A scenario with the settings that it is replayed under."""
+
+    case: Case
+    resolved: Resolved
+
+    @property
+    def name(self) -> str:
+        return self.case.scenario.name
+
+    def trace(self, outcome: Outcome | None = None) -> Iterator[dict[str, Any]]:
+        """Replay it; see :func:`~paged_plugins.decisions.replay.replay`."""
+        registry, settings = self.resolved.registry, self.resolved.settings
+        return replay(self.case.scenario, registry, outcome, settings)
+
+    def overrides(self) -> str:
+        """The settings that replace the scenario's own, and where each is written; or nothing.
+
+        Those that only concern models are left out.
+        """
+        settings = self.resolved.settings.model_dump(mode="json")
+        found = []
+        for key, origin in self.resolved.origins.items():
+            slot, _, option = key.partition(".")
+            is_own = origin.layer in {"default", "profile"} or origin.where == str(self.case.path)
+            if is_own or slot in _OF_MODELS:
+                continue
+            value = settings[slot][option] if option else settings[slot]
+            found.append(f"{key}={value} ({origin})")
+        return ", ".join(found)
+
+
 def replay_command(
     given: Given,
-    files: Annotated[list[Path], typer.Argument(help="Scenarios or recorded cases, YAML or JSON.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Scenarios or recorded cases, YAML or JSON, or folders of them."),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per step.")] = False,
     check: Annotated[
         bool,
@@ -32,28 +77,76 @@ def replay_command(
 ) -> int:
     """Run scenarios without a model and print the decisions of every step.
 
-    A scenario contains its settings: neither options nor the environment change them.
+    Settings given by option, variable or file replace those of the scenario; the output says which.
+    The exit status is 1 if a replay was stopped at `max_steps`.
     """
-    _refuse_settings(given)
-    cases = [read_case(path) for path in files]
-    for case in cases:
-        settings_of(case.scenario, given.registry)
+    runs = [_run(path, given) for path in find_cases(files)]
+    if overrides := runs[0].overrides():
+        (_note if as_json else echo)(f"settings over the scenario's own: {overrides}")
     if check:
-        return _check(cases, given, as_json)
-    several = len(cases) > 1
-    for case in cases:
-        name = case.scenario.name
-        if not as_json:
-            print_heading(name, case.scenario.about)
+        return _check(runs, as_json)
+    _refuse_equal_names(runs, as_json)
+    num_stopped = 0
+    for run in runs:
         outcome = Outcome()
-        for line in replay(case.scenario, given.registry, outcome):
-            if as_json:
-                echo(json.dumps({"scenario": name, **line} if several else line))
-            else:
+        if as_json:
+            _print_trace(run, outcome, names_scenario=len(runs) > 1)
+        else:
+            print_heading(run.name, run.case.scenario.about)
+            for line in run.trace(outcome):
                 echo(_in_words(line))
-        if not as_json:
-            _print_outcome(outcome, case.scenario.max_steps)
-    return 0
+            for name, reason in outcome.refused.items():
+                echo(f"{name} was not completed: {reason}")
+        if outcome.unfinished:
+            num_stopped += 1
+            stopped = (
+                f"stopped after {run.case.scenario.max_steps} steps; "
+                f"unfinished: {_names(outcome.unfinished)}"
+            )
+            if as_json:
+                _note(f"{run.name}: {stopped}; raise max_steps")
+            else:
+                echo(stopped)
+    return int(num_stopped > 0)
+
+
+def _run(path: Path, given: Given) -> Run:
+    case = read_case(path)
+    try:
+        resolved = given.resolve(settings_layer(case.scenario, str(path)))
+    except SettingsError as error:
+        raise SettingsError(f"scenario {case.scenario.name!r}: {error}") from None
+    run = Run(case, resolved)
+    try:
+        check_settings(case.scenario, resolved.settings)
+    except SettingsError as error:
+        overrides = run.overrides()
+        raise SettingsError(f"{error} ({overrides})" if overrides else str(error)) from None
+    return run
+
+
+def _refuse_equal_names(runs: Sequence[Run], as_json: bool) -> None:
+    """Traces of several scenarios are told apart by the scenario's name."""
+    paths: dict[str, Path] = {}
+    for run in runs if as_json else ():
+        if other := paths.get(run.name):
+            raise SettingsError(
+                f"{other} and {run.case.path} have the same name, {run.name!r}, by which the lines "
+                "of their traces could not be told apart; rename one or replay them by themselves"
+            )
+        paths[run.name] = run.case.path
+
+
+def _print_trace(run: Run, outcome: Outcome, names_scenario: bool) -> None:
+    named = {"scenario": run.name} if names_scenario else {}
+    last: dict[str, Any] | None = None
+    for line in run.trace(outcome):
+        if last:
+            echo(json.dumps({**named, **last}))
+        last = line
+    if last:
+        cut = {UNFINISHED: outcome.unfinished} if outcome.unfinished else {}
+        echo(json.dumps({**named, **last, **cut}))
 
 
 def diff_command(
@@ -91,15 +184,14 @@ def diff_command(
     return int(found)
 
 
-def _check(cases: Sequence[Case], given: Given, as_json: bool) -> int:
-    missing = [str(case.path) for case in cases if case.trace is None]
+def _check(runs: Sequence[Run], as_json: bool) -> int:
+    missing = [str(run.case.path) for run in runs if run.case.trace is None]
     if missing:
-        raise SettingsError(f"no recorded trace to compare with in {', '.join(missing)}")
+        raise SettingsError(f"no recorded trace to compare with in {_names(missing)}")
     num_different = 0
-    for case in cases:
+    for run in runs:
+        case, name, trace = run.case, run.name, list(run.trace())
         assert case.trace is not None
-        name = case.scenario.name
-        trace = list(replay(case.scenario, given.registry))
         difference = first_difference(trace, case.trace)
         if as_json:
             step = None if difference is None else difference.step
@@ -113,7 +205,7 @@ def _check(cases: Sequence[Case], given: Given, as_json: bool) -> int:
             _show(difference, name, sides, (trace, case.trace), as_json)
         num_different += difference is not None
     if not as_json:
-        echo(f"{len(cases) - num_different} of {len(cases)} traces equal")
+        echo(f"{len(runs) - num_different} of {len(runs)} traces equal")
     return int(num_different > 0)
 
 
@@ -155,13 +247,6 @@ def _show(
         echo(text)
 
 
-def _print_outcome(outcome: Outcome, max_steps: int) -> None:
-    for name, reason in outcome.refused.items():
-        echo(f"{name} was not completed: {reason}")
-    if outcome.unfinished:
-        echo(f"stopped after {max_steps} steps; unfinished: {_names(outcome.unfinished)}")
-
-
 def _in_words(line: dict[str, Any]) -> str:
     """One step on one line; empty fields are left out."""
     parts = [f"step {line['step']:4}"]
@@ -195,9 +280,14 @@ def _refuse_settings(given: Given) -> None:
     named = [option for option, path in files.items() if path is not None]
     named += [f"--{entry.key}" for entry in given.options]
     if named:
-        raise SettingsError(
-            f"{named[0]} has no effect here: scenarios and traces bring their settings"
-        )
+        raise SettingsError(f"{named[0]} has no effect here: a trace is compared as it is")
+
+
+def _note(text: str) -> None:
+    """Tell people something that does not belong in a trace."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(text + "\n")
 
 
 def print_heading(name: str, about: str) -> None:

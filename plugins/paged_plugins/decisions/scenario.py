@@ -2,31 +2,58 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
 
+from paged_core.config.documents import parse_json, parse_yaml
 from paged_core.errors import SettingsError
-from paged_plugins.decisions.trace import trace_problem
+from paged_plugins.decisions.trace import read_file, trace_problem
 
+MAX_FILE_SIZE = 2**28
+"""Bytes of a scenario or a recorded case."""
 MAX_PROMPT = 10_000_000
 """Largest prompt in tokens; a larger one is taken for a typing error."""
+MAX_TOKENS = 100_000_000
+"""Prompts and outputs of a scenario together."""
+MAX_READS = 10**11
+"""Tokens that all steps read back together, at most: for each output token, its whole sequence."""
+FIRST_OWN_ID = 10**9
+"""Token ids from here on are those of prompts given by their length, and generated ones."""
+_MAX_STEPS = 10**12
+_MAX_SECONDS = 1e12
+_SHOWN = 5
+"""Mistakes of a scenario that its error names."""
+_SUFFIXES = (".json", ".yaml", ".yml")
+_RANGE = re.compile(r"(\d{1,18}):(\d{1,18})", re.ASCII)
+
+Step = Annotated[int, Strict(), Field(ge=0, lt=_MAX_STEPS)]
+Seconds = Annotated[float, Strict(), Field(ge=0, le=_MAX_SECONDS, allow_inf_nan=False)]
+Count = Annotated[int, Strict(), Field(gt=0, le=MAX_TOKENS)]
 
 
 def _ranges(prompt: str) -> list[range]:
-    try:
-        bounds = [tuple(map(int, part.split(":"))) for part in prompt.split()]
-        return [range(start, end) for start, end in bounds]
-    except ValueError:
+    found = [_RANGE.fullmatch(part) for part in prompt.split()]
+    if not all(found):
         raise ValueError(
-            f"the prompt {prompt!r} is neither a length nor ranges such as '1000:1048 2000:2007'"
-        ) from None
+            f"the prompt {prompt!r:.80} is neither a length nor ranges such as "
+            "'1000:1048 2000:2007'"
+        )
+    return [range(int(each[1]), int(each[2])) for each in found if each]
 
 
 class _Strict(BaseModel):
@@ -36,16 +63,16 @@ class _Strict(BaseModel):
 class ScenarioRequest(_Strict):
     """One request of a scenario."""
 
-    id: str
-    step: int = Field(0, ge=0)
-    at: float | None = Field(None, ge=0)
-    prompt: int | str
-    output: int = Field(gt=0)
-    priority: int = 0
-    n: int = Field(1, ge=1)
-    cache_salt: str | None = None
-    tenant: str = ""
-    deadline: float | None = Field(None, ge=0)
+    id: StrictStr
+    step: Step = 0
+    at: Seconds | None = None
+    prompt: StrictInt | StrictStr
+    output: Count
+    priority: Annotated[int, Strict(), Field(gt=-(2**63), lt=2**63)] = 0
+    n: Count = 1
+    cache_salt: StrictStr | None = None
+    tenant: StrictStr = ""
+    deadline: Seconds | None = None
 
     @model_validator(mode="after")
     def _can_be_served(self) -> ScenarioRequest:
@@ -53,10 +80,19 @@ class ScenarioRequest(_Strict):
             raise ValueError("`step` and `at` exclude each other; give one of them")
         ranges = [range(self.prompt)] if isinstance(self.prompt, int) else _ranges(self.prompt)
         if not ranges or not all(ranges):
-            raise ValueError(f"the prompt {self.prompt!r} has no tokens, or an empty range")
-        if sum(map(len, ranges)) > MAX_PROMPT:
-            raise ValueError(f"the prompt {self.prompt!r} has more than {MAX_PROMPT:,} tokens")
+            raise ValueError(f"the prompt {self.prompt!r:.80} has no tokens, or an empty range")
+        if sum(each.stop - each.start for each in ranges) > MAX_PROMPT:
+            raise ValueError(f"the prompt {self.prompt!r:.80} has more than {MAX_PROMPT:,} tokens")
+        if max(each.stop for each in ranges) > FIRST_OWN_ID:
+            raise ValueError(
+                f"the prompt {self.prompt!r:.80} has a token id of {FIRST_OWN_ID:,} or more"
+            )
         return self
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt."""
+        return self.prompt if isinstance(self.prompt, int) else sum(map(len, _ranges(self.prompt)))
 
     def tokens(self, first_own: int) -> tuple[int, ...]:
         """Return the prompt; the ids of an integer prompt start at ``first_own``."""
@@ -68,28 +104,41 @@ class ScenarioRequest(_Strict):
 class ScenarioAbort(_Strict):
     """A request that is aborted just before a step is scheduled."""
 
-    id: str
-    step: int = Field(ge=0)
+    id: StrictStr
+    step: Step
 
 
 class Scenario(_Strict):
     """Settings and requests. ``settings`` are the engine's own, by keyword."""
 
-    name: str
-    about: str = ""
-    settings: dict[str, Any]
+    name: StrictStr
+    about: StrictStr = ""
+    settings: dict[StrictStr, Any]
     requests: tuple[ScenarioRequest, ...]
     aborts: tuple[ScenarioAbort, ...] = ()
-    seconds_per_step: float = Field(1.0, gt=0)
-    max_steps: int = Field(200, gt=0)
+    seconds_per_step: Annotated[Seconds, Field(gt=0)] = 1.0
+    max_steps: Annotated[Step, Field(gt=0)] = 200
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
-        ids = [request.id for request in self.requests]
-        if len(set(ids)) < len(ids):
+        ids = {request.id for request in self.requests}
+        if len(ids) < len(self.requests):
             raise ValueError("two requests have the same id")
+        for abort in self.aborts:
+            if abort.id not in ids:
+                raise ValueError(f"`aborts` names {abort.id!r:.80}, which no request is called")
         if "num_blocks" not in self.settings:
             raise ValueError("give settings.num_blocks: without a model it cannot be measured")
+        if "observers" in self.settings:
+            raise ValueError(
+                "leave settings.observers out, which can write files; give --observers instead"
+            )
+        num_tokens = sum(each.length + each.n * each.output for each in self.requests)
+        if num_tokens > MAX_TOKENS:
+            raise ValueError(
+                f"its prompts and outputs have {num_tokens:,} tokens together, and a replay takes "
+                f"{MAX_TOKENS:,} at most; shorten them or split it"
+            )
         return self
 
 
@@ -118,24 +167,42 @@ def read_case(path: Path) -> Case:
     try:
         return Case(Scenario.model_validate(content), trace, path)
     except ValidationError as error:
+        items = error.errors(include_url=False)
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or 'scenario'}: "
-            f"{item['msg'].removeprefix('Value error, ')}"
-            for item in error.errors()
+            f"{'.'.join(str(part) for part in item['loc']) or 'scenario':.80}: "
+            f"{item['msg'].removeprefix('Value error, '):.200}"
+            for item in items[:_SHOWN]
         )
-        raise SettingsError(f"{path} is not a scenario: {problems}") from None
+        more = f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+        raise SettingsError(f"{path} is not a scenario: {problems}{more}") from None
+
+
+def find_cases(paths: Iterable[Path]) -> list[Path]:
+    """Return the files, and for each folder the scenarios and cases in it, by name.
+
+    Raises:
+        SettingsError: a folder has none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = [path]
+        if path.is_dir():
+            inside = sorted(each for each in path.rglob("*") if each.suffix in _SUFFIXES)
+        if not inside:
+            raise SettingsError(f"{path} has no scenario in it: no {', '.join(_SUFFIXES)} file")
+        found += inside
+    return found
 
 
 def _read_mapping(path: Path) -> Mapping[str, Any]:
+    text = read_file(path, MAX_FILE_SIZE)
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"cannot read {path}: {error}") from None
-    try:
-        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
-        said = " ".join(str(error).split())
-        raise SettingsError(f"{path} cannot be parsed: {said}") from None
+        is_json = path.suffix == ".json"
+        content = parse_json(text) if is_json else parse_yaml(text, MAX_FILE_SIZE)[0]
+    except ValueError as error:
+        line = getattr(error, "line", None)
+        where = f", line {line}," if line else ""
+        raise SettingsError(f"{path}{where} cannot be parsed: {error}") from None
     if not isinstance(content, dict):
         raise SettingsError(f"{path} must hold a mapping with the keys of a scenario")
     return content

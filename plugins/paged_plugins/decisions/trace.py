@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from paged_core.config.documents import parse_json, read_text
 from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import StepRecord
 
@@ -27,6 +27,12 @@ KEYS = (
     "free_blocks",
 )
 """Keys of one line, in order."""
+
+MAX_TRACE_SIZE = 2**30
+"""Bytes of a file of traces."""
+
+UNFINISHED = "unfinished"
+"""Key of the last line of a trace that was cut off at ``max_steps``: requests that go on."""
 
 
 def trace_line(record: StepRecord, step: int) -> dict[str, Any]:
@@ -53,6 +59,7 @@ class _Line(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
+    scenario: str = ""
     step: int
     scheduled: dict[str, int]
     cached: dict[str, int]
@@ -85,8 +92,21 @@ def line_problem(line: object) -> str | None:
         item = error.errors()[0]
         key = ".".join(str(part) for part in item["loc"])
         said = item["msg"][:1].lower() + item["msg"][1:]
-        return f"{key}: {said}" if key else "it is not a mapping"
+        return f"{key:.80}: {said:.200}" if key else "it is not a mapping"
     return None
+
+
+def read_file(path: Path, max_size: int) -> str:
+    """Return the text of a scenario, a trace or a case.
+
+    Raises:
+        SettingsError: it cannot be read, or is too large.
+    """
+    try:
+        return read_text(path, max_size)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SettingsError(f"cannot read {path}: {reason}") from None
 
 
 def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -98,13 +118,10 @@ def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:
     Raises:
         SettingsError: the file is missing or holds something else.
     """
+    text = read_file(path, MAX_TRACE_SIZE)
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"cannot read {path}: {error}") from None
-    try:
-        whole = json.loads(text)
-    except json.JSONDecodeError:
+        whole = parse_json(text)
+    except ValueError:
         whole = None
     if isinstance(whole, dict) and "trace" in whole:
         if problem := trace_problem(whole["trace"]):
@@ -115,7 +132,7 @@ def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            step = json.loads(line)
+            step = parse_json(line)
         except ValueError as error:
             raise SettingsError(f"{path}, line {number}, is not JSON: {error}") from None
         if problem := line_problem(step):
@@ -128,11 +145,14 @@ def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def differing_keys(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """Keys whose values differ, the order of ``scheduled`` included."""
+    """Keys whose values differ, the order of ``scheduled`` included.
+
+    Where a trace was cut off is no decision, so it is left out.
+    """
     keys: Iterable[str] = dict.fromkeys((*KEYS, *ours, *theirs))
     return [
         key
         for key in keys
-        if ours.get(key) != theirs.get(key)
+        if (ours.get(key) != theirs.get(key) and key != UNFINISHED)
         or (key == "scheduled" and list(ours.get(key, ())) != list(theirs.get(key, ())))
     ]

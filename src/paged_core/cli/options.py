@@ -43,8 +43,8 @@ class Given:
     env_file: Path | None = None
     secrets_dir: Path | None = None
 
-    def resolve(self, **overrides: Any) -> Resolved:
-        """Return the settings of all layers, with ``overrides`` above them.
+    def resolve(self, below: Layer = (), /, **overrides: Any) -> Resolved:
+        """Return the settings of all layers, with ``overrides`` above and ``below`` beneath them.
 
         Raises:
             SettingsError, PluginError: as :func:`~paged_core.settings.load_settings` does.
@@ -57,6 +57,7 @@ class Given:
             options=self.options,
             overrides=overrides,
             environ=self.environ,
+            below=below,
         )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from paged_core.config.documents import parse_json
 from paged_core.errors import SettingsError
 
 
@@ -54,9 +54,9 @@ class Entry:
     def decoded(self) -> Any:
         """Return the list or table that the value is as JSON; SettingsError if it is not JSON."""
         try:
-            return json.loads(self.value)
-        except json.JSONDecodeError as error:
-            message = f"{self.key}: not valid JSON: {error}, in '{self.value}'"
+            return parse_json(self.value)
+        except ValueError as error:
+            message = f"{self.key}: not valid JSON: {error}, in '{self.value:.80}'"
             raise SettingsError(message + self.origin.suffix) from None
 
 

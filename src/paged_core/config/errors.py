@@ -40,7 +40,8 @@ def _line(item: ErrorDetails, known: Known, merged: Merged) -> str:
         message = _no_option(component, rest[-1], choices)
     else:
         message = f"no such setting{_nearest_setting(key, known)}"
-    return f"{'.'.join((key, *rest))}: {message}{entry.origin.suffix if entry else ''}"
+    suffix = entry.origin.suffix if entry else ""
+    return f"{'.'.join((key, *rest)):.200}: {message:.2000}{suffix}"
 
 
 def _entry(path: tuple[str, ...], merged: Merged) -> Entry | None:
@@ -56,7 +57,7 @@ def _message(item: ErrorDetails, entry: Entry | None) -> str:
     message = item["msg"]
     if item["type"] in {"missing", "no_component", "component"}:
         return message
-    message = f"{message[0].lower()}{message[1:]}, not {item['input']!r}"
+    message = f"{message[0].lower()}{message[1:]}, not {item['input']!r:.200}"
     if item["type"] in _CONTAINERS and entry and isinstance(entry.value, Text):
         message += "; write it as JSON"
     return message.replace("valid tuple", "valid list")

@@ -17,13 +17,15 @@ def memory_size(value: object) -> object:
     Up to 1 it is a fraction, a float; above, bytes, an int.
 
     Raises:
-        ValueError: it is malformed, or not more than 0.
+        ValueError: it is malformed, not more than 0, or 2**63 bytes or more.
     """
     number = _number(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         return value
-    if not 0 < number < float("inf"):
+    if not number > 0:
         raise ValueError("memory must be more than 0")
+    if number >= 2**63:
+        raise ValueError("there is no memory of 2**63 bytes")
     if number <= 1:
         return float(number)
     if number != int(number):
@@ -37,7 +39,7 @@ def _number(text: str) -> float:
         raise ValueError("give bytes, such as 2GiB or 500MB, or a fraction, such as 0.5")
     number, unit, binary = float(found[1]), found[2], found[3]
     if unit:
-        return float(int(number * (1024 if binary else 1000) ** _POWERS[unit.upper()]))
+        return float(number * (1024 if binary else 1000) ** _POWERS[unit.upper()] // 1)
     return number / 100 if "%" in text else number
 
 

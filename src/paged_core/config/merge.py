@@ -47,10 +47,10 @@ def _by_option(layer: Layer, slots: Mapping[str, Slot]) -> dict[tuple[str, ...],
         is_component = slot is not None and not slot.many and len(entry.path) == 1
         for one in _options(entry) if is_component else (entry,):
             other = found.setdefault(one.path, one)
-            if other.value != one.value:
+            if other is not one and other.value != one.value:
                 raise SettingsError(
-                    f"{one.key}: {other.origin} says {other.value!r},"
-                    f" {one.origin} says {one.value!r}; keep one of them"
+                    f"{one.key}: {other.origin} says {other.value!r:.80},"
+                    f" {one.origin} says {one.value!r:.80}; keep one of them"
                 )
     return found
 

@@ -1,4 +1,4 @@
-"""Reads settings where they are written, through the sources of pydantic-settings.
+"""Reads settings where they are written.
 
 Each function returns what one place says and leaves text as it is. It raises ``SettingsError`` with
 the line or the variable that is wrong, and ``OSError`` or ``ValueError`` where nothing can be read.
@@ -6,26 +6,21 @@ the line or the variable that is wrong, and ``OSError`` or ``ValueError`` where 
 
 from __future__ import annotations
 
+import os
+from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from io import BytesIO, StringIO
+from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import yaml
-from dotenv import dotenv_values
 from dotenv.parser import parse_stream
+from dotenv.variables import parse_variables
 from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    NestedSecretsSettingsSource,
-    SecretsSettingsSource,
-    TomlConfigSettingsSource,
-    YamlConfigSettingsSource,
-)
+from pydantic_settings import BaseSettings, EnvSettingsSource
 
+from paged_core.config.documents import MAX_SIZE, DocumentError, parse_toml, parse_yaml, read_text
 from paged_core.config.entry import Entry, Layer, Origin, Text
 from paged_core.config.suggest import did_you_mean, spelled_here
 from paged_core.config.variables import PREFIX, RESERVED
@@ -39,32 +34,52 @@ def from_environment(environ: Mapping[str, str], keys: Collection[str]) -> Layer
 
 def from_env_file(path: Path, keys: Collection[str]) -> Layer:
     """Return what the variables in a ``.env`` file say; those without the prefix are ignored."""
-    content = path.read_text("utf-8")
-    origins = {}
-    for name, value, (text, line), broken in parse_stream(StringIO(content)):
+    origins: dict[str, Origin] = {}
+    texts: dict[str, str | None] = {}
+    known: ChainMap[str, str | None] = ChainMap(texts, {**os.environ})
+    for name, value, (text, line), broken in parse_stream(StringIO(read_text(path))):
         line += text[: len(text) - len(text.lstrip())].count("\n")  # it begins with blank lines
         origins[name or ""] = origin = Origin("env", str(path), line)
         if broken or (name and name.startswith(PREFIX) and value is None):
             raise SettingsError(f"{origin}: write NAME=value, with closed quotes")
-    return _variables(dotenv_values(stream=StringIO(content)), origins, keys)
+        if name and value is not None:  # as dotenv_values does, which has no bound
+            parts = [part.resolve(known) for part in parse_variables(value)]
+            if sum(map(len, parts)) > MAX_SIZE // 16:
+                raise SettingsError(f"{origin}: longer than {MAX_SIZE // 16:,} characters")
+            texts[name] = "".join(parts)
+    return _variables(texts, origins, keys)
 
 
 def from_secrets_dir(folder: Path, keys: Collection[str]) -> Layer:
     """Return what the files of a directory say; each has the name of a variable, in any case."""
-    next(folder.iterdir(), None)  # raises where the source would find no files
-    secrets = SecretsSettingsSource(BaseSettings, folder)
-    files = NestedSecretsSettingsSource(secrets, secrets_case_sensitive=True).env_vars
-    origins = {name.upper(): Origin("env", str(folder / name)) for name in files}
-    return _variables({name.upper(): text for name, text in files.items()}, origins, keys)
+    origins: dict[str, Origin] = {}
+    texts: dict[str, str | None] = {}
+    for path in sorted(folder.iterdir()):
+        name = path.name.upper()
+        if not name.startswith(PREFIX) or not path.is_file():
+            continue
+        origin = Origin("env", str(path))
+        if name in origins:
+            raise SettingsError(f"{origins[name]} and {origin} give one setting; remove one")
+        try:
+            origins[name], texts[name] = origin, read_text(path).strip()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise SettingsError(f"cannot read {path}: {reason}") from None
+    return _variables(texts, origins, keys)
 
 
 def _variables(
     texts: Mapping[str, str | None], origins: Mapping[str, Origin], keys: Collection[str]
 ) -> Layer:
-    names = {name.lower(): name for name, text in texts.items() if text and name.startswith(PREFIX)}
-    for name in names.values():
-        key = name.removeprefix(PREFIX).lower()
+    names: dict[str, str] = {}
+    for name in texts:
+        key = name.upper().removeprefix(PREFIX).lower()
+        if not texts[name] or len(key) == len(name):
+            continue
         file = "" if origins[name].where == name else origins[name].suffix
+        if name != name.upper():
+            raise SettingsError(f"{name} sets nothing; write {name.upper()}{file}")
         if key in RESERVED and file:
             raise SettingsError(f"{name} is read from the environment only; set it there{file}")
         if key not in RESERVED and key.partition("__")[0] not in keys:
@@ -73,6 +88,7 @@ def _variables(
                 key, lambda key: PREFIX + key.upper().replace(".", "__")
             ) or did_you_mean(name, known)
             raise SettingsError(f"{name} sets nothing{near}{file}")
+        names[name.lower()] = name
     source = EnvSettingsSource(
         BaseSettings,
         case_sensitive=True,
@@ -96,28 +112,19 @@ def _variables(
 
 def from_file(path: Path) -> Layer:
     """Return what a settings file says: TOML if its name ends so, or else YAML."""
-    content, origin = path.read_text("utf-8"), Origin("yaml", str(path))
+    content, origin = read_text(path), Origin("yaml", str(path))
     if path.suffix.lower() != ".toml":
         return from_yaml(content, origin)
-    return list(_entries(TomlConfigSettingsSource(BaseSettings, _file(content))(), origin, {}))
+    return list(_entries(parse_toml(content), origin, {}))
 
 
 def from_yaml(content: str, origin: Origin) -> Layer:
     """Return what YAML says, each value with the line of its key."""
     try:
-        lines = _lines(content, origin)
-        values = YamlConfigSettingsSource(BaseSettings, _file(content))()
-        return list(_entries(values, origin, lines))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        where = replace(origin, line=mark.line + 1) if mark else origin
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise SettingsError(f"{where}: not valid YAML: {problem}") from None
-
-
-def _file(content: str) -> Any:
-    """Return text as a file: a pipe can be read only once, and a profile may not be a file."""
-    return SimpleNamespace(is_file=lambda: True, open=lambda *_, **__: BytesIO(content.encode()))
+        values, root = parse_yaml(content)
+        return list(_entries(values, origin, _lines(root))) if root else []
+    except DocumentError as error:
+        raise SettingsError(f"{replace(origin, line=error.line)}: {error}") from None
 
 
 def _entries(
@@ -131,21 +138,17 @@ def _entries(
             yield Entry(path, own, replace(origin, line=lines.get(path)))
 
 
-def _lines(content: str, origin: Origin) -> dict[tuple[str, ...], int]:
+def _lines(root: yaml.Node) -> dict[tuple[str, ...], int]:
     """Return the line of every key, and of every option of a table, of a YAML mapping."""
     lines: dict[tuple[str, ...], int] = {}
-    root = yaml.compose(content, yaml.SafeLoader)
-    if root and not isinstance(root, yaml.MappingNode):
-        raise SettingsError(f"{origin}, line 1: settings must be a mapping of keys to values")
-    tables: list[tuple[tuple[str, ...], Any]] = [((), root)] if root else []
+    if not isinstance(root, yaml.MappingNode):
+        raise DocumentError("settings must be a mapping of keys to values", 1)
+    tables: list[tuple[tuple[str, ...], Any]] = [((), root)]
     for above, table in tables:
-        yaml.SafeLoader("").flatten_mapping(table)
         for key, value in table.value:
             path, line = (*above, str(key.value)), key.start_mark.line + 1
             if key.tag != "tag:yaml.org,2002:str":
-                raise SettingsError(f"{origin}, line {line}: the key is not text; quote it")
-            if path in lines:
-                raise SettingsError(f"{origin}, line {line}: the key {path[-1]!r} is given twice")
+                raise DocumentError("the key is not text; quote it", line)
             lines[path] = line
             if not above and isinstance(value, yaml.MappingNode):
                 tables.append((path, value))

@@ -28,7 +28,7 @@ def check_request(
     Raises:
         RequestError: it can never be served; the message says why.
     """
-    name, length, sampling = f"request {request.id!r}", len(request.prompt), request.sampling
+    name, length = f"request {request.id!r}", len(request.prompt)
     if not length:
         raise RequestError(f"{name} has an empty prompt; it needs at least one token")
     if length >= capacity.max_model_len:
@@ -45,12 +45,7 @@ def check_request(
         _check_token_ids(request, capacity.vocab_size)
     if capacity.remote:
         _check_picklable(request)
-    if max_num_seqs is not None and sampling.width > max_num_seqs:
-        raise RequestError(
-            f"{name} asks for {_width_name(sampling)}={sampling.width} sequences, more than may "
-            f"run at once (scheduler.max_num_seqs={max_num_seqs})"
-        )
-    problem = run_problem(request, kv_cache, max_length)
+    problem = run_problem(request, kv_cache, max_num_seqs, max_length)
     if problem:
         raise RequestError(f"{name} can never run: {problem}")
     needed = kv_cache.blocks_to_start(length, max_length)
@@ -62,14 +57,22 @@ def check_request(
         )
 
 
-def run_problem(request: Request, kv_cache: KVCache, max_length: int) -> str | None:
-    """Say why a request can never have the run of blocks that the allocator would reserve for it.
+def run_problem(
+    request: Request, kv_cache: KVCache, max_num_seqs: int | None, max_length: int
+) -> str | None:
+    """Say why a scheduler would let a request wait for ever, or return ``None``.
 
-    Schedulers, which count blocks, cannot tell. ``None``: it can, or no runs are reserved.
+    It has more sequences than may run at once, or can never have the run of blocks that the
+    allocator would reserve for it, of which schedulers, which count blocks, know nothing.
     """
+    sampling = request.sampling
+    if max_num_seqs is not None and sampling.width > max_num_seqs:
+        return (
+            f"it asks for {_width_name(sampling)}={sampling.width} sequences, more than may run at "
+            f"once (scheduler.max_num_seqs={max_num_seqs})"
+        )
     if not kv_cache.reserves_runs:
         return None
-    sampling = request.sampling
     if sampling.width > 1:
         name = _width_name(sampling)
         return (
