@@ -13,7 +13,7 @@ from typing import Any
 
 from paged_backends.checkpoint.hub import download
 from paged_backends.checkpoint.json_file import read_json_object
-from paged_backends.checkpoint.weight_files import check_safetensors, find_weight_files
+from paged_backends.checkpoint.weight_files import find_weight_files, read_headers
 from paged_core.errors import CheckpointError
 
 DEMO = "demo"
@@ -43,7 +43,7 @@ class Checkpoint:
             model, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
         )
         path = folder / "config.json"
-        if not path.is_file():
+        if not path.exists():
             raise CheckpointError(
                 f"{folder} has no config.json, so it is not a model; give the folder that "
                 "`save_pretrained` wrote, or a hub id"
@@ -52,18 +52,19 @@ class Checkpoint:
         return cls(
             folder,
             read_json_object(path),
-            read_json_object(generation) if generation.is_file() else {},
+            read_json_object(generation) if generation.exists() else {},
         )
 
     @property
     def model_type(self) -> str:
         """The name of the architecture in transformers: ``llama``, ``gpt2``."""
-        return str(self.config.get("model_type", "unknown"))
+        return str(self.config.get("model_type", "unknown"))[:100]
 
     @property
     def architectures(self) -> list[str]:
         """The classes of transformers that the checkpoint was saved from."""
-        return list(self.config.get("architectures") or ())
+        listed = self.config.get("architectures")
+        return [str(name)[:100] for name in listed] if isinstance(listed, list) else []
 
     @cached_property
     def weight_files(self) -> list[Path]:
@@ -86,8 +87,7 @@ class Checkpoint:
             CheckpointError: they are not; the message names the file and the remedy.
         """
         if self.weight_files:
-            for path in self.weight_files:
-                check_safetensors(path)
+            read_headers(self.weight_files)
             return
         if self.pickle_files and allow_pickle:
             return
