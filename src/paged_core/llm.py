@@ -17,6 +17,7 @@ from paged_core.request import Request
 from paged_core.requests.pins import Pin, PinState
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings import EngineSettings, load_settings, settings_class
+from paged_core.text.bounded_encoding import encode_within
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import RequestOutput
 from paged_core.text.prompts import Prompt, as_list, as_token_ids, per_prompt
@@ -292,7 +293,8 @@ class LLM:
             return None, as_token_ids(prompt)
         if not prompt:
             raise RequestError("the prompt is empty; it needs at least one character")
-        return prompt, tuple(self._need_tokenizer("text").encode(prompt))
+        encode = self._need_tokenizer("text").encode
+        return prompt, encode_within(encode, prompt, self.engine.capacity.max_model_len)
 
     def _need_tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:

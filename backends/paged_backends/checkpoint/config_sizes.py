@@ -11,7 +11,7 @@ from paged_backends.checkpoint.folder import Checkpoint
 from paged_core.errors import CheckpointError
 
 _LAYERS = re.compile(r"^(n|num)_(\w+_)?(layers?|blocks?)$|^depth$")
-_SIZES = re.compile(r"size|dim|heads|head$|inner|embd|rank|experts|width|channels|groups")
+_SIZES = re.compile(r"size|dim|heads|head$|inner|embd|rank|experts|width|channels|groups|labels")
 _POSITIONS = re.compile(r"position|n_ctx|seq_len|sequence_length|seq_length|window")
 _SMALL = 1 << 20
 """A size that needs no weights to be believed."""
