@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paged_backends.checkpoint.config_sizes import check_sizes
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.pickle_file import PickleFile
 from paged_backends.checkpoint.safetensors_file import SafetensorsFile
@@ -65,14 +66,15 @@ def open_weights(checkpoint: Checkpoint, *, allow_pickle: bool) -> StoredWeights
     """Open the weights of a checkpoint; each is read when it is first used.
 
     Raises:
-        CheckpointError: they are missing, incomplete or in a form that may not be loaded.
+        CheckpointError: they are missing, incomplete, in a form that may not be loaded, or of
+            another model than the configuration describes.
     """
     checkpoint.check_weights(allow_pickle=allow_pickle)
-    if checkpoint.weight_files:
-        return StoredWeights(
-            checkpoint, [SafetensorsFile(path) for path in checkpoint.weight_files]
-        )
-    return StoredWeights(checkpoint, [PickleFile(path) for path in checkpoint.pickle_files])
+    files: Sequence[_File] = [SafetensorsFile(path) for path in checkpoint.weight_files]
+    files = files or [PickleFile(path) for path in checkpoint.pickle_files]
+    weights = StoredWeights(checkpoint, files)
+    check_sizes(checkpoint, weights.shapes)
+    return weights
 
 
 class _File(Protocol):
@@ -130,6 +132,7 @@ class StoredWeights:
                 f"{folder} lacks the weights {name}; it was saved from another kind of model, or "
                 "incompletely"
             )
+        self._files[found].dtype(found)
         stored = self._files[found].shape(found)
         if stored != shape:
             raise CheckpointError(

@@ -165,9 +165,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.budget.check(_magnitude(left) * _magnitude(right))
         elif operator == "%" and isinstance(left, str | bytes):
             self._check_growth("format", (), left, right)
-        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            if left.bit_length() * abs(right) > _MAX_BITS:
-                raise TemplateTooCostly(f"it computes with numbers of more than {_MAX_BITS} bits")
+        elif operator == "**" and _bits(left) * abs(right) > _MAX_BITS:
+            raise TemplateTooCostly(f"it computes with numbers of more than {_MAX_BITS} bits")
         result = super().call_binop(context, operator, left, right)
         if isinstance(result, list | tuple) and operator == "+":
             self.budget.charge(len(result))  # what is in it was charged before
@@ -256,6 +255,10 @@ def _call(method: str, argument: nodes.Expr) -> nodes.Call:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float)
+
+
+def _bits(value: object) -> int:
+    return value.bit_length() if isinstance(value, int) else 0
 
 
 def _magnitude(value: object) -> int:

@@ -14,7 +14,7 @@ _SLACK = 64
 def encode_within(
     encode: Callable[[str], Sequence[int]], text: str, max_tokens: int
 ) -> tuple[int, ...]:
-    """Return the token ids of ``text``; one that has far more than ``max_tokens`` is not read whole.
+    """Return the token ids of ``text``, without reading all of one that has far too many.
 
     Raises:
         RequestError: its beginning has more than ``max_tokens`` already.
