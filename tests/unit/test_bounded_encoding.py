@@ -20,7 +20,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("text", ["a", " ", "the dog ", "é", "x\n", "👍", "the quick brown fox "])
+@pytest.mark.parametrize("text", ["a", " ", "the dog ", "é", "👍", "the quick brown fox "])
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "metaspace"])
 def test_the_work_for_a_prompt_that_is_too_long_does_not_grow_with_it(kind: str, text: str) -> None:
     read: list[int] = []

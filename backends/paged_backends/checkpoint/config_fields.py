@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from reprlib import repr as short
-from typing import Any
+from typing import Any, TypeGuard
 
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_core.errors import CheckpointError
@@ -116,10 +116,11 @@ class ConfigFields:
         return value
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether ``value`` is :data:`NUMBER`; NaN is not."""
-    numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    return numeric and _MIN_NUMBER <= value <= _MAX_NUMBER
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return _MIN_NUMBER <= value <= _MAX_NUMBER
 
 
 def _is_integer(value: object, least: int, most: int) -> bool:

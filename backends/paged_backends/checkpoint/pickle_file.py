@@ -73,8 +73,7 @@ class PickleFile:
             raise self._wrong("its archive is compressed")
 
     def _check(self, name: object, tensor: object) -> None:
-        plain = isinstance(tensor, Tensor) and tensor.layout is torch.strided
-        if not isinstance(name, str) or not plain or tensor.is_quantized or tensor.is_meta:
+        if not isinstance(name, str) or not isinstance(tensor, Tensor) or not _is_plain(tensor):
             raise self._wrong(f"{str(name)[:100]} is no plain tensor")
         if tensor.nbytes > tensor.untyped_storage().nbytes():
             raise self._wrong(f"{name[:100]} is larger than its data")
@@ -84,3 +83,7 @@ class PickleFile:
             f"{self._path} is no pickle of weights that torch can read ({reason}); download it "
             "again, or convert it to safetensors"
         )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
