@@ -401,7 +401,7 @@ def test_any_damage_is_served_or_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", RUNNERS)
-@settings(FUZZ, max_examples=1500)
+@settings(FUZZ, max_examples=1000)
 @given(data=st.data())
 def test_any_damage_is_served_or_refused_at_length(
     data: st.DataObject, runner: str, whole: Path, tmp_path: Path
@@ -432,7 +432,7 @@ def test_any_configuration_of_any_family_is_served_or_refused(
 
 
 @pytest.mark.slow
-@settings(FUZZ, max_examples=3000)
+@settings(FUZZ, max_examples=2000)
 @given(data=st.data(), name=st.sampled_from(sorted(tiny_models.NATIVE)))
 def test_any_configuration_of_any_family_is_served_or_refused_at_length(
     data: st.DataObject, name: str, families: dict[str, Path], tmp_path: Path
@@ -497,7 +497,7 @@ def test_any_damage_to_a_tokenizer_is_used_or_refused(
 
 
 @pytest.mark.slow
-@settings(FUZZ, max_examples=5000)
+@settings(FUZZ, max_examples=4000)
 @given(data=st.data(), kind=st.sampled_from(sorted(KINDS)))
 def test_any_damage_to_a_tokenizer_is_used_or_refused_at_length(
     data: st.DataObject, kind: str, tokenizers: dict[str, Path], tmp_path: Path

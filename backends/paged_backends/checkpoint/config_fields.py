@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from reprlib import repr as short
 from typing import Any, TypeGuard
 
@@ -93,10 +94,7 @@ class ConfigFields:
         ):
             value = source.get("eos_token_id")
             if value is not None:
-                ids = value if isinstance(value, list) else [value]
-                if not all(_is_integer(item, 0, _MAX_INTEGER) for item in ids):
-                    raise self.wrong("eos_token_id", "a token id or a list of them")
-                return frozenset(ids)
+                return token_ids(self.checkpoint.folder, value)
         return frozenset()
 
     def wrong(self, name: str, kind: str) -> CheckpointError:
@@ -114,6 +112,21 @@ class ConfigFields:
         if value is _MISSING:
             raise self.wrong(name, "given")
         return value
+
+
+def token_ids(folder: Path, value: object) -> frozenset[int]:
+    """Return what a configuration says as ``eos_token_id``.
+
+    Raises:
+        CheckpointError: it is neither a token id nor a list of them.
+    """
+    ids = list(value) if isinstance(value, list | tuple) else [value]
+    if not all(_is_integer(item, 0, _MAX_INTEGER) for item in ids):
+        raise CheckpointError(
+            f"the configuration in {folder} says that eos_token_id is {short(value)}; it must be a "
+            "token id or a list of them"
+        )
+    return frozenset(ids)
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 from paged_backends.checkpoint.hub import download
@@ -18,6 +19,9 @@ from paged_core.errors import CheckpointError
 
 DEMO = "demo"
 """The name of the model that is shipped with the package."""
+
+_MAX_NAME = 100
+"""Characters of the name of an architecture."""
 
 
 @dataclass(frozen=True)
@@ -48,23 +52,26 @@ class Checkpoint:
                 f"{folder} has no config.json, so it is not a model; give the folder that "
                 "`save_pretrained` wrote, or a hub id"
             )
+        config = read_json_object(path)
+        kind = config.get("model_type", "")
+        if not isinstance(kind, str) or not kind.isprintable() or len(kind) > _MAX_NAME:
+            raise CheckpointError(
+                f"{path} does not name an architecture: model_type is {short(kind)}; download the "
+                "checkpoint again"
+            )
         generation = folder / "generation_config.json"
-        return cls(
-            folder,
-            read_json_object(path),
-            read_json_object(generation) if generation.exists() else {},
-        )
+        return cls(folder, config, read_json_object(generation) if generation.exists() else {})
 
     @property
     def model_type(self) -> str:
         """The name of the architecture in transformers: ``llama``, ``gpt2``."""
-        return str(self.config.get("model_type", "unknown"))[:100]
+        return str(self.config.get("model_type", "unknown"))
 
     @property
     def architectures(self) -> list[str]:
         """The classes of transformers that the checkpoint was saved from."""
         listed = self.config.get("architectures")
-        return [str(name)[:100] for name in listed] if isinstance(listed, list) else []
+        return [str(name)[:_MAX_NAME] for name in listed] if isinstance(listed, list) else []
 
     @cached_property
     def weight_files(self) -> list[Path]:

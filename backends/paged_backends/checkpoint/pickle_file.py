@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 
 import torch
@@ -26,6 +27,8 @@ class PickleFile:
             self._check_archive()
         try:
             content = torch.load(path, "cpu", weights_only=True, mmap=mapped)
+        except UnpicklingError as error:
+            raise self._wrong("it is damaged, or holds more than tensors") from error
         except Exception as error:  # damaged instructions of a pickle raise anything
             raise self._wrong(" ".join(str(error).split())[:200]) from error
         if not isinstance(content, Mapping):
