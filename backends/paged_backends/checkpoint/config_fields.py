@@ -120,7 +120,7 @@ def token_ids(folder: Path, value: object) -> frozenset[int]:
     Raises:
         CheckpointError: it is neither a token id nor a list of them.
     """
-    ids = list(value) if isinstance(value, list | tuple) else [value]
+    ids: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
     if not all(_is_integer(item, 0, _MAX_INTEGER) for item in ids):
         raise CheckpointError(
             f"the configuration in {folder} says that eos_token_id is {short(value)}; it must be a "
