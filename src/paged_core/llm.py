@@ -11,8 +11,7 @@ from typing import Any, Self
 from paged_core.beam_search_params import BeamSearchParams
 from paged_core.engine_driver import EngineDriver
 from paged_core.errors import EngineError, RequestError
-from paged_core.field_rules import instance, optional, shown
-from paged_core.field_rules import text as as_text
+from paged_core.field_rules import instance
 from paged_core.interfaces.executor import SupportsText
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.log import get_logger
@@ -24,10 +23,11 @@ from paged_core.sampling_params import SamplingParams
 from paged_core.settings import EngineSettings, load_settings, settings_class
 from paged_core.text.bad_words import bad_words_ids
 from paged_core.text.chat_options import chat_options
+from paged_core.text.encoding import encode_prompt
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import RequestOutput
 from paged_core.text.progress import Progress, progress_bar
-from paged_core.text.prompts import Prompt, as_conversations, as_list, as_token_ids, per_prompt
+from paged_core.text.prompts import Prompt, as_conversations, as_list, per_prompt
 from paged_core.wiring import build_engine
 
 _log = get_logger()
@@ -165,8 +165,7 @@ class LLM:
         prompts: list[Prompt] = []
         for conversation in as_conversations(messages):
             text = str(tokenizer.apply_chat_template(conversation, tokenize=False, **options))
-            token_ids = tokenizer.encode(text, add_special_tokens=False)  # the template adds them
-            prompts.append({"prompt": text, "prompt_token_ids": token_ids})
+            prompts.append({"prompt": text, "add_special_tokens": False})  # the template has them
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def beam_search(
@@ -218,7 +217,7 @@ class LLM:
                 few blocks would be left for requests.
             EngineError: computing it failed.
         """
-        text, token_ids = self._encode(prompt)
+        text, token_ids = self._encode(prompt, SamplingParams())
         pin = self.driver.pin(token_ids, ttl=ttl, cache_salt=cache_salt)
         generation = Generation(text, None)
         assert pin.group is not None
@@ -283,7 +282,7 @@ class LLM:
             RequestError: it can never be served.
         """
         sampling = self._resolve(_as_sampling(sampling))
-        text, token_ids = self._encode(prompt)
+        text, token_ids = self._encode(prompt, sampling)
         self._warn_of_greedy(sampling)
         generation = Generation(text, self.tokenizer)
         request = Request(
@@ -394,24 +393,13 @@ class LLM:
                 remedy="set temperature, to 1.0 for example",
             )
 
-    def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
+    def _encode(
+        self, prompt: Prompt, sampling: SamplingParams
+    ) -> tuple[str | None, tuple[int, ...]]:
         """Return a prompt's text, if it has one, and its token ids."""
-        if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-            if unknown or not prompt:
-                raise RequestError(
-                    "a prompt given as a mapping has the key 'prompt' or 'prompt_token_ids', not "
-                    f"{', '.join(map(shown, unknown)) or 'none'}"
-                )
-            if "prompt_token_ids" in prompt:
-                text = optional(as_text)("prompt", prompt.get("prompt"))
-                return text, as_token_ids(prompt["prompt_token_ids"])
-            prompt = prompt["prompt"]
-        if not isinstance(prompt, str):
-            return None, as_token_ids(prompt)
-        if not prompt:
-            raise RequestError("the prompt is empty; it needs at least one character")
-        return prompt, tuple(self._need_tokenizer("text").encode(prompt))
+        truncates = sampling.truncate_prompt_tokens is not None
+        limit = None if truncates else self.engine.capacity.max_model_len
+        return encode_prompt(prompt, self._need_tokenizer, limit)
 
     def _need_tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:

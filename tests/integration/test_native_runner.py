@@ -127,7 +127,7 @@ def test_a_tied_model_that_brings_a_head_of_its_own(llama: Path) -> None:
 
 def test_weights_that_are_not_there(llama: Path) -> None:
     change(llama, num_hidden_layers=3)
-    with pytest.raises(CheckpointError, match=r"lacks the weights model\.layers\.2\."):
+    with pytest.raises(CheckpointError, match="says 3 layers, and the weights are of 2"):
         load_runner(settings(llama), "native")
 
 

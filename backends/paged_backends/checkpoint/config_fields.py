@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any, TypeGuard
 
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_core.errors import CheckpointError
 
 _MISSING: Any = object()
+_MAX_INTEGER = 2**31 - 1
+_MAX_LAYERS = 10_000
+_MIN_NUMBER, _MAX_NUMBER = 1e-30, 1e30
+"""Far enough from what float32 rounds to zero or infinity to compute with."""
+
+NUMBER = f"a number from {_MIN_NUMBER} to {_MAX_NUMBER}"
 
 
 class ConfigFields:
@@ -29,22 +37,28 @@ class ConfigFields:
         """Return a field as it is; ``default`` if it is missing."""
         return self._values.get(name, default)
 
-    def integer(self, name: str, default: int = _MISSING) -> int:
-        """Return a whole number of at least 1."""
+    def integer(
+        self, name: str, default: int = _MISSING, *, least: int = 1, most: int = _MAX_INTEGER
+    ) -> int:
+        """Return a whole number of at least ``least`` and at most ``most``."""
         value = self._given(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.wrong(name, "a whole number of at least 1")
-        return value
+        if not _is_integer(value, least, most):
+            raise self.wrong(name, f"a whole number of at least {least} and at most {most}")
+        return int(value)
 
     def optional_integer(self, name: str, default: int | None) -> int | None:
         """Return a whole number of at least 1, or ``None`` if the field is null."""
         return None if self._values.get(name, default) is None else self.integer(name, default or 1)
 
+    def num_layers(self, name: str, default: int) -> int:
+        """Return a number of layers."""
+        return self.integer(name, default, most=_MAX_LAYERS)
+
     def number(self, name: str, default: float) -> float:
-        """Return a finite number."""
+        """Return a positive number that float32 can compute with."""
         value = self._given(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.wrong(name, "a number")
+        if not is_number(value):
+            raise self.wrong(name, NUMBER)
         return float(value)
 
     def optional_number(self, name: str, default: float | None) -> float | None:
@@ -80,17 +94,15 @@ class ConfigFields:
         ):
             value = source.get("eos_token_id")
             if value is not None:
-                ids = [value] if isinstance(value, int) else value
-                if not isinstance(ids, list) or not all(isinstance(item, int) for item in ids):
-                    raise self.wrong("eos_token_id", "a token id or a list of them")
-                return frozenset(ids)
+                return token_ids(self.checkpoint.folder, value)
         return frozenset()
 
     def wrong(self, name: str, kind: str) -> CheckpointError:
         """Return the error for a field that is not of this kind."""
         return CheckpointError(
             f"{self.checkpoint.folder / 'config.json'} does not describe a "
-            f"{self.checkpoint.model_type}: {name} must be {kind}, not {self._values.get(name)!r}"
+            f"{self.checkpoint.model_type}: {name} must be {kind}, not "
+            f"{short(self._values.get(name))}"
         )
 
     def _given(self, name: str, default: Any) -> Any:
@@ -100,3 +112,29 @@ class ConfigFields:
         if value is _MISSING:
             raise self.wrong(name, "given")
         return value
+
+
+def token_ids(folder: Path, value: object) -> frozenset[int]:
+    """Return what a configuration says as ``eos_token_id``.
+
+    Raises:
+        CheckpointError: it is neither a token id nor a list of them.
+    """
+    ids: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
+    if not all(_is_integer(item, 0, _MAX_INTEGER) for item in ids):
+        raise CheckpointError(
+            f"the configuration in {folder} says that eos_token_id is {short(value)}; it must be a "
+            "token id or a list of them"
+        )
+    return frozenset(ids)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether ``value`` is :data:`NUMBER`; NaN is not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return _MIN_NUMBER <= value <= _MAX_NUMBER
+
+
+def _is_integer(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

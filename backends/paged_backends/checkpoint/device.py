@@ -1,7 +1,10 @@
-"""The device that a model runs on."""
+"""The device that a model runs on, and its free memory."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import psutil
 import torch
 
 from paged_core.errors import SettingsError
@@ -44,3 +47,20 @@ def _answers(device: torch.device) -> bool:
     except (RuntimeError, NotImplementedError, AssertionError):
         return False
     return True
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that this process can still allocate."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min(psutil.virtual_memory().available, _free_in_control_group())
+
+
+def _free_in_control_group() -> int:
+    """Return the bytes left to a container; outside of one, more than any machine has."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        return max(0, limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # no such file, or the limit is "max"
+        return 1 << 62

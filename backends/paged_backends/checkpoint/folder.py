@@ -9,15 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 from paged_backends.checkpoint.hub import download
 from paged_backends.checkpoint.json_file import read_json_object
-from paged_backends.checkpoint.weight_files import check_safetensors, find_weight_files
+from paged_backends.checkpoint.weight_files import find_weight_files, read_headers
 from paged_core.errors import CheckpointError
 
 DEMO = "demo"
 """The name of the model that is shipped with the package."""
+
+_MAX_NAME = 100
+"""Characters of the name of an architecture."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +47,20 @@ class Checkpoint:
             model, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
         )
         path = folder / "config.json"
-        if not path.is_file():
+        if not path.exists():
             raise CheckpointError(
                 f"{folder} has no config.json, so it is not a model; give the folder that "
                 "`save_pretrained` wrote, or a hub id"
             )
+        config = read_json_object(path)
+        kind = config.get("model_type", "")
+        if not isinstance(kind, str) or not kind.isprintable() or len(kind) > _MAX_NAME:
+            raise CheckpointError(
+                f"{path} does not name an architecture: model_type is {short(kind)}; download the "
+                "checkpoint again"
+            )
         generation = folder / "generation_config.json"
-        return cls(
-            folder,
-            read_json_object(path),
-            read_json_object(generation) if generation.is_file() else {},
-        )
+        return cls(folder, config, read_json_object(generation) if generation.exists() else {})
 
     @property
     def model_type(self) -> str:
@@ -63,7 +70,8 @@ class Checkpoint:
     @property
     def architectures(self) -> list[str]:
         """The classes of transformers that the checkpoint was saved from."""
-        return list(self.config.get("architectures") or ())
+        listed = self.config.get("architectures")
+        return [str(name)[:_MAX_NAME] for name in listed] if isinstance(listed, list) else []
 
     @cached_property
     def weight_files(self) -> list[Path]:
@@ -86,8 +94,7 @@ class Checkpoint:
             CheckpointError: they are not; the message names the file and the remedy.
         """
         if self.weight_files:
-            for path in self.weight_files:
-                check_safetensors(path)
+            read_headers(self.weight_files)
             return
         if self.pickle_files and allow_pickle:
             return

@@ -1,27 +1,89 @@
-"""A JSON file of a checkpoint."""
+"""A JSON file of a checkpoint, within bounds: of its size, its depth and its numbers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from paged_core.errors import CheckpointError
+
+_MAX_BYTES = 32 << 20
+"""The largest known index of weight files takes 15 MB."""
+_MAX_DEPTH = 50
 
 
 def read_json_object(path: Path) -> Mapping[str, Any]:
     """Return the object in ``path``.
 
     Raises:
-        CheckpointError: the file cannot be read, or does not hold a JSON object.
+        CheckpointError: the file cannot be read, is too large or nested too deeply, or does not
+            hold a JSON object, or one that gives a name two values.
+    """
+    return parse_json_object(path, read_text(path))
+
+
+def read_text(path: Path) -> str:
+    """Return the text of ``path``, in UTF-8.
+
+    Raises:
+        CheckpointError: it is no file, too large, or cannot be read.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        if not path.is_file():
+            raise CheckpointError(f"{path} is not a file; download the checkpoint again")
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise CheckpointError(
+                f"{path} has {size} bytes, and no such file of a checkpoint needs more than "
+                f"{_MAX_BYTES}; download the checkpoint again"
+            )
+        return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as text ({error}); download the checkpoint again"
+        ) from error
+
+
+def parse_json_object(path: Path, text: str | bytes) -> dict[str, Any]:
+    """Return the object in ``text``, which was read from ``path``; raise as the above."""
+    try:
+        content = json.loads(text, object_pairs_hook=_unambiguous)
+        deep = not _is_shallow(content)
+    except RecursionError:
+        deep = True
+    except ValueError as error:
         raise CheckpointError(
             f"{path} cannot be read as JSON ({error}); download the checkpoint again"
         ) from error
+    if deep:
+        raise CheckpointError(
+            f"{path} is nested more than {_MAX_DEPTH} levels deep; download the checkpoint again"
+        )
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold a JSON object; download the checkpoint again")
     return content
+
+
+def _unambiguous(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        for name, value in pairs:
+            if content[name] != value:
+                raise ValueError(f"{name[:100]!r} is given twice, with different values")
+    return content
+
+
+def _is_shallow(content: Any) -> bool:
+    level = [content]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            item
+            for value in level
+            if isinstance(value, dict | list)
+            for item in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return True
+    return False

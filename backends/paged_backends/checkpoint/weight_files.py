@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from paged_backends.checkpoint.json_file import read_json_object
+from paged_backends.checkpoint.safetensors_header import StoredTensor, read_header
 from paged_core.errors import CheckpointError
+
+_MAX_NAME = 200
+"""Characters of the name of a weight file."""
 
 
 def find_weight_files(folder: Path, name: str) -> list[Path]:
     """Return ``name`` in ``folder`` or else the shards of its index, sorted; empty: there is none.
 
     Raises:
-        CheckpointError: the index cannot be read, or names a file that is missing.
+        CheckpointError: the index cannot be read, names a file that is missing, or one outside of
+            the folder.
     """
     index = folder / f"{name}.index.json"
     if (folder / name).is_file():
@@ -25,7 +29,7 @@ def find_weight_files(folder: Path, name: str) -> list[Path]:
     shards = read_json_object(index).get("weight_map")
     if not isinstance(shards, Mapping) or not shards:
         raise CheckpointError(f"{index} names no weight files; download the checkpoint again")
-    files = [folder / shard for shard in sorted(set(shards.values()))]
+    files = [_inside(index, shard) for shard in sorted(set(map(_text, shards.values())))]
     missing = [path.name for path in files if not path.is_file()]
     if missing:
         listed = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
@@ -36,35 +40,42 @@ def find_weight_files(folder: Path, name: str) -> list[Path]:
     return files
 
 
-def check_safetensors(path: Path) -> None:
-    """Compare a file's size with its header: eight bytes of length, JSON, then the data.
+def read_headers(paths: Sequence[Path]) -> dict[str, StoredTensor]:
+    """Return the tensors of safetensors files, which together are one checkpoint.
 
     Raises:
-        CheckpointError: the file is truncated, corrupt, or a git-lfs pointer.
+        CheckpointError: a file is corrupt, or two of them hold a tensor of the same name.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 0 < length <= size - 8:
-            if prefix.startswith(b"version "):
-                raise CheckpointError(
-                    f"{path} is a git-lfs pointer, not the weights; run `git lfs pull` there"
-                )
+    tensors: dict[str, StoredTensor] = {}
+    for path in paths:
+        header = read_header(path)
+        twice = header.keys() & tensors.keys()
+        if twice:
             raise CheckpointError(
-                f"{path} is truncated or not a safetensors file ({size} bytes); download it again"
+                f"{path} holds {min(twice)}, which another weight file of {path.parent} holds too; "
+                "download the checkpoint again"
             )
-        try:
-            header = json.loads(file.read(length))
-            ends = [
-                entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"
-            ]
-        except (ValueError, LookupError, AttributeError, TypeError) as error:
-            raise CheckpointError(
-                f"{path} has a corrupt safetensors header; download it again"
-            ) from error
-    expected = 8 + length + max(ends, default=0)
-    if size != expected:
+        tensors.update(header)
+    return tensors
+
+
+def _text(shard: Any) -> str:
+    """Return what an index says; what is no text is refused later, as no name of a file."""
+    return shard if isinstance(shard, str) else ""
+
+
+def _inside(index: Path, shard: str) -> Path:
+    """Return the path of a shard.
+
+    A link to a file is followed: a hub cache consists of them, and an index cannot make one. A
+    link to a folder is not, because an index could name anything in there.
+    """
+    folder = index.parent
+    path = folder / shard
+    plain = shard.isprintable() and len(shard) < _MAX_NAME and ".." not in path.parts
+    if not plain or not path.parent.resolve().is_relative_to(folder.resolve()):
         raise CheckpointError(
-            f"{path} has {size} bytes where its header promises {expected}; download it again"
+            f"{index} names {shard[:100]!r} as a weight file, which is not in its folder; download "
+            "the checkpoint again"
         )
+    return path

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Sequence
 from math import prod
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from paged_backends.checkpoint.config_sizes import check_sizes
 from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.checkpoint.pickle_file import PickleFile
 from paged_backends.checkpoint.safetensors_file import SafetensorsFile
+from paged_backends.checkpoint.unused_weights import (
+    check_unused,
+    is_computed,
+    layer_number,
+    other_layers,
+)
 from paged_core.errors import CheckpointError
 
 Shape = tuple[int, ...]
@@ -38,23 +44,45 @@ class Weights(Protocol):
     def release(self) -> None:
         """Release the memory of weights that are no longer used; views stay valid."""
 
+    def check_layers(self, num_layers: int, /) -> None:
+        """Check that there are weights of so many layers, before any is taken.
 
-def open_weights(checkpoint: Checkpoint, *, allow_pickle: bool) -> Weights:
+        Raises:
+            CheckpointError: there are those of more layers, or of fewer.
+        """
+
+    def check_all_taken(self, *, tied: bool) -> None:
+        """Check that every weight was taken, or is known to be of no use.
+
+        Args:
+            tied: the head is the embedding.
+
+        Raises:
+            CheckpointError: the model would lack one.
+        """
+
+
+def open_weights(checkpoint: Checkpoint, *, allow_pickle: bool) -> StoredWeights:
     """Open the weights of a checkpoint; each is read when it is first used.
 
     Raises:
-        CheckpointError: they are missing, incomplete or in a form that may not be loaded.
+        CheckpointError: they are missing, incomplete, in a form that may not be loaded, or of
+            another model than the configuration describes.
     """
     checkpoint.check_weights(allow_pickle=allow_pickle)
-    if checkpoint.weight_files:
-        return StoredWeights(
-            checkpoint, [SafetensorsFile(path) for path in checkpoint.weight_files]
-        )
-    return StoredWeights(checkpoint, [_Pickle(path) for path in checkpoint.pickle_files])
+    files: Sequence[_File] = [SafetensorsFile(path) for path in checkpoint.weight_files]
+    files = files or [PickleFile(path) for path in checkpoint.pickle_files]
+    weights = StoredWeights(checkpoint, files)
+    check_sizes(checkpoint, weights.shapes)
+    return weights
 
 
 class _File(Protocol):
     def __iter__(self) -> Iterator[str]: ...
+
+    def shape(self, name: str) -> Shape: ...
+
+    def dtype(self, name: str) -> torch.dtype: ...
 
     def tensor(self, name: str) -> Tensor: ...
 
@@ -68,15 +96,30 @@ class StoredWeights:
         self._checkpoint = checkpoint
         self._files = {name: file for file in files for name in file}
         self._all = files
+        self._taken: set[str] = set()
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the first matrix."""
         for name, file in self._files.items():
-            tensor = file.tensor(name)
-            if tensor.ndim > 1 and tensor.is_floating_point():
-                return tensor.dtype
+            if len(file.shape(name)) > 1 and not is_computed(name):
+                return file.dtype(name)
         return torch.float32
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The shape of each weight."""
+        return {name: file.shape(name) for name, file in self._files.items()}
+
+    def check_dtypes(self) -> None:
+        """Check that all weights are floating-point numbers.
+
+        Raises:
+            CheckpointError: one is not, and is no table that a model computes itself.
+        """
+        for name, file in self._files.items():
+            if not is_computed(name):
+                file.dtype(name)
 
     def has(self, name: str, /) -> bool:
         return name in self._files or _bare(name) in self._files
@@ -89,17 +132,33 @@ class StoredWeights:
                 f"{folder} lacks the weights {name}; it was saved from another kind of model, or "
                 "incompletely"
             )
-        tensor = self._files[found].tensor(found)
-        if tuple(tensor.shape) != shape:
+        self._files[found].dtype(found)
+        stored = self._files[found].shape(found)
+        if stored != shape:
             raise CheckpointError(
-                f"in {folder}, {name} has another shape, {tuple(tensor.shape)}, than the "
-                f"{shape} that config.json says; the two files do not belong together"
+                f"in {folder}, {name} has another shape, {stored}, than the {shape} that "
+                "config.json says; the two files do not belong together"
             )
-        return tensor
+        self._taken.add(found)
+        return self._files[found].tensor(found)
 
     def release(self) -> None:
         for file in self._all:
             file.release()
+
+    def check_layers(self, num_layers: int, /) -> None:
+        numbers = {number for name in self._files if (number := layer_number(name)) is not None}
+        stored = max(numbers, default=-1) + 1
+        if stored != num_layers:
+            raise other_layers(self._checkpoint.folder, num_layers, stored)
+
+    def check_all_taken(self, *, tied: bool) -> None:
+        check_unused(
+            self._files.keys() - self._taken,
+            folder=self._checkpoint.folder,
+            config=self._checkpoint.config,
+            tied=tied,
+        )
 
 
 class RandomWeights:
@@ -122,28 +181,11 @@ class RandomWeights:
     def release(self) -> None:
         """Do nothing: no memory is kept."""
 
+    def check_layers(self, num_layers: int, /) -> None:
+        """Do nothing: there are weights of any number of layers."""
 
-class _Pickle:
-    """A loaded pickle, with the methods of a safetensors file."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._content = torch.load(path, "cpu", weights_only=True, mmap=True)
-        except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-            raise CheckpointError(
-                f"{path} is no pickle of weights that torch can read ({str(error)[:200]}); "
-                "download it again, or convert it to safetensors"
-            ) from error
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._content)
-
-    def tensor(self, name: str) -> Tensor:
-        tensor: Tensor = self._content[name]
-        return tensor
-
-    def release(self) -> None:
-        """Do nothing: a pickle is released as a whole."""
+    def check_all_taken(self, *, tied: bool) -> None:
+        """Do nothing: a weight is made when it is taken."""
 
 
 def _bare(name: str) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 
 from paged_backends.attention.cache_layout import layout_of
+from paged_backends.checkpoint.device import free_memory
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.layer import LayerSpec
@@ -102,7 +101,7 @@ def _length(settings: EngineSettings, model_length: int | None) -> int:
 def _device_blocks(
     settings: EngineSettings, block_bytes: int, device: torch.device, length: int
 ) -> int:
-    free, asked = _free_memory(device), settings.num_blocks
+    free, asked = free_memory(device), settings.num_blocks
     if asked is None:
         return _fitting_blocks(settings, block_bytes, free, device, length)
     if asked * block_bytes > free:
@@ -149,7 +148,7 @@ def _host_blocks(
     *,
     needed: bool,
 ) -> int:
-    free = _free_memory(torch.device("cpu"))
+    free = free_memory(torch.device("cpu"))
     if device.type == "cpu":
         free = max(0, free - num_blocks * block_bytes)
     asked = settings.num_host_blocks
@@ -166,23 +165,6 @@ def _host_blocks(
     if fitting < num_blocks:
         log.warning("host_blocks_lowered", from_blocks=num_blocks, to_blocks=fitting)
     return min(num_blocks, fitting)
-
-
-def _free_memory(device: torch.device) -> int:
-    """Return the bytes that this process can still allocate."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return min(psutil.virtual_memory().available, _free_in_control_group())
-
-
-def _free_in_control_group() -> int:
-    """Return the bytes left to a container; outside of one, more than any machine has."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())
-        return max(0, limit - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):  # no such file, or the limit is "max"
-        return 1 << 62
 
 
 def _size(num_bytes: int) -> str:

@@ -7,8 +7,9 @@ files, without importing that library.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,26 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from paged_backends.checkpoint.json_file import read_text
 from paged_backends.text.content_parts import with_joined_text
-from paged_core.errors import RequestError
+from paged_backends.text.template_bounds import BoundedEnvironment, Budget, TemplateTooCostly
+from paged_core.errors import CheckpointError, RequestError
 from paged_core.field_rules import shown
 
 _CUT = "<end of the message to go on with>"
+_MAX_FORM = 1000
+"""Characters of the format of a date."""
 
 
 @dataclass
 class ChatTemplate:
-    """The templates of one checkpoint; compiled when first used."""
+    """The templates of one checkpoint, compiled when they are used."""
 
     sources: Mapping[str, str]
     """By name: ``default``, and perhaps ``tool_use`` and others."""
     special_tokens: Mapping[str, str]
     """``bos_token``, ``eos_token`` and the like, as templates call them."""
-    _environment: ImmutableSandboxedEnvironment | None = field(default=None, init=False)
 
     @classmethod
     def find(
@@ -44,18 +47,23 @@ class ChatTemplate:
 
         Args:
             config: the content of ``tokenizer_config.json``.
+
+        Raises:
+            CheckpointError: a template is not text.
         """
         sources: dict[str, str] = {}
         listed = config.get("chat_template")
         if isinstance(listed, str):
             sources["default"] = listed
         elif isinstance(listed, list):
-            sources.update((entry["name"], entry["template"]) for entry in listed)
+            sources.update(map(_named_template, listed))
+        elif listed is not None:
+            raise _wrong_templates(listed)
         for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
-            sources[path.stem] = path.read_text(encoding="utf-8")
+            sources[path.stem] = read_text(path)
         path = folder / "chat_template.jinja"
-        if path.is_file():
-            sources["default"] = path.read_text(encoding="utf-8")
+        if path.exists():
+            sources["default"] = read_text(path)
         return cls(sources, special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
@@ -68,8 +76,13 @@ class ChatTemplate:
                 ``chat_template`` (a name or the template itself); the template sees all others.
 
         Raises:
-            RequestError: there is no template, it refuses the messages, or they are malformed.
+            RequestError: there is no template, it refuses the messages, they are malformed, or
+                it does more than any template needs: see :mod:`.template_bounds`.
         """
+        try:
+            budget = Budget((messages, options))
+        except TemplateTooCostly as error:
+            raise RequestError(f"the messages are too large: {error}; shorten them") from error
         messages = _checked(messages)
         tools = options.pop("tools", None) or None
         source = self._choose(options.pop("chat_template", None), bool(tools))
@@ -79,19 +92,18 @@ class ChatTemplate:
         if go_on:
             messages = _with_cut(messages, options)
         variables = {**self.special_tokens, **_plain(options), "tools": _plain(tools)}
-        if self._environment is None:
-            self._environment = _environment()
         try:
-            text = self._environment.from_string(source).render(messages=messages, **variables)
+            template = _environment(budget).from_string(source)
+            text = template.render(messages=messages, **variables)
         except TemplateSyntaxError as error:
             raise RequestError(
-                f"the chat template is not valid Jinja (line {error.lineno}: {error.message}); "
-                "pass another as chat_template, or send a plain prompt"
+                f"the chat template is not valid Jinja (line {error.lineno}: "
+                f"{_short(error.message)}); pass another as chat_template, or send a plain prompt"
             ) from error
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        except Exception as error:  # a template is a program
             raise RequestError(
-                f"the chat template refused these messages: {error}; change the messages, or pass "
-                "another template as chat_template"
+                f"the chat template refused these messages: {_short(error)}; change the messages, "
+                "or pass another template as chat_template"
             ) from error
         return _cut(text, messages) if go_on else text
 
@@ -123,11 +135,14 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+def _environment(budget: Budget) -> BoundedEnvironment:
+    environment = BoundedEnvironment(
+        budget,
+        {"tojson": _tojson},
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, loopcontrols],
     )
-    environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     environment.globals["dict"] = _dict
@@ -147,11 +162,32 @@ def _tojson(
     )
 
 
+def _named_template(entry: object) -> tuple[str, str]:
+    if isinstance(entry, Mapping):
+        name, source = entry.get("name"), entry.get("template")
+        if isinstance(name, str) and isinstance(source, str):
+            return name, source
+    raise _wrong_templates(entry)
+
+
+def _wrong_templates(value: object) -> CheckpointError:
+    return CheckpointError(
+        "chat_template in tokenizer_config.json is a template, or a list of objects with a name "
+        f"and a template, and not {shown(value)}; download the checkpoint again"
+    )
+
+
+def _short(error: object) -> str:
+    return " ".join(str(error).split())[:300]
+
+
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
 def _strftime_now(form: str) -> str:
+    if len(form) > _MAX_FORM or re.search(r"%[^a-zA-Z%]*\d", form):
+        raise TemplateError("a date is formatted without widths")
     return datetime.now().strftime(form)
 
 

@@ -21,6 +21,7 @@ from paged_backends.checkpoint.json_file import read_json_object
 from paged_backends.text.byte_detokenizer import ByteDetokenizer, TokenBytes
 from paged_backends.text.chat_template import ChatTemplate
 from paged_backends.text.detokenizer import IncrementalDetokenizer
+from paged_backends.text.fast_tokenizer import library_errors, load_fast
 from paged_core.errors import CheckpointError, RequestError
 
 _OTHER_FORMATS = (
@@ -47,11 +48,13 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Checkpoint
     """
     folder = resolve_checkpoint(model, trust_remote_code=trust_remote_code)
     config = _read(folder / "tokenizer_config.json")
-    own_code = trust_remote_code and "AutoTokenizer" in (config.get("auto_map") or {})
+    listed = config.get("auto_map")
+    own_code = trust_remote_code and isinstance(listed, Mapping) and "AutoTokenizer" in listed
     path = folder / "tokenizer.json"
-    if path.is_file() and not own_code:
-        return _from_tokenizers(folder, _load_fast(path), config)
-    if own_code or any(any(folder.glob(pattern)) for pattern in _OTHER_FORMATS):
+    if path.exists() and not own_code:
+        return _from_tokenizers(folder, load_fast(path), config)
+    others = (path for pattern in _OTHER_FORMATS for path in folder.glob(pattern))
+    if own_code or any(path.is_file() for path in others):
         return _from_transformers(folder, config, trust_remote_code)
     return None
 
@@ -130,33 +133,26 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _load_fast(path: Path) -> FastTokenizer:
-    try:
-        return FastTokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(
-            f"{path} is not a tokenizer that this version of `tokenizers` can read ({error}); "
-            "download it again, or upgrade the library"
-        ) from error
-
-
 def _from_tokenizers(
     folder: Path, fast: FastTokenizer, config: Mapping[str, Any]
 ) -> CheckpointTokenizer:
     named = _named_tokens(folder, config)
     fast.no_truncation()  # a prompt that is too long is refused, never truncated silently
     fast.no_padding()
-    _add_tokens(fast, named, config)
-    if config.keys() & {"add_bos_token", "add_eos_token"}:
-        _surround(fast, named, config)
+    with library_errors(lambda reason: _contradictory(folder, reason)):
+        _add_tokens(fast, named, config)
+        if config.keys() & {"add_bos_token", "add_eos_token"}:
+            _surround(fast, named, config)
     added = fast.get_added_tokens_decoder()
 
     def encode_text(text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = fast.encode(text, add_special_tokens=add_special_tokens).ids
+        with library_errors(_cannot_encode):
+            ids: list[int] = fast.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode_ids(token_ids: Sequence[int]) -> str:
-        text: str = fast.decode(token_ids, skip_special_tokens=False)
+        with library_errors(_cannot_decode):
+            text: str = fast.decode(token_ids, skip_special_tokens=False)
         return text
 
     return CheckpointTokenizer(
@@ -216,20 +212,21 @@ def _from_transformers(
         slow = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except (OSError, ValueError, ImportError, LookupError, TypeError, AttributeError) as error:
-        cause = (str(error).splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # each class of tokenizers has its own checks
+        cause = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise CheckpointError(
             f"the tokenizer in {folder} cannot be loaded ({cause}); save it as tokenizer.json with "
             "a version of transformers that knows it, or set `tokenizer` to another model's"
         ) from error
 
     def encode_text(text: str, add_special_tokens: bool) -> list[int]:
-        return list(slow.encode(text, add_special_tokens=add_special_tokens))
+        with library_errors(_cannot_encode):
+            return list(slow.encode(text, add_special_tokens=add_special_tokens))
 
     def decode_ids(token_ids: Sequence[int]) -> str:
-        return str(
-            slow.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
+        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        with library_errors(_cannot_decode):
+            return str(slow.decode(token_ids, **options))
 
     vocab = slow.get_vocab()
     return CheckpointTokenizer(
@@ -262,4 +259,24 @@ def _content(token: Any) -> str | None:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    return read_json_object(path) if path.is_file() else {}
+    return read_json_object(path) if path.exists() else {}
+
+
+def _contradictory(folder: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"{folder / 'tokenizer_config.json'} and tokenizer.json do not belong together ({reason}); "
+        "download the checkpoint again"
+    )
+
+
+def _cannot_encode(reason: str) -> RequestError:
+    return RequestError(
+        f"the model's tokenizer cannot encode the text ({reason}); change it, or give token ids"
+    )
+
+
+def _cannot_decode(reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"the model's tokenizer cannot decode its own tokens ({reason}); download it again, or set "
+        "`tokenizer` to another model's"
+    )

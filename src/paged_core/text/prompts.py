@@ -9,7 +9,8 @@ from paged_core.errors import RequestError
 from paged_core.field_rules import Rule, entries, refusal, token_ids
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``."""
+"""Text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``; with
+``"add_special_tokens": False`` text has the special tokens already."""
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

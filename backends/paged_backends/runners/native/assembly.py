@@ -23,7 +23,8 @@ from paged_backends.runners.native.ops import HeadOp, Linear, Ops, RowOp, rounde
 class Assembly:
     """Builds the decoder of one model, weight by weight.
 
-    Every method raises :class:`CheckpointError` if a weight is missing or has another shape.
+    Every method raises :class:`CheckpointError` if a weight is missing or has another shape, and
+    :meth:`decoder` if the checkpoint holds some that the model would lack.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Assembly:
         """Return the whole decoder."""
         config, names = self._config, self._names
         hidden, width = config.hidden_size, config.embedding_size
+        self._weights.check_layers(len(config.layers))
         table = self._weights.take(f"{names.embedding}.weight", (config.vocab_size, width))
         if not self._ops.copies_weights:
             table = table.to(device=self._device, dtype=self._dtype)
@@ -55,7 +57,7 @@ class Assembly:
             rows = config.learned_positions + config.max_model_len
             positions = self._tensor(f"{names.positions}.weight", (rows, hidden))
         narrow = width != hidden
-        return Decoder(
+        decoder = Decoder(
             config,
             embedding=Embedding(
                 table_VE=table,
@@ -72,6 +74,8 @@ class Assembly:
             best=self._ops.best,
             device=self._device,
         )
+        self._weights.check_all_taken(tied=config.tied)
+        return decoder
 
     def _head(self, table: Tensor) -> Linear:
         """Return the head; a tied model's checkpoint may hold one that is not its embedding."""

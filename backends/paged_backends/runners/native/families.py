@@ -5,7 +5,7 @@ Defaults are those of the transformers library, which leaves out of the file wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from paged_backends.checkpoint.config_fields import ConfigFields
@@ -104,7 +104,7 @@ def _qwen_windows(fields: ConfigFields) -> Callable[[int], int | None]:
     window = fields.optional_integer("sliding_window", 4096)
     if not fields.flag("use_sliding_window", False):
         window = None
-    first = fields.any("max_window_layers", 28)
+    first = fields.integer("max_window_layers", 28, least=0)
     types = layer_types_of(fields, lambda index: SLIDING if window and index >= first else FULL)
     return lambda index: window if types[index] == SLIDING else None
 
@@ -129,7 +129,7 @@ def _llama_like(
     heads = num_kv_heads_of(fields, num_heads, num_kv_heads or num_heads)
     width = head_dim_of(fields, hidden, num_heads, head_dim)
     rope = rope_of(fields, rope_parameters_of(fields), fields.number("rope_theta", 10000.0))
-    count = fields.integer("num_hidden_layers", 32)
+    count = fields.num_layers("num_hidden_layers", 32)
     return DecoderConfig(
         hidden_size=hidden,
         intermediate_size=fields.integer("intermediate_size", intermediate),
@@ -162,7 +162,7 @@ def _gemma(fields: ConfigFields) -> DecoderConfig:
     # the first releases say gelu and mean its approximation
     activation = activation_of(fields, "hidden_act", "gelu_pytorch_tanh")
     rope = rope_of(fields, rope_parameters_of(fields), fields.number("rope_theta", 10000.0))
-    width = fields.integer("head_dim", 256)
+    width = head_dim_of(fields, 1, 1, 256)
     return _gemma_like(
         fields,
         defaults=(3072, 24576, 28, 16, 16, 256000, 8192),
@@ -193,18 +193,18 @@ def _gemma2(fields: ConfigFields) -> DecoderConfig:
 
 
 def _gemma3(fields: ConfigFields) -> DecoderConfig:
-    every = fields.any("sliding_window_pattern", 6)
+    every = fields.integer("sliding_window_pattern", 6)
     types = layer_types_of(
         fields, lambda index: SLIDING if (index + 1) % every else FULL, default_count=26
     )
     window = fields.optional_integer("sliding_window", 4096)
     scale = fields.number("query_pre_attn_scalar", 256) ** -0.5
     given = fields.mapping("rope_parameters") or {}
-    full = {**(given.get(FULL) or {}), **(fields.mapping("rope_scaling") or {})}
+    full = {**_part(fields, given, FULL), **(fields.mapping("rope_scaling") or {})}
     ropes = {
         FULL: rope_of(fields, full, fields.number("rope_theta", 1e6)),
         SLIDING: rope_of(
-            fields, given.get(SLIDING) or {}, fields.number("rope_local_base_freq", 10000.0)
+            fields, _part(fields, given, SLIDING), fields.number("rope_local_base_freq", 10000.0)
         ),
     }
     return _gemma_like(
@@ -220,6 +220,14 @@ def _gemma3(fields: ConfigFields) -> DecoderConfig:
         norm_queries_and_keys=True,
         logits_soft_cap=fields.optional_number("final_logit_softcapping", None),
     )
+
+
+def _part(fields: ConfigFields, given: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """Return the rotary embedding of one type of layers."""
+    part = given.get(kind) or {}
+    if not isinstance(part, Mapping):
+        raise fields.wrong("rope_parameters", f"an object with an object as {kind!r}")
+    return part
 
 
 def _gemma_like(
@@ -239,8 +247,10 @@ def _gemma_like(
         vocab_size=fields.integer("vocab_size", vocab_size),
         num_heads=heads,
         num_kv_heads=num_kv_heads_of(fields, heads, kv_heads),
-        head_dim=fields.integer("head_dim", 256),
-        layers=tuple(layer(index) for index in range(fields.integer("num_hidden_layers", count))),
+        head_dim=head_dim_of(fields, hidden, heads, 256),
+        layers=tuple(
+            layer(index) for index in range(fields.num_layers("num_hidden_layers", count))
+        ),
         max_model_len=fields.integer("max_position_embeddings", length),
         norm="rms",
         norm_eps=fields.number("rms_norm_eps", 1e-6),
@@ -271,7 +281,7 @@ def _opt(fields: ConfigFields) -> DecoderConfig:
         num_heads=heads,
         num_kv_heads=heads,
         head_dim=width,
-        layers=(AttentionConfig(scale=width**-0.5),) * fields.integer("num_hidden_layers", 12),
+        layers=(AttentionConfig(scale=width**-0.5),) * fields.num_layers("num_hidden_layers", 12),
         max_model_len=fields.integer("max_position_embeddings", 2048),
         activation=activation_of(fields, "activation_function", "relu"),
         norm="layer",
@@ -298,6 +308,7 @@ def _gpt2(fields: ConfigFields) -> DecoderConfig:
     heads = named("n_head", "num_attention_heads", 12)
     width = head_dim_of(fields, hidden, heads, None, given=False)
     scale = width**-0.5 if fields.flag("scale_attn_weights", True) else 1.0
+    count = fields.num_layers("n_layer" if fields.has("n_layer") else "num_hidden_layers", 12)
     by_layer = fields.flag("scale_attn_by_inverse_layer_idx", False)
     return DecoderConfig(
         hidden_size=hidden,
@@ -308,7 +319,7 @@ def _gpt2(fields: ConfigFields) -> DecoderConfig:
         head_dim=width,
         layers=tuple(
             AttentionConfig(scale=scale / (index + 1) if by_layer else scale)
-            for index in range(named("n_layer", "num_hidden_layers", 12))
+            for index in range(count)
         ),
         max_model_len=named("n_positions", "max_position_embeddings", 1024),
         activation=activation_of(fields, "activation_function", "gelu_new"),

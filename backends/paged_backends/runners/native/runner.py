@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paged_backends.checkpoint.device import choose_device
+from paged_backends.checkpoint.device import choose_device, free_memory
 from paged_backends.checkpoint.dtype import choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.weights import RandomWeights, Weights, open_weights
@@ -61,6 +61,8 @@ class NativeRunner(Runner):
         config = decoder_config(checkpoint, trust_remote_code=settings.trust_remote_code)
         device = choose_device(settings.device)
         weights, dtype = self._open(checkpoint, device)
+        self._config = config
+        self._check_memory(dtype, device)
         ops = self._make_ops(dtype, device)
         try:
             self._decoder = Assembly(
@@ -79,7 +81,6 @@ class NativeRunner(Runner):
         self._kernels = ops.kernels
         if ops.kernels is not None:
             self._decoder.fused = fuse(config, self._decoder.layers, ops.kernels)
-        self._config = config
         self._layers = [
             LayerSpec(
                 num_heads=config.num_heads,
@@ -102,6 +103,17 @@ class NativeRunner(Runner):
             dtype=_DTYPES[dtype],
             device=str(device),
         )
+
+    def _check_memory(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Refuse made-up weights that do not fit; those of a file cannot be larger than it."""
+        size = self.model_size()
+        needed = (size.layer_weights + size.head_weights) * dtype.itemsize
+        free = free_memory(device)
+        if self._options.weights == "random" and needed > free:
+            raise SettingsError(
+                f"the weights of {self._settings.model} take {needed >> 20} MiB of memory, and "
+                f"{free >> 20} MiB are free on {device}; use a smaller model or dtype"
+            )
 
     def _make_ops(self, dtype: torch.dtype, device: torch.device) -> Ops:
         """Return operations over the kernels if these are available, else over PyTorch."""

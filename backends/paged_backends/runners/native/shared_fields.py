@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from reprlib import repr as short
 from typing import Any
 
-from paged_backends.checkpoint.config_fields import ConfigFields
+from paged_backends.checkpoint.config_fields import NUMBER, ConfigFields, is_number
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.runners.native.config import Activation, Rope
 from paged_core.errors import UnsupportedModel
@@ -44,7 +45,10 @@ def head_dim_of(
     fields: ConfigFields, hidden: int, num_heads: int, default: int | None, *, given: bool = True
 ) -> int:
     if given and (default is not None or fields.has("head_dim")):
-        return fields.integer("head_dim", default or 1)
+        width = fields.integer("head_dim", default or 1)
+        if width % 2:
+            raise fields.wrong("head_dim", "even, for rotary embeddings")
+        return width
     if hidden % num_heads:
         raise fields.wrong("num_attention_heads", f"a divisor of the hidden size, {hidden}")
     return hidden // num_heads
@@ -53,14 +57,14 @@ def head_dim_of(
 def activation_of(fields: ConfigFields, name: str, default: str) -> Activation:
     value = fields.text(name, default)
     if value not in _ACTIVATIONS:
-        raise lacking(fields.checkpoint, f"the activation {value!r}")
+        raise lacking(fields.checkpoint, f"the activation {value[:50]!r}")
     return _ACTIVATIONS[value]
 
 
 def layer_types_of(
     fields: ConfigFields, default: Callable[[int], str], default_count: int = 32
 ) -> Sequence[str]:
-    count = fields.integer("num_hidden_layers", default_count)
+    count = fields.num_layers("num_hidden_layers", default_count)
     types = fields.any("layer_types")
     if types is None:
         return [default(index) for index in range(count)]
@@ -68,7 +72,7 @@ def layer_types_of(
         raise fields.wrong("layer_types", f"a list of {count} words")
     others = sorted(set(map(str, types)) - {SLIDING, FULL})
     if others:
-        raise lacking(fields.checkpoint, f"layers of the type {others[0]}")
+        raise lacking(fields.checkpoint, f"layers of the type {others[0][:50]}")
     return types
 
 
@@ -80,15 +84,15 @@ def rope_of(fields: ConfigFields, given: Mapping[str, Any], theta: float) -> Rop
     """Describe rotary embeddings, in the new form or in that of older configurations."""
     kind = given.get("rope_type") or given.get("type") or "default"
     if kind not in ("default", "linear", "llama3"):
-        raise lacking(fields.checkpoint, f"rotary embeddings scaled by {kind!r}")
+        raise lacking(fields.checkpoint, f"rotary embeddings scaled by {short(kind)}")
     share = given.get("partial_rotary_factor", fields.any("partial_rotary_factor"))
     if share not in (None, 1, 1.0):
         raise lacking(fields.checkpoint, "rotary embeddings over part of a head")
 
     def number(name: str) -> float:
         value = given.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            raise fields.wrong("rope_parameters", f"an object with a number as {name!r}")
+        if not is_number(value):
+            raise fields.wrong("rope_parameters", f"an object with {NUMBER} as {name!r}")
         return float(value)
 
     theta = number("rope_theta") if given.get("rope_theta") is not None else theta
@@ -97,12 +101,15 @@ def rope_of(fields: ConfigFields, given: Mapping[str, Any], theta: float) -> Rop
     if kind == "linear":
         return Rope(theta=theta, scaling="linear", factor=number("factor"))
     length = given.get("original_max_position_embeddings")
+    low, high = number("low_freq_factor"), number("high_freq_factor")
+    if low >= high:
+        raise fields.wrong("rope_parameters", "an object with low_freq_factor < high_freq_factor")
     return Rope(
         theta=theta,
         scaling="llama3",
         factor=number("factor"),
-        low_freq_factor=number("low_freq_factor"),
-        high_freq_factor=number("high_freq_factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
         original_length=int(number("original_max_position_embeddings"))
         if length is not None
         else fields.integer("max_position_embeddings", 2048),

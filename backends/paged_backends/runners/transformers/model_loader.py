@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,10 +16,10 @@ from transformers import (
 
 from paged_backends.checkpoint.dtype import choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.checkpoint.unused_weights import check_unused
+from paged_backends.checkpoint.weights import open_weights
 from paged_backends.runners.transformers.attention_port import IMPLEMENTATION, register
 from paged_core.errors import CheckpointError, UnsupportedModel
-
-_LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError)
 
 
 def load_model(
@@ -38,7 +37,7 @@ def load_model(
         UnsupportedModel: transformers does not know it, or it is no causal language model.
     """
     _check_kind(checkpoint, trust_remote_code=trust_remote_code)
-    checkpoint.check_weights(allow_pickle=allow_pickle)
+    _check_weights(checkpoint, allow_pickle=allow_pickle)
     config = _config(checkpoint, trust_remote_code=trust_remote_code)
     _check_interface(config)
     register()
@@ -51,6 +50,7 @@ def load_model(
             use_safetensors=bool(checkpoint.weight_files),
             trust_remote_code=trust_remote_code,
             local_files_only=True,
+            ignore_mismatched_sizes=True,  # the report names them, the error does not
             output_loading_info=True,
         )
     except ImportError as error:
@@ -63,12 +63,12 @@ def load_model(
         ) from error
     except torch.OutOfMemoryError:
         raise
-    except _LOAD_ERRORS as error:
+    except Exception as error:  # each architecture has its own checks
         raise CheckpointError(
             f"the checkpoint {checkpoint.folder} ({checkpoint.model_type}) cannot be loaded: "
             f"{_short(error)}"
         ) from error
-    _check_report(checkpoint.folder, report)
+    _check_report(checkpoint, report, tied=bool(model.config.get_text_config().tie_word_embeddings))
     return model.eval().requires_grad_(False).to(device)
 
 
@@ -124,8 +124,15 @@ def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
         ) from error
 
 
-def _check_report(folder: Path, report: dict[str, Any]) -> None:
-    """Weights that the file lacks would be made up at random: refuse them."""
+def _check_weights(checkpoint: Checkpoint, *, allow_pickle: bool) -> None:
+    weights = open_weights(checkpoint, allow_pickle=allow_pickle)
+    if not checkpoint.config.get("quantization_config"):
+        weights.check_dtypes()
+
+
+def _check_report(checkpoint: Checkpoint, report: dict[str, Any], *, tied: bool) -> None:
+    """Refuse what the library accepts: weights made up at random, and weights left out."""
+    folder = checkpoint.folder
     if report.get("mismatched_keys"):
         names = sorted(str(entry[0]) for entry in report["mismatched_keys"])
         raise CheckpointError(
@@ -139,6 +146,8 @@ def _check_report(folder: Path, report: dict[str, Any]) -> None:
         )
     if report.get("error_msgs"):
         raise CheckpointError(f"{folder} cannot be loaded: {report['error_msgs'][0]}")
+    unused = map(str, report.get("unexpected_keys") or ())
+    check_unused(unused, folder=folder, config=checkpoint.config, tied=tied)
 
 
 def _list(names: Iterable[str]) -> str:

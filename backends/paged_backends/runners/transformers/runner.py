@@ -13,12 +13,14 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paged_backends.checkpoint.config_fields import token_ids
 from paged_backends.checkpoint.device import choose_device
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.runners.settings import TransformersSettings
@@ -26,7 +28,7 @@ from paged_backends.runners.transformers.attention_port import AttentionPort, qu
 from paged_backends.runners.transformers.layer_probe import probe_layers
 from paged_backends.runners.transformers.model_loader import load_model
 from paged_backends.runners.transformers.trial_run import try_out
-from paged_core.errors import SettingsError, UnsupportedModel
+from paged_core.errors import PagedCoreError, SettingsError, UnsupportedModel
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.model_size import ModelSize
 from paged_core.interfaces.runner import Runner, RunnerParts
@@ -42,14 +44,6 @@ _LENGTHS = (
     "max_seq_len",
     "n_ctx",
     "seq_length",
-)
-_PROBE_ERRORS = (
-    AttributeError,
-    TypeError,
-    ValueError,
-    LookupError,
-    RuntimeError,
-    NotImplementedError,
 )
 
 log = get_logger()
@@ -123,7 +117,7 @@ class TransformersRunner(Runner):
                     allow_pickle=settings.allow_pickle,
                     trust_remote_code=settings.trust_remote_code,
                 )
-                self._describe(model)
+                self._describe(model, checkpoint.folder)
         except torch.OutOfMemoryError as error:
             raise SettingsError(
                 f"{settings.model} does not fit on {device}: {_first_line(error)}; use a smaller "
@@ -138,15 +132,15 @@ class TransformersRunner(Runner):
             device=self._layers[0].device,
         )
 
-    def _describe(self, model: Any) -> None:
+    def _describe(self, model: Any, folder: Path) -> None:
         name = model.config.model_type
-        _check_shape(model)
-        self._base = _decoder(model)
-        self._head, self._given = _head_of(model)
-        self._max_model_len = _max_model_len(model.config)
-        self._eos_token_ids = _eos_token_ids(model)
-        self._port = AttentionPort(model)
         try:
+            _check_shape(model)
+            self._base = _decoder(model)
+            self._head, self._given = _head_of(model)
+            self._max_model_len = _max_model_len(model.config)
+            self._eos_token_ids = _eos_token_ids(model, folder)
+            self._port = AttentionPort(model)
             probed = probe_layers(
                 model,
                 self._base,
@@ -158,12 +152,12 @@ class TransformersRunner(Runner):
             self._heed_unused_window(model.config.get_text_config())
             self._modules = [layer.module for layer in probed]
             self._vocab_size = try_out(self, model, self._modules)
-        except torch.OutOfMemoryError:
+        except (PagedCoreError, torch.OutOfMemoryError):
             raise
-        except _PROBE_ERRORS as error:
+        except Exception as error:  # the library's code, with values that it did not check
             raise UnsupportedModel(
                 f"{name} cannot be served: a trial run over a few tokens in one row failed "
-                f"({type(error).__name__}: {str(error)[:200]})"
+                f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
             ) from error
 
     def _heed_unused_window(self, config: Any) -> None:
@@ -317,10 +311,10 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-def _eos_token_ids(model: Any) -> frozenset[int]:
+def _eos_token_ids(model: Any, folder: Path) -> frozenset[int]:
     generation = getattr(model, "generation_config", None)
     for source in (generation, model.config.get_text_config(), model.config):
         value = getattr(source, "eos_token_id", None)
         if value is not None:
-            return frozenset([value] if isinstance(value, int) else value)
+            return token_ids(folder, value)
     return frozenset()

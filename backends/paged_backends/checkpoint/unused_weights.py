@@ -1,0 +1,92 @@
+"""Weights that a model does not use: those that older versions stored for nothing, and all others.
+
+What is ignored, of any architecture:
+
+- tables that are computed from the configuration: of rotary embeddings, of causal masks, of
+  position numbers, and the scalar that stands for a mask;
+- the version number that early OPT checkpoints carry;
+- a head that is the embedding;
+- the layers that predict further tokens (``num_nextn_predict_layers``, ``mtp``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paged_core.errors import CheckpointError
+
+_COMPUTED = re.compile(
+    r"(^|\.)("
+    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)"
+    r"|(attn|attention|self_attn)\.(bias|masked_bias)"
+    r"|position_ids|decoder\.version"
+    r")$"
+)
+_FURTHER_TOKENS = re.compile(r"(^|\.)mtp\.")
+_HEAD = "lm_head.weight"
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+
+
+def check_unused(
+    names: Iterable[str], *, folder: Path, config: Mapping[str, Any], tied: bool
+) -> None:
+    """Check weights that nothing took.
+
+    Args:
+        names: of the weights.
+        config: the content of ``config.json``.
+        tied: the head is the embedding.
+
+    Raises:
+        CheckpointError: one of them would be missed.
+    """
+    num_layers = config.get("num_hidden_layers", config.get("n_layer"))
+    further = config.get("num_nextn_predict_layers")
+    first, last = (
+        (num_layers, num_layers + further)
+        if isinstance(num_layers, int) and isinstance(further, int)
+        else (0, 0)
+    )
+
+    def ignored(name: str) -> bool:
+        layer = layer_number(name)
+        return bool(
+            is_computed(name)
+            or _FURTHER_TOKENS.search(name)
+            or (tied and name == _HEAD)
+            or (layer is not None and first <= layer < last)
+        )
+
+    unknown = sorted(name for name in names if not ignored(name))
+    if not unknown:
+        return
+    layers = [layer for name in unknown if (layer := layer_number(name)) is not None]
+    if isinstance(num_layers, int) and max(layers, default=0) >= num_layers:
+        raise other_layers(folder, num_layers, max(layers) + 1)
+    more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+    raise CheckpointError(
+        f"{folder} holds weights that a model of its config.json does not use: "
+        f"{', '.join(name[:100] for name in unknown[:3])}{more}; the two do not belong together"
+    )
+
+
+def is_computed(name: str) -> bool:
+    """Whether a tensor is a table that models compute themselves."""
+    return _COMPUTED.search(name) is not None
+
+
+def layer_number(name: str) -> int | None:
+    """Return the number of the layer to which a weight belongs."""
+    found = _LAYER.search(name)
+    return int(found[1][:9]) if found else None
+
+
+def other_layers(folder: Path, num_layers: int, num_stored: int) -> CheckpointError:
+    """Return the error for weights of more or fewer layers than the configuration says."""
+    return CheckpointError(
+        f"config.json in {folder} says {num_layers} layers, and the weights are of {num_stored}; "
+        "the two do not belong together"
+    )
