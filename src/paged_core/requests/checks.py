@@ -36,7 +36,7 @@ def check_request(
             f"{name} has a prompt of {length} tokens, which leaves no room to generate within "
             f"max_model_len={capacity.max_model_len}; shorten it"
         )
-    if sampling.bad_words or sampling.truncate_prompt_tokens == -1:
+    if request.sampling.bad_words or request.sampling.truncate_prompt_tokens == -1:
         raise RequestError(
             f"{name} has bad_words or truncate_prompt_tokens=-1, of which only LLM knows the token "
             "ids and the number; use bad_words_ids and the number"

@@ -61,7 +61,7 @@ def encode_prompt(
             text = optional(as_text)("prompt", prompt.get("prompt"))
             return text, as_token_ids(prompt["prompt_token_ids"])
         special = flag("add_special_tokens", prompt.get("add_special_tokens", True))
-        options, prompt = {"add_special_tokens": special}, prompt.get("prompt")
+        options, prompt = {"add_special_tokens": special}, prompt.get("prompt") or ""
     if not isinstance(prompt, str):
         return None, as_token_ids(prompt)
     if not prompt:
