@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
 
 from paged_core.ids import SeqId
@@ -13,7 +13,7 @@ from paged_core.request import FinishReason, Request
 from paged_core.requests.beams import Beams
 from paged_core.requests.best_of import keep_best
 from paged_core.requests.pins import Pins
-from paged_core.sequence import SequenceGroup, SequenceState, Status, StopCheck
+from paged_core.sequence import BlockTable, SequenceGroup, SequenceState, Status, StopCheck
 from paged_core.step import StepResult
 from paged_core.step_outcome import StepOutcome
 
@@ -32,6 +32,11 @@ class LiveRequests:
         self._numbers = count()
         self._ids = count()
         self._beams = Beams(kv_cache, self._sequences, self._ids)
+
+    @property
+    def sequence_ids(self) -> Iterable[SeqId]:
+        """Those of all sequences that have not finished."""
+        return self._sequences
 
     # ------------------------------------------------------------------ adding
 
@@ -86,7 +91,7 @@ class LiveRequests:
         self._advance(step)
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(step, result)
-        ended = self._append(result, outcome, now, is_ahead=step.ends is not None)
+        ended = self._append(step, result, outcome, now)
         if result.candidates:
             ended |= self._advance_beams(result.candidates, now)
         for seq_id, message in result.failed.items():
@@ -109,10 +114,15 @@ class LiveRequests:
                 sequence.num_computed = end
 
     def _append(
-        self, result: StepResult, outcome: StepOutcome, now: float, *, is_ahead: bool
+        self, step: PlannedStep, result: StepResult, outcome: StepOutcome, now: float
     ) -> bool:
-        """Append what was drawn, counted already if ``is_ahead``; whether any sequence ended."""
-        rows = list(map(self._sequences.get, result.sequence_ids))
+        """Append what was drawn; whether any sequence ended."""
+        is_ahead = step.ends is not None  # then the tokens are counted already
+        rows: list[SequenceState | None]
+        if is_ahead or result.sequence_ids != step.sequence_ids:
+            rows = list(map(self._sequences.get, result.sequence_ids))
+        else:
+            rows = list(step.plan.sequences)
         logprobs, ended = result.logprobs, False
         for row, token in enumerate(result.token_ids):
             sequence = rows[row]
@@ -228,6 +238,21 @@ class LiveRequests:
             self._finish(sequence, reason, error)
         if searches:
             del group.sequences[group.request.sampling.n :]
+
+    def abandon(self, reason: str, now: float) -> list[SequenceGroup]:
+        """End and forget all requests; the blocks that they held are not to be freed."""
+        ended = list(self.groups.values())
+        for group in ended:
+            for sequence in group.live:
+                sequence.finish_reason = sequence.finish_reason or FinishReason.ERROR
+                sequence.error = sequence.error or reason
+                sequence.num_unknown, sequence.table = 0, BlockTable()
+            group.live.clear()
+            if group.request.sampling.beam_width is not None:
+                del group.sequences[group.request.sampling.n :]
+            self.remove(group, now)
+        self._sequences.clear()
+        return ended
 
     def remove(self, group: SequenceGroup, now: float) -> None:
         """Forget a request that has ended; choose what it returns."""
