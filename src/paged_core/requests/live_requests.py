@@ -243,12 +243,13 @@ class LiveRequests:
         """End and forget all requests; the blocks that they held are not to be freed."""
         ended = list(self.groups.values())
         for group in ended:
-            for sequence in group.live:
-                sequence.finish_reason = sequence.finish_reason or FinishReason.ERROR
-                sequence.error = sequence.error or reason
+            searches = bool(group.live) and group.request.sampling.beam_width is not None
+            for sequence in group.sequences if searches else group.live:
+                if searches or sequence.finish_reason is None:
+                    sequence.finish_reason, sequence.error = FinishReason.ERROR, reason
                 sequence.num_unknown, sequence.table = 0, BlockTable()
             group.live.clear()
-            if group.request.sampling.beam_width is not None:
+            if searches:
                 del group.sequences[group.request.sampling.n :]
             self.remove(group, now)
         self._sequences.clear()
