@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +46,7 @@ class PlannedStep:
             PluginError: the scheduler planned what cannot be computed; some are counted.
         """
         sequences, counts = self.plan.sequences, self.plan.num_tokens
-        if 0 in counts:
+        if 0 in array("q", counts):  # which raises if one is no integer
             raise PluginError("schedule() planned 0 tokens of a sequence")
         for sequence, num_tokens in zip(sequences, counts, strict=True):
             end = sequence.num_scheduled + num_tokens

@@ -13,6 +13,8 @@ from paged_core.sequence import SequenceGroup
 class WaitingQueue:
     """A queue that a :class:`~paged_core.interfaces.queue_order.QueueOrder` sorts.
 
+    Adding a group whose key raises, or cannot be compared with others, changes nothing.
+
     Groups of equal key are in the order in which they were pushed, except those pushed to the
     front. Under a stable order every operation costs O(log n); under another the queue is sorted
     again by :meth:`refresh`, once a step.
@@ -85,8 +87,12 @@ class WaitingQueue:
 
     def _put(self, group: SequenceGroup, position: int, now: float) -> None:
         entry = (self._order.key(group, now), position, group)
+        try:
+            heappush(self._heap, entry)
+        except BaseException:  # its key cannot be compared with others
+            self._heap = sorted(self._entries.values(), key=_rank)
+            raise
         self._entries[group.id] = entry
-        heappush(self._heap, entry)
 
 
 def _rank(entry: tuple[Any, int, SequenceGroup]) -> tuple[Any, int]:

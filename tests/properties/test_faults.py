@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -61,9 +60,7 @@ def profile(max_examples: int) -> Any:
 
 def build(injector: Injector, values: dict[str, Any], *, ahead: bool) -> Engine:
     observer = watched(injector, "observers", _Watcher())
-    engine = build_memory_engine(
-        REGISTRY, **values, observers=[observer], async_scheduling=ahead
-    )
+    engine = build_memory_engine(REGISTRY, **values, observers=[observer], async_scheduling=ahead)
     if ahead:
         BackgroundExecutor.install(engine)
     return engine
@@ -107,9 +104,7 @@ def sites(values: dict[str, Any], workload: Workload, *, ahead: bool) -> list[tu
         serve(engine, workload, "")
         engine.close()
     return [
-        (site, number)
-        for site, count in sorted(injector.calls.items())
-        for number in range(count)
+        (site, number) for site, count in sorted(injector.calls.items()) for number in range(count)
     ]
 
 

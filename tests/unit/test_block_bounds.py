@@ -56,7 +56,7 @@ def test_a_slot_outside_of_the_cache_is_refused(name: str, slot: int) -> None:
     made = batch(5)
     slots = made.slot_mapping.clone()
     slots[2] = slot
-    with pytest.raises((ValueError, IndexError, RuntimeError), match="slot|out of"):
+    with pytest.raises((ValueError, IndexError, RuntimeError), match=r"slot|out of"):
         attend(make(name), replace(made, slot_mapping=slots))
 
 

@@ -36,7 +36,8 @@ def check_result(
         raise PluginError(
             f"collect() returned {len(tokens)} tokens for {len(result.sequence_ids)} sequence ids"
         )
-    if incomplete or result.failed or result.sequence_ids != ids:
+    plain = not (incomplete or result.failed or result.candidates)
+    if not plain or result.sequence_ids != ids:
         _check_rows(result, [each for each in batch if each.id not in incomplete])
     _check_tokens(tokens, vocab_size)
     for candidates in result.candidates.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from traceback import walk_tb
 
-from paged_core.errors import PluginError
+from paged_core.errors import PluginError, error_text
 from paged_core.interfaces.allocator import BlockAllocator
 from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.evictor import Evictor
@@ -47,7 +47,7 @@ class FaultNames:
         Args:
             called: the slot that was called, for errors that do not tell: of code without frames.
         """
-        text = f"{type(error).__name__}: {error}"
+        text = error_text(error)
         if not isinstance(error, Exception):
             return text  # Ctrl-C is the fault of none
         name = _raiser(error, self._chosen) or f"{called} {self._chosen.get(called, '')!r}"

@@ -29,6 +29,10 @@ def check_request(
         RequestError: it can never be served; the message says why.
     """
     name, length, sampling = f"request {request.id!r}", len(request.prompt), request.sampling
+    try:
+        hash(request.key_extra)
+    except Exception as error:
+        raise RequestError(f"cache_salt and adapter of {name} must be hashable: {error}") from error
     if not length:
         raise RequestError(f"{name} has an empty prompt; it needs at least one token")
     if length >= capacity.max_model_len:

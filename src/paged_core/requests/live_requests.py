@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import count
 
+from paged_core.errors import error_text
 from paged_core.ids import SeqId
 from paged_core.kv_cache import KVCache
 from paged_core.log import get_logger
@@ -212,7 +213,7 @@ class LiveRequests:
                 try:
                     sequence.stop_reason = group.stop_check(sequence)
                 except Exception as error:  # noqa: BLE001 - the request's own code
-                    self.fail(group, f"stop check failed: {type(error).__name__}: {error}")
+                    self.fail(group, f"stop check failed: {error_text(error)}")
                     return True
                 if sequence.stop_reason is not None:
                     self._finish(sequence, FinishReason.STOP)
