@@ -8,10 +8,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from time import monotonic, perf_counter
 
 from paged_core.errors import PluginError, RequestError
+from paged_core.interfaces.checked_result import check_result
+from paged_core.interfaces.checked_schedule import count_scheduled
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.fault import FaultNames
 from paged_core.interfaces.observer import Observer
-from paged_core.interfaces.scheduler import Schedule
+from paged_core.interfaces.scheduler import Queues, Schedule
 from paged_core.kv_cache import KVCache
 from paged_core.log import get_logger
 from paged_core.planned_step import PlannedStep
@@ -95,10 +97,10 @@ class Engine:
         With ``async_scheduling``, what is applied is the result of the step before. A request
         whose own code raises ends with an error. If the executor raises, all requests in the step
         do, and the engine goes on with the others. If anything else raises, all requests do: the
-        policies are made anew and the cache is cleared.
+        policies are made anew and the cache is cleared. The error names the component.
 
         Raises:
-            PluginError: a policy cannot be made anew.
+            PluginError: a policy cannot be made anew; the next call tries it again.
         """
         outcome = StepOutcome()
         with self._whole():
@@ -151,7 +153,7 @@ class Engine:
         step.changes = kv_cache.take_changes()
         work = step.input()
         self._recorder.blocks(work)
-        step.schedule()
+        step.incomplete = count_scheduled(plan)
         if self._num_ahead:
             step.ends = [sequence.num_scheduled for sequence in plan.sequences]
         if kv_cache.notes_steps:
@@ -174,7 +176,13 @@ class Engine:
         """Collect a step and apply its result; if it raised, end its requests and say why."""
         try:
             result = self.executor.collect(step.handle)
-            step.check(result, self.capacity.vocab_size)
+            check_result(
+                result,
+                step.plan.sequences,
+                step.sequence_ids,
+                step.incomplete,
+                self.capacity.vocab_size,
+            )
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too
             self._fail([step, *self._discard()], error, outcome)
             return error
@@ -252,11 +260,7 @@ class Engine:
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """Leave the engine whole, whatever raises inside; raise Ctrl-C again once it is.
-
-        Raises:
-            PluginError: a policy cannot be made anew; the next call tries it again.
-        """
+        """Leave the engine whole, whatever raises inside; raise Ctrl-C again once it is."""
         if self._fault is not None:
             self._restart(self._fault)
         try:
@@ -284,12 +288,14 @@ class Engine:
         self.pins.abandon(reason)
         self._ended += groups
         ids = [group.id for group in groups]
-        _log.error("policies_restarted", requests=ids, reason=reason, prefix_cache="cleared")
+        _log.warning("policies_restarted", requests=ids, reason=reason, prefix_cache="cleared")
         self.scheduler, self._service = self._policies.make_anew(self.kv_cache, self.capacity)
         self._ignored.clear()
         self._fault = None
         for group in groups:
             self._recorder.request(group, "finished")
+        step = PlannedStep(self.num_steps, self.clock(), Schedule(), finished=groups)
+        self._recorder.step(step, lambda: Queues((), ()), self.kv_cache.num_blocks)
 
     def _note(self, plan: Schedule, now: float) -> None:
         """Note which requests were admitted and preempted."""
@@ -466,8 +472,8 @@ class Engine:
     @contextmanager
     def _naming(self, request_id: str) -> Iterator[None]:
         """Name the component that raises over a request that is being added."""
-        with self._whole():
-            pass  # make up for what failed before
+        if self._fault is not None:
+            self._restart(self._fault)
         try:
             yield
         except RequestError:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
 from paged_core.cache_changes import CacheChanges
-from paged_core.errors import PluginError
 from paged_core.ids import SeqId
-from paged_core.interfaces.checked_result import check_result
 from paged_core.interfaces.scheduler import Schedule
 from paged_core.sequence import SequenceGroup, SequenceState
-from paged_core.step import NewSequence, StepInput, StepResult
+from paged_core.step import NewSequence, StepInput
 
 
 @dataclass(slots=True, eq=False)
@@ -38,39 +35,6 @@ class PlannedStep:
     """Sequences of which tokens are pending after it: these draw none."""
     finished: list[SequenceGroup] = field(default_factory=list)
     """Requests that ended when its result was applied."""
-
-    def schedule(self) -> None:
-        """Count the tokens that the plan computes as scheduled.
-
-        Raises:
-            PluginError: the scheduler planned what cannot be computed; some are counted.
-        """
-        sequences, counts = self.plan.sequences, self.plan.num_tokens
-        if 0 in array("q", counts):  # which raises if one is no integer
-            raise PluginError("schedule() planned 0 tokens of a sequence")
-        for sequence, num_tokens in zip(sequences, counts, strict=True):
-            end = sequence.num_scheduled + num_tokens
-            left = len(sequence.tokens) + sequence.num_unknown - end
-            if left or end > sequence.capacity:
-                self._check_chunk(sequence, num_tokens)
-            sequence.num_scheduled = end
-
-    def _check_chunk(self, sequence: SequenceState, num_tokens: int) -> None:
-        """Note that tokens of a sequence are left, if all of the plan is in order."""
-        room = sequence.capacity - sequence.num_scheduled
-        if not 0 < num_tokens <= min(sequence.num_pending, room):
-            raise PluginError(
-                f"schedule() planned {num_tokens} tokens of {sequence}, which has "
-                f"{sequence.num_pending} pending and blocks for {room}"
-            )
-        if sequence.id in self.incomplete:
-            raise PluginError(f"schedule() planned {sequence} twice")
-        self.incomplete.add(sequence.id)
-
-    def check(self, result: StepResult, vocab_size: int | None) -> None:
-        """Check that the executor drew what it was to draw; ``PluginError`` if it did not."""
-        batch = self.plan.sequences
-        check_result(result, batch, self.sequence_ids, self.incomplete, vocab_size)
 
     def input(self) -> StepInput:
         """Return what the executor is to do."""

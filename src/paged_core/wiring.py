@@ -49,7 +49,10 @@ def build_engine(
         on_error.callback(executor.close)
         capacity = executor.start()
         parts = ObserverParts(settings=settings, num_blocks=capacity.num_blocks)
-        named = [make_component(registry, "observers", one, parts) for one in settings.observers]
+        named: list[Observer] = []
+        for one in settings.observers:
+            named.append(make_component(registry, "observers", one, parts))
+            on_error.callback(named[-1].close)
         mode = settings.async_scheduling
         engine = Engine(
             policies=policies,
