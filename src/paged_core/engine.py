@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from time import monotonic, perf_counter
 
-from paged_core.errors import RequestError
+from paged_core.errors import PluginError, RequestError
+from paged_core.interfaces.checked_result import check_result
+from paged_core.interfaces.checked_schedule import count_scheduled
 from paged_core.interfaces.executor import Capacity, Executor
+from paged_core.interfaces.fault import FaultNames
 from paged_core.interfaces.observer import Observer
-from paged_core.interfaces.queue_order import SupportsService
-from paged_core.interfaces.scheduler import Schedule, Scheduler
+from paged_core.interfaces.scheduler import Queues, Schedule
 from paged_core.kv_cache import KVCache
 from paged_core.log import get_logger
 from paged_core.metrics import EngineMetrics
 from paged_core.planned_step import PlannedStep
+from paged_core.policies import Policies
 from paged_core.request import FinishReason, Request
 from paged_core.requests.checks import check_request, run_problem
 from paged_core.requests.live_requests import LiveRequests
@@ -33,8 +36,9 @@ class Engine:
     """Serves requests step by step. One thread at a time may use it.
 
     Args:
+        policies: makes the scheduler, and what it and ``kv_cache`` need, anew after a failure.
         capacity: what ``executor.start()`` answered.
-        service: a queue order that counts what each group is given.
+        faults: names the component that raised.
         clock: seconds; arrivals and deadlines are measured on it.
         async_scheduling: plan each step while the one before it runs.
     """
@@ -42,28 +46,33 @@ class Engine:
     def __init__(
         self,
         *,
-        scheduler: Scheduler,
+        policies: Policies,
         kv_cache: KVCache,
         executor: Executor,
         capacity: Capacity,
-        service: SupportsService | None = None,
+        faults: FaultNames,
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = monotonic,
         async_scheduling: bool = False,
     ) -> None:
-        self.scheduler = scheduler
         self.kv_cache = kv_cache
+        self.scheduler, self._service = policies.make_scheduler(kv_cache, capacity.max_model_len)
         self.executor = executor
         self.capacity = capacity
         self.clock = clock
         self.num_steps = 0
         self.pins = Pins(kv_cache, capacity.max_model_len)
         """Prefixes that are kept in the cache."""
-        self._service = service
+        self._policies = policies
+        self._faults = faults
+        self._fault: str | None = None
+        """What raised, while :meth:`_restart` has not made up for it."""
+        self._interrupt: BaseException | None = None
+        """Ctrl-C, to be raised as soon as the engine is whole."""
         self._recorder = StepRecorder(observers)
         self.seconds, self.observers = self._recorder.seconds, self._recorder.observers
         self._requests = LiveRequests(kv_cache, self.pins)
-        self._aborted: list[SequenceGroup] = []
+        self._ended: list[SequenceGroup] = []
         """Requests that no outcome has named yet."""
         self._ignored: set[str] = set()
         """Requests that the scheduler no longer holds, of the plan that is being submitted."""
@@ -100,20 +109,34 @@ class Engine:
         """Plan a step, execute it, apply its result; say what finished and what advanced.
 
         With ``async_scheduling``, what is applied is the result of the step before. A request
-        whose own code raises ends with an error. If a whole step raises, all requests in it do,
-        and the engine goes on with the others.
+        whose own code raises ends with an error. If the executor raises, all requests in the step
+        do, and the engine goes on with the others. If anything else raises, all requests do: the
+        policies are made anew and the cache is cleared. The error names the component.
+
+        Raises:
+            PluginError: a policy cannot be made anew; the next call tries it again.
         """
         outcome = StepOutcome()
+        with self._whole():
+            self._step(outcome)
+        self.num_steps += 1
+        outcome.finished, self._ended = self._ended, []
+        outcome.progressed |= bool(outcome.finished)
+        return outcome
+
+    def _step(self, outcome: StepOutcome) -> None:
         step = self._plan(outcome)
-        is_submitted = self._submit(step, outcome)
+        try:
+            is_submitted = self._submit(step, outcome)
+        except BaseException:
+            self.kv_cache.forget(step.changes.removed)  # the executor was not told of them
+            raise
         while len(self._under_way) > (self._num_ahead if is_submitted else 0):
             self._apply(self._under_way.popleft(), outcome)
         if not is_submitted:
             self._report(step)
         if not self.has_unfinished:
             self._settle(outcome)
-        self.num_steps += 1
-        return outcome
 
     def _plan(self, outcome: StepOutcome) -> PlannedStep:
         """Let the scheduler plan, and note what becomes of whole requests."""
@@ -127,8 +150,6 @@ class Engine:
             plan.sequences or plan.preempted or plan.swapped_out or plan.swapped_in or plan.ignored
         )
         self._note(plan, now)
-        outcome.finished += self._aborted
-        self._aborted.clear()
         step = PlannedStep(self.num_steps, now, plan)
         step.seconds["schedule"] = perf_counter() - started
         return step
@@ -140,16 +161,13 @@ class Engine:
         if failure is not None:  # what was planned may rely on what is now not computed
             step.changes = kv_cache.take_changes()
             self._fail([step], failure, outcome)
-            if not isinstance(failure, Exception):
-                raise failure
             return True
         if not plan.sequences and not kv_cache.has_transfers:
             return False
         step.changes = kv_cache.take_changes()
         work = step.input()
         self._recorder.blocks(work)
-        for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
-            sequence.num_scheduled += num_tokens
+        step.incomplete = count_scheduled(plan)
         if self._num_ahead:
             step.ends = [sequence.num_scheduled for sequence in plan.sequences]
         if kv_cache.notes_steps:
@@ -160,30 +178,32 @@ class Engine:
                 self._service.served(sequence.group, num_tokens, step.now)
         try:
             step.handle = self.executor.submit(work)
-        except BaseException as error:  # Ctrl-C too: leave nothing half done
+        except BaseException as error:  # noqa: BLE001 - Ctrl-C too: leave nothing half done
             self._fail([step], error, outcome)
-            if not isinstance(error, Exception):
-                raise
             return True
         self._under_way.append(step)
         if self._num_ahead:
             self._requests.expect(step)
         return True
 
-    def _apply(self, step: PlannedStep, outcome: StepOutcome) -> Exception | None:
+    def _apply(self, step: PlannedStep, outcome: StepOutcome) -> BaseException | None:
         """Collect a step and apply its result; if it raised, end its requests and say why."""
         try:
             result = self.executor.collect(step.handle)
-        except BaseException as error:
+            check_result(
+                result,
+                step.plan.sequences,
+                step.sequence_ids,
+                step.incomplete,
+                self.capacity.vocab_size,
+            )
+        except BaseException as error:  # noqa: BLE001 - Ctrl-C too
             self._fail([step, *self._discard()], error, outcome)
-            if not isinstance(error, Exception):
-                raise
             return error
         started = perf_counter()
         step.finished = self._requests.apply(step, result, outcome, self.clock())
         for group in step.finished:
             self._remove(group)
-        outcome.finished += step.finished
         outcome.progressed = True
         step.seconds.update(result.seconds)
         step.seconds["apply"] = perf_counter() - started
@@ -193,7 +213,7 @@ class Engine:
     def _report(self, step: PlannedStep) -> None:
         self._recorder.step(step, self.scheduler.queues, self.kv_cache.num_free)
 
-    def _settle(self, outcome: StepOutcome) -> Exception | None:
+    def _settle(self, outcome: StepOutcome) -> BaseException | None:
         """Apply all steps under way; if one of them raised, say why."""
         while self._under_way:
             error = self._apply(self._under_way.popleft(), outcome)
@@ -206,12 +226,9 @@ class Engine:
         failure: BaseException | None = None
         self._ignored = {group.id for group, _ in plan.ignored}
         if self._needs_results():
-            try:
-                failure = self._settle(outcome)
-            except BaseException as error:  # noqa: BLE001 - Ctrl-C: raised when the plan has ended
-                failure = error
+            failure = self._settle(outcome)
             plan.leave_out_finished()
-        self._end_ignored(plan, outcome)
+        self._end_ignored(plan)
         return failure
 
     def _needs_results(self) -> bool:
@@ -232,11 +249,19 @@ class Engine:
                 self.executor.collect(step.handle)
         return steps
 
+    # ------------------------------------------------------------------ failures
+
     def _fail(
         self, steps: Sequence[PlannedStep], error: BaseException, outcome: StepOutcome
     ) -> None:
-        """Whole steps raised: end the requests in them, and those whose blocks they move."""
-        message = f"{type(error).__name__}: {error}"
+        """The executor raised: end the requests in whole steps, and those whose blocks they move.
+
+        Ctrl-C is raised again by :meth:`_whole`.
+        """
+        if not isinstance(error, Exception):
+            self._interrupt = error
+        message = self._faults.describe(error, "executor")
+        outcome.progressed = True
         for step in steps:
             groups = [group for group in step.groups() if group.id in self._requests.groups]
             _log.error("step_failed", requests=[group.id for group in groups], reason=message)
@@ -245,13 +270,52 @@ class Engine:
                 self._requests.finish(group, FinishReason.ERROR, message)
                 self._remove(group)
             step.finished = groups
-            outcome.finished += groups
-            outcome.progressed = True
             self._report(step)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Leave the engine whole, whatever raises inside; raise Ctrl-C again once it is."""
+        if self._fault is not None:
+            self._restart(self._fault)
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - Ctrl-C too
+            if not isinstance(error, Exception):
+                self._interrupt = error
+            self._restart(self._faults.describe(error, "scheduler"))
+        finally:
+            interrupt, self._interrupt = self._interrupt, None
+            if interrupt is not None:
+                raise interrupt
+
+    def _restart(self, reason: str) -> None:
+        """End all requests, clear the cache, and make the policies anew.
+
+        One of them raised while blocks and queues were being changed, so that nothing is known of
+        what they hold: what was published may never have been computed.
+        """
+        self._fault = reason
+        for step in self._discard():
+            self.kv_cache.forget(step.changes.removed)
+        self.kv_cache.forget(self._requests.sequence_ids)
+        groups = self._requests.abandon(reason, self.clock())
+        self.pins.abandon(reason)
+        self._ended += groups
+        ids = [group.id for group in groups]
+        _log.warning("policies_restarted", requests=ids, reason=reason, prefix_cache="cleared")
+        self.scheduler, self._service = self._policies.make_anew(self.kv_cache, self.capacity)
+        self._ignored.clear()
+        self._fault = None
+        for group in groups:
+            self._recorder.request(group, "finished")
+        step = PlannedStep(self.num_steps, self.clock(), Schedule(), finished=groups)
+        self._recorder.step(step, lambda: Queues((), ()), self.kv_cache.num_blocks)
 
     def _note(self, plan: Schedule, now: float) -> None:
         """Note which requests were admitted and preempted."""
         for group, cached in plan.admitted:
+            if group.id not in self._requests.groups:
+                raise PluginError(f"schedule() admitted {group}, which the scheduler does not hold")
             if group.num_cached is None:
                 group.num_cached, group.admitted_at = cached, now
         for group in (*plan.preempted, *plan.swapped_out):
@@ -263,7 +327,7 @@ class Engine:
                 group.prompt_logprobs = None  # its prompt starts again
         self._recorder.plan(plan)
 
-    def _end_ignored(self, plan: Schedule, outcome: StepOutcome) -> None:
+    def _end_ignored(self, plan: Schedule) -> None:
         """End the requests that can never run (again)."""
         for group, reason in plan.ignored:
             if group.id in self._requests.groups:
@@ -271,7 +335,6 @@ class Engine:
                 ending = FinishReason.LENGTH if generated else FinishReason.IGNORED
                 self._requests.finish(group, ending, reason)
                 self._remove(group)
-                outcome.finished.append(group)
         self._ignored.clear()
 
     # ------------------------------------------------------------------ requests
@@ -281,6 +344,7 @@ class Engine:
 
         Raises:
             RequestError: it can never be served, or its id is in use; the message says why.
+            PluginError: a component raised over it; the engine is as before.
         """
         if request.id in self._requests.groups:
             raise RequestError(
@@ -291,14 +355,15 @@ class Engine:
                 f"request {request.id!r} has a stop check, but beams end at tokens only; use "
                 "stop_token_ids"
             )
-        check_request(
-            request,
-            capacity=self.capacity,
-            kv_cache=self.kv_cache,
-            max_num_seqs=self.scheduler.max_num_seqs,
-            max_length=self._max_length(request),
-        )
-        group, refusal = self._offer(request, stop_check)
+        with self._naming(request.id):
+            check_request(
+                request,
+                capacity=self.capacity,
+                kv_cache=self.kv_cache,
+                max_num_seqs=self.scheduler.max_num_seqs,
+                max_length=self._max_length(request),
+            )
+            group, refusal = self._offer(request, stop_check)
         if refusal:
             raise RequestError(f"request {request.id!r} can never run: {refusal}")
         return group
@@ -310,16 +375,17 @@ class Engine:
         nothing; what they ignore is their decision.
         """
         max_length = self._max_length(request)
-        problem = run_problem(request, self.kv_cache, self.scheduler.max_num_seqs, max_length)
-        return problem or self._offer(request, None)[1]
+        with self._naming(request.id):
+            problem = run_problem(request, self.kv_cache, self.scheduler.max_num_seqs, max_length)
+            return problem or self._offer(request, None)[1]
 
     def abort(self, request_id: str) -> SequenceGroup | None:
         """Abort a request at once; ``None`` if it is unknown or has finished."""
         group = self._requests.groups.get(request_id)
         if group is not None:
-            self._requests.finish(group, FinishReason.ABORT)
-            self._remove(group)
-            self._aborted.append(group)
+            with self._whole():
+                self._requests.finish(group, FinishReason.ABORT)
+                self._remove(group)
         return group
 
     def pin(
@@ -352,12 +418,13 @@ class Engine:
                 cache_salt=cache_salt,
                 adapter=adapter,
             )
-            for group in self.groups:
-                refusal = self.scheduler.refuse(group)
-                if refusal:
-                    raise RequestError(f"request {group.id!r} could no longer run: {refusal}")
+            with self._naming(pin.id):
+                for group in self.groups:
+                    refusal = self.scheduler.refuse(group)
+                    if refusal:
+                        raise RequestError(f"request {group.id!r} could no longer run: {refusal}")
             pin.group = self.add(request)
-        except RequestError as error:
+        except BaseException as error:
             self.pins.end(pin, str(error))
             raise
         return pin
@@ -365,7 +432,8 @@ class Engine:
     def release(self, pin: Pin, reason: str = "released") -> None:
         """Let a pinned prefix be evicted."""
         computing = pin.state is PinState.COMPUTING
-        self.pins.end(pin, reason)
+        with self._whole():
+            self.pins.end(pin, reason)
         if computing:
             self.abort(pin.id)
 
@@ -377,14 +445,18 @@ class Engine:
         return True
 
     def close(self) -> None:
-        """Abort unfinished requests and close the executor and the observers."""
-        for pin in self.pins:
-            self.release(pin)
-        for request_id in list(self._requests.groups):
-            self.abort(request_id)
-        self._discard()
-        self.executor.close()
-        self._recorder.close()
+        """Abort unfinished requests and close the executor and the observers.
+
+        Whatever raises, all the rest is closed too; then it is raised again.
+        """
+        with ExitStack() as closing:
+            closing.callback(self._recorder.close)
+            closing.callback(self.executor.close)
+            closing.callback(self._discard)
+            for pin in self.pins:
+                self.release(pin)
+            for request_id in list(self._requests.groups):
+                self.abort(request_id)
 
     def _max_length(self, request: Request) -> int:
         """Tokens at which a sequence of this request ends at the latest."""
@@ -402,16 +474,43 @@ class Engine:
         )
         refusal = self.scheduler.refuse(group)
         if refusal is None:
-            self._requests.add(group)
-            self.scheduler.add(group)
-            self._recorder.request(group, "added")
+            num_held = len(self.scheduler)
+            try:
+                self._requests.add(group)
+                self.scheduler.add(group)
+                self._recorder.request(group, "added")
+            except BaseException:
+                self._take_back(group, num_held)
+                raise
         return group, refusal
+
+    def _take_back(self, group: SequenceGroup, num_held: int) -> None:
+        """Forget a request that could not be added whole; the scheduler may hold it already."""
+        self._requests.finish(group, FinishReason.ABORT)
+        self._requests.remove(group, self.clock())
+        with self._whole():
+            if len(self.scheduler) > num_held:
+                self.scheduler.remove(group)
+
+    @contextmanager
+    def _naming(self, request_id: str) -> Iterator[None]:
+        """Name the component that raises over a request that is being added."""
+        if self._fault is not None:
+            self._restart(self._fault)
+        try:
+            yield
+        except RequestError:
+            raise
+        except Exception as error:
+            reason = self._faults.describe(error, "scheduler")
+            raise PluginError(f"request {request_id!r} was not added: {reason}") from error
 
     def _remove(self, group: SequenceGroup) -> None:
         """Forget a request that has ended."""
         if group.id not in self._ignored:
             self.scheduler.remove(group)
         self._requests.remove(group, self.clock())
+        self._ended.append(group)
         if self._service is not None:
             self._service.left(group)
         self._recorder.request(group, "finished")

@@ -38,6 +38,14 @@ class EngineError(PagedCoreError):
     """The engine was used in a way that it cannot honour, such as a step after it was closed."""
 
 
+def error_text(error: BaseException) -> str:
+    """Return the class of an error and what it says, even if its own ``__str__`` raises."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - code of a plugin or a user
+        return type(error).__name__
+
+
 _MOVED = {
     **dict.fromkeys(("future", "layer", "model_size"), "interfaces"),
     **dict.fromkeys(("beam_search", "beams", "best_of", "pins"), "requests"),

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from paged_core.cache_changes import CacheChanges
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, SeqId
-from paged_core.interfaces.allocator import BlockAllocator, SupportsReservation
+from paged_core.interfaces.allocator import BlockAllocator
+from paged_core.interfaces.checked_allocator import CheckedAllocator
 from paged_core.prefix_publishing import PrefixPublishing
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 
@@ -60,13 +61,22 @@ class KVCache:
         """Blocks that admission leaves free."""
         self.notes_steps = notes_steps
         """Whether the allocator is told the last step of a sequence that releases its blocks."""
-        self._allocator = allocator
-        self._publishing = PrefixPublishing(allocator, block_size)
-        self.caches_prefixes = self._publishing.caches_prefixes
-        """Whether the allocator finds blocks by their content."""
-        self._reservations = allocator if isinstance(allocator, SupportsReservation) else None
-        self._free_host = [BlockId(block) for block in reversed(range(num_host_blocks))]
         self._changes = CacheChanges()
+        self.reset(allocator)
+
+    def reset(self, allocator: BlockAllocator) -> None:
+        """Forget all that blocks hold and what was planned with them; ``allocator`` is a new one.
+
+        Nothing may hold blocks any more. The removed sequences will still be named.
+        """
+        self._allocator = CheckedAllocator(allocator, self._num_blocks)
+        self._publishing = PrefixPublishing(self._allocator, self.block_size)
+        self._free_host = [BlockId(block) for block in reversed(range(self.num_host_blocks))]
+        self._changes = CacheChanges(removed=self._changes.removed)
+
+    def forget(self, sequence_ids: Iterable[SeqId]) -> None:
+        """Let the executor drop its copies of these sequences, if it has any."""
+        self._changes.removed.extend(sequence_ids)
 
     # ------------------------------------------------------------------ what there is
 
@@ -86,9 +96,14 @@ class KVCache:
         return len(self._free_host)
 
     @property
+    def caches_prefixes(self) -> bool:
+        """Whether the allocator finds blocks by their content."""
+        return self._allocator.caches_prefixes
+
+    @property
     def reserves_runs(self) -> bool:
         """Whether each sequence gets one run of blocks for its whole life, and shares none."""
-        return self._reservations is not None
+        return self._allocator.reserves_runs
 
     @property
     def introduced(self) -> Set[SeqId]:
@@ -112,8 +127,8 @@ class KVCache:
 
     def blocks_to_start(self, num_tokens: int, max_num_tokens: int) -> int:
         """Blocks that a sequence of ``num_tokens`` tokens, which may get longer, gets at first."""
-        if self._reservations is not None:
-            return self._reservations.blocks_to_reserve(num_tokens, max_num_tokens)
+        if self.reserves_runs:
+            return self._allocator.blocks_to_reserve(num_tokens, max_num_tokens)
         return self.blocks_for(num_tokens)
 
     def can_start(self, sequence: SequenceState) -> bool:
@@ -121,10 +136,10 @@ class KVCache:
 
         Free blocks are counted by the scheduler; this is about adjacent ones.
         """
-        if self._reservations is None:
+        if not self.reserves_runs:
             return True
         count = self.blocks_to_start(sequence.num_tokens, sequence.group.max_length)
-        return self._reservations.can_reserve(count)
+        return self._allocator.can_reserve(count)
 
     def blocks_to_grow(self, group: SequenceGroup, num_tokens: int = 1) -> int:
         """Blocks that :meth:`reserve` takes to give each live sequence ``num_tokens`` more tokens.
@@ -197,10 +212,12 @@ class KVCache:
         missing = self.blocks_for(end) - len(shared)
         self._check_free(missing + idle)
         table = sequence.table
-        if self._reservations is not None:
+        if self.reserves_runs:
             run = self.blocks_to_start(sequence.num_tokens, sequence.group.max_length)
-            table.blocks = self._reservations.reserve(run)
+            table.blocks = self._allocator.reserve(run)
         else:
+            keys = self._publishing.keys(sequence, len(shared))
+            self._allocator.check_content(shared, keys)
             self._allocator.share(shared)
             table.blocks = shared + self._allocator.allocate(missing)
         table.num_published = len(shared)
@@ -366,8 +383,8 @@ class KVCache:
 
     def take_changes(self) -> CacheChanges:
         """Hand over what changed since the last call; the step that they belong to is planned."""
+        self._changes.published = self._publishing.settle()
         changes, self._changes = self._changes, CacheChanges()
-        changes.published = self._publishing.settle()
         self._free_host.extend(changes.swap_in.values())
         return changes
 
@@ -377,8 +394,8 @@ class KVCache:
         The removed sequences will be named again. Those in the step must be released; if further
         steps were planned after it, their changes must be retracted too.
         """
+        self.forget(changes.removed)
         self._publishing.retract(changes.published)
-        self._changes.removed.extend(changes.removed)
 
     # ------------------------------------------------------------------ inside
 
@@ -469,6 +486,7 @@ class KVCache:
         found: dict[BlockId, BlockId] = {}
         for sequence in group.live:
             hits = self._publishing.look_up(sequence, sequence.num_scheduled // self.block_size)
+            self._allocator.check_content(hits, sequence.table.keys)
             found.update(zip(sequence.table.host_blocks, hits, strict=False))
         return found
 

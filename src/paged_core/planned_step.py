@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paged_core.cache_changes import CacheChanges
+from paged_core.ids import SeqId
 from paged_core.interfaces.scheduler import Schedule
 from paged_core.sequence import SequenceGroup, SequenceState
 from paged_core.step import NewSequence, StepInput
@@ -28,15 +29,20 @@ class PlannedStep:
     as are scheduled, since no other step is planned before its result is applied."""
     handle: Any = None
     """What the executor returned for it."""
+    sequence_ids: list[SeqId] = field(default_factory=list)
+    """Those of the batch, in order."""
+    incomplete: set[SeqId] = field(default_factory=set)
+    """Sequences of which tokens are pending after it: these draw none."""
     finished: list[SequenceGroup] = field(default_factory=list)
     """Requests that ended when its result was applied."""
 
     def input(self) -> StepInput:
         """Return what the executor is to do."""
         plan, changes = self.plan, self.changes
+        self.sequence_ids = [sequence.id for sequence in plan.sequences]
         return StepInput(
             number=self.number,
-            sequence_ids=[sequence.id for sequence in plan.sequences],
+            sequence_ids=self.sequence_ids,
             num_tokens=plan.num_tokens,
             added=[_new_sequence(sequence) for sequence in changes.added.values()],
             removed=changes.removed,

@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from paged_core.block_key import BlockKey, extend_keys
 from paged_core.ids import BlockId, SeqId
-from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache
+from paged_core.interfaces.checked_allocator import CheckedAllocator
 from paged_core.sequence import SequenceState
 
 
@@ -37,11 +37,8 @@ class PrefixPublishing:
     caches no prefixes it finds and publishes nothing.
     """
 
-    def __init__(self, allocator: BlockAllocator, block_size: int) -> None:
+    def __init__(self, allocator: CheckedAllocator, block_size: int) -> None:
         self._allocator = allocator
-        self._prefixes = allocator if isinstance(allocator, SupportsPrefixCache) else None
-        self.caches_prefixes = self._prefixes is not None
-        """Whether the allocator finds blocks by their content."""
         self._block_size = block_size
         self._published: dict[SeqId, list[BlockId]] = defaultdict(list)
         """By sequence: blocks published while the present step is planned."""
@@ -53,7 +50,7 @@ class PrefixPublishing:
 
     def keys(self, sequence: SequenceState, count: int) -> Sequence[BlockKey]:
         """Content keys of the first ``count`` blocks, as far as all their tokens are known."""
-        if self._prefixes is None:
+        if not self._allocator.caches_prefixes:
             return ()
         keys, size = sequence.table.keys, self._block_size
         count = min(count, len(sequence.tokens) // size)
@@ -67,10 +64,10 @@ class PrefixPublishing:
 
         Of equal blocks, one that its group holds is preferred: sharing it takes no free block.
         """
-        if self._prefixes is None or count == 0:
+        if not self._allocator.caches_prefixes or count == 0:
             return []
         keys = self.keys(sequence, count)
-        found = self._prefixes.look_up(keys)
+        found = self._allocator.look_up(keys)
         if found and len(sequence.group.live) > 1:
             found = list(found)
             for sibling in sequence.group.live:
@@ -105,12 +102,11 @@ class PrefixPublishing:
         sequence's own block is then kept for :meth:`withdraw`, if the equal one is only filled in
         this step, or if this step copies from the own one (``is_copied``).
         """
-        assert self._prefixes is not None
         own, key = sequence.table.blocks[index], sequence.table.keys[index]
         kept = is_copied or key in self._promised
         if kept:
             self._allocator.share([own])
-        held = self._prefixes.publish(own, key)
+        held = self._allocator.publish(own, key)
         if held == own:
             self._published[sequence.id].append(own)
             if index >= sequence.num_scheduled // self._block_size:
@@ -145,8 +141,8 @@ class PrefixPublishing:
 
     def retract(self, blocks: Collection[BlockId]) -> None:
         """Make published blocks unfindable: they are not filled after all."""
-        if blocks and self._prefixes is not None:
-            self._prefixes.retract(blocks)
+        if blocks and self._allocator.caches_prefixes:
+            self._allocator.retract(blocks)
             self._unsettled.difference_update(blocks)
 
     def settle(self) -> list[BlockId]:

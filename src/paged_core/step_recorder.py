@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from paged_core.errors import error_text
 from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
 from paged_core.interfaces.scheduler import Queues, Schedule
 from paged_core.log import get_logger
@@ -81,7 +82,7 @@ class StepRecorder:
                     "observer_dropped",
                     observer=type(observer).__name__,
                     during=event,
-                    reason=f"{type(error).__name__}: {error}",
+                    reason=error_text(error),
                 )
 
 

@@ -14,6 +14,8 @@ from paged_core.sequence import SequenceGroup
 class WaitingQueue:
     """A queue that a :class:`~paged_core.interfaces.queue_order.QueueOrder` sorts.
 
+    Adding a group whose key raises, or cannot be compared with others, changes nothing.
+
     Groups of equal key are in the order in which they were pushed, except those pushed to the
     front. Under a stable order every operation makes O(log n) comparisons; under another the queue
     is sorted again by :meth:`refresh`, once a step.
@@ -87,9 +89,10 @@ class WaitingQueue:
 
     def _put(self, group: SequenceGroup, position: int, now: float) -> None:
         rank = (self._order.key(group, now), position)
+        place = bisect_left(self._ranks, rank)  # raises before anything has changed
         if group.id in self._rank_of:
             self.remove(group)
-        place = bisect_left(self._ranks, rank)
+            place = bisect_left(self._ranks, rank)
         self._groups.insert(place, group)
         self._ranks.insert(place, rank)
         self._rank_of[group.id] = rank

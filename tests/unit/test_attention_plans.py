@@ -40,11 +40,15 @@ READS = {
 class NoReads(TorchFunctionMode):
     """Raises where a tensor is read."""
 
+    def __init__(self, *allowed: str) -> None:
+        super().__init__()
+        self.forbidden = READS.difference(allowed)
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        assert name not in READS, f"{name}() waits for the device"
+        assert name not in self.forbidden, f"{name}() waits for the device"
         return func(*args, **(kwargs or {}))
 
 
@@ -68,7 +72,8 @@ def run(backend: AttentionBackend, device: str) -> Tensor:
     bound = backend.bind(LAYER, cache)
     made, count = batch(device), sum(new for _, new in CHUNKS)
     query, key, value = (torch.zeros(count, heads, 8, device=device) for heads in (4, 2, 2))
-    with NoReads():
+    # the kernels of `cpu` get the addresses of its tensors, which are in the memory of the host
+    with NoReads(*(["numpy"] if isinstance(backend, CpuAttention) else [])):
         return bound.forward(query, key, value, backend.plan(made))
 
 

@@ -64,7 +64,7 @@ def test_a_scenario_that_tells_them_apart(ties: str, cached: int) -> None:
 
 def record_added(engine: Engine) -> dict[BlockId, BlockInfo]:
     """What will be added to the evictor of an engine, by block; filled as the engine runs."""
-    evictor: Evictor = engine.kv_cache._allocator._evictor  # type: ignore[attr-defined]
+    evictor: Evictor = engine.kv_cache._allocator.inner._evictor  # type: ignore[attr-defined]
     added: dict[BlockId, BlockInfo] = {}
     add = evictor.add
 

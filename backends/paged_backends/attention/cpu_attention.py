@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paged_backends.attention.block_bounds import BlockBounds
 from paged_backends.attention.settings import CpuSettings
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.bindings import Bindings
@@ -65,6 +66,8 @@ class Plan:
         self.lengths = batch.seq_lens.int().contiguous()
         self.tables = batch.block_tables.int().contiguous()
         self.slots = batch.slot_mapping.long().contiguous()
+        self.bounds = BlockBounds(self.tables.numpy(), self.lengths.numpy(), self.slots.numpy())
+        """To be checked before a kernel gets the addresses."""
         self._work: dict[Shape, Work] = {}
 
     def work(self, shape: Shape) -> Work:
@@ -165,6 +168,7 @@ class PagedLayer:
 
     def _take(self, plan: Plan) -> None:
         """Point to what is the same in all layers of a step."""
+        plan.bounds.check(len(self._cache), self._call.block_size)
         call, work = self._call, plan.work(self._shape)
         self._plan, self._work = plan, work
         call.starts, call.lengths, call.tables, call.slots, *others = work.addresses

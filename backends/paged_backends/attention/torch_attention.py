@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paged_backends.attention.block_bounds import BlockBounds
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.transfer import to_device
 from paged_core.interfaces.attention import (
@@ -73,6 +74,8 @@ class Plan:
         self._device = batch.slot_mapping.device
         self._starts: list[int] = batch.query_start_host.tolist()
         self._lengths: list[int] = batch.seq_lens_host.tolist()
+        # torch checks the slots itself, when it writes to them
+        self.bounds = BlockBounds(batch.block_tables_host, batch.seq_lens_host, None)
         self._tiles: dict[tuple[int | None, int], list[Tile]] = {}
 
     def tiles(self, window: int | None, block_size: int) -> list[Tile]:
@@ -135,6 +138,7 @@ class PagedLayer:
     def forward(self, query: Tensor, key: Tensor, value: Tensor, plan: Plan, /) -> Tensor:
         """See :class:`~paged_core.interfaces.attention.LayerAttention`."""
         layer = self._layer
+        plan.bounds.check(len(self._keys_CKD) // layer.block_size, layer.block_size)
         self._keys_CKD.index_copy_(0, plan.slots_T, key.to(self._keys_CKD.dtype))
         self._values_CKD.index_copy_(0, plan.slots_T, value.to(self._values_CKD.dtype))
         out = query.new_empty(query.shape)

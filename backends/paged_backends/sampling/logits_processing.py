@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.sampling.row import Row
+from paged_core.errors import error_text
 from paged_core.sampling_params import processor_name
 
 
@@ -42,31 +43,41 @@ def _run_processors(logits: Tensor, rows: Sequence[Row]) -> dict[int, str]:
     failed = {}
     for place, row in enumerate(rows):
         if row.sampling.logits_processors:
-            result = _run_row(logits[place], row)
-            if isinstance(result, Tensor):
-                logits[place] = result
-            else:
-                failed[place] = result
+            problem = _run_row(logits[place], row)
+            if problem is not None:
+                failed[place] = problem
     return failed
 
 
-def _run_row(logits: Tensor, row: Row) -> Tensor | str:
-    """Return what the processors of ``row`` make of its ``logits`` [V], or why they failed."""
+def _run_row(logits: Tensor, row: Row) -> str | None:
+    """Replace ``logits`` [V] by what the processors of ``row`` make of them, or say why not."""
     output, own = row.tokens[row.num_prompt_tokens :], logits.clone()
     for processor in row.sampling.logits_processors:
         name = f"logits processor {processor_name(processor)}"
         try:
             result = processor(output, own)
+            found = _problem(result, logits)
+            if found is not None:
+                return (
+                    f"{name} returned {found}; it must return the row of logits to use, a tensor "
+                    f"of shape ({len(logits)},)"
+                )
+            own = own.new_empty(logits.shape).copy_(result)
         except Exception as error:  # noqa: BLE001 - the user's code: it fails its own request
-            return f"{name} raised {type(error).__name__}: {error}"
-        if not isinstance(result, Tensor) or result.shape != logits.shape:
-            shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-            return (
-                f"{name} returned {shape}; it must return the row of logits to use, a tensor of "
-                f"shape ({len(logits)},)"
-            )
-        own = result
-    return own
+            return f"{name} raised {error_text(error)}"
+    logits.copy_(own)
+    return None
+
+
+def _problem(result: object, logits: Tensor) -> str | None:
+    """Say what ``result`` is, if it cannot replace ``logits``."""
+    if not isinstance(result, Tensor):
+        return type(result).__name__
+    if result.is_nested or result.layout is not torch.strided or result.is_meta:
+        return "a tensor that is nested, sparse or of the meta device"
+    if not result.is_floating_point():
+        return f"{result.dtype} numbers"
+    return None if result.shape == logits.shape else str(tuple(result.shape))
 
 
 def _apply_bias(logits: Tensor, rows: Sequence[Row]) -> dict[int, str]:

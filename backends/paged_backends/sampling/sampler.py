@@ -17,6 +17,7 @@ from paged_backends.sampling.random_numbers import uniform
 from paged_backends.sampling.random_sampling import RandomSample, random_sample
 from paged_backends.sampling.ranking import best_token, top_logits
 from paged_backends.sampling.row import Row
+from paged_core.errors import error_text
 from paged_core.step import TokenLogprobs
 
 _MAX_LOGITS_ON_CPU = 1 << 20
@@ -78,7 +79,8 @@ class Sampler:
     def draw(self, logits: Tensor, rows: Sequence[Row], /) -> Draws:
         """Draw one token per row of ``logits`` [R, V] float32, which is only read.
 
-        Several rows may belong to one sequence that fans out; each has an ``index`` of its own.
+        Several rows may belong to one sequence that fans out; each has an ``index`` of its own. If
+        anything raises, rows are drawn one by one, so that only those fail that raise alone.
 
         Raises:
             ValueError: the shapes do not fit each other.
@@ -90,6 +92,14 @@ class Sampler:
             )
         if not rows:
             return Draws([], None, {})
+        try:
+            return self._draw(logits, rows)
+        except Exception as error:  # noqa: BLE001 - a parameter of one row that cannot be served
+            if len(rows) == 1:
+                return Draws([0], None, {0: f"it cannot be sampled: {error_text(error)}"})
+            return _join([self.draw(logits[i : i + 1], [row]) for i, row in enumerate(rows)])
+
+    def _draw(self, logits: Tensor, rows: Sequence[Row]) -> Draws:
         best = best_token(logits)
         peaks = logits.gather(1, best[:, None])[:, 0]
         if all(row.plain for row in rows):
@@ -226,6 +236,16 @@ class Sampler:
                 for place, entry in zip(some, entries, strict=True):
                     result[place] = entry
         return result
+
+
+def _join(draws: Sequence[Draws]) -> Draws:
+    """Return the draws of rows that were drawn one by one."""
+    asked = any(draw.logprobs for draw in draws)
+    return Draws(
+        [token_id for draw in draws for token_id in draw.token_ids],
+        [draw.logprobs[0] if draw.logprobs else None for draw in draws] if asked else None,
+        {place: draw.failed[0] for place, draw in enumerate(draws) if draw.failed},
+    )
 
 
 def _rows_of(logits: Tensor, numbers: list[int]) -> Tensor:

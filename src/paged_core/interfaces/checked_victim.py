@@ -24,10 +24,9 @@ class CheckedVictim(Victim):
         offered = tuple(candidates)
         chosen = self.inner.choose(candidates, now)
         if not any(chosen is group for group in offered):
-            kind = type(self.inner)
             raise PluginError(
-                f"victim {kind.__module__}.{kind.__qualname__} chose {chosen!r}, which is none of "
-                f"the {len(offered)} candidates it was shown; choose() has to return one of them "
+                f"{type(self.inner).__qualname__} chose {chosen!r}, which is none of the "
+                f"{len(offered)} candidates it was shown; choose() has to return one of them "
                 "(paged_core.testing.VictimConformance tests it)"
             )
         return chosen

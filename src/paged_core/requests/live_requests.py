@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
 
+from paged_core.errors import error_text
 from paged_core.ids import SeqId
 from paged_core.kv_cache import KVCache
 from paged_core.log import get_logger
@@ -13,7 +14,7 @@ from paged_core.request import FinishReason, Request
 from paged_core.requests.beams import Beams
 from paged_core.requests.best_of import keep_best
 from paged_core.requests.pins import Pins
-from paged_core.sequence import SequenceGroup, SequenceState, Status, StopCheck
+from paged_core.sequence import BlockTable, SequenceGroup, SequenceState, Status, StopCheck
 from paged_core.step import StepResult
 from paged_core.step_outcome import StepOutcome
 
@@ -32,6 +33,11 @@ class LiveRequests:
         self._numbers = count()
         self._ids = count()
         self._beams = Beams(kv_cache, self._sequences, self._ids)
+
+    @property
+    def sequence_ids(self) -> Iterable[SeqId]:
+        """Those of all sequences that have not finished."""
+        return self._sequences
 
     # ------------------------------------------------------------------ adding
 
@@ -86,7 +92,7 @@ class LiveRequests:
         self._advance(step)
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(step, result)
-        ended = self._append(result, outcome, now, is_ahead=step.ends is not None)
+        ended = self._append(step, result, outcome, now)
         if result.candidates:
             ended |= self._advance_beams(result.candidates, now)
         for seq_id, message in result.failed.items():
@@ -109,10 +115,15 @@ class LiveRequests:
                 sequence.num_computed = end
 
     def _append(
-        self, result: StepResult, outcome: StepOutcome, now: float, *, is_ahead: bool
+        self, step: PlannedStep, result: StepResult, outcome: StepOutcome, now: float
     ) -> bool:
-        """Append what was drawn, counted already if ``is_ahead``; whether any sequence ended."""
-        rows = list(map(self._sequences.get, result.sequence_ids))
+        """Append what was drawn; whether any sequence ended."""
+        is_ahead = step.ends is not None  # then the tokens are counted already
+        rows: list[SequenceState | None]
+        if is_ahead or result.sequence_ids != step.sequence_ids:
+            rows = list(map(self._sequences.get, result.sequence_ids))
+        else:
+            rows = list(step.plan.sequences)
         logprobs, ended = result.logprobs, False
         for row, token in enumerate(result.token_ids):
             sequence = rows[row]
@@ -202,7 +213,7 @@ class LiveRequests:
                 try:
                     sequence.stop_reason = group.stop_check(sequence)
                 except Exception as error:  # noqa: BLE001 - the request's own code
-                    self.fail(group, f"stop check failed: {type(error).__name__}: {error}")
+                    self.fail(group, f"stop check failed: {error_text(error)}")
                     return True
                 if sequence.stop_reason is not None:
                     self._finish(sequence, FinishReason.STOP)
@@ -228,6 +239,22 @@ class LiveRequests:
             self._finish(sequence, reason, error)
         if searches:
             del group.sequences[group.request.sampling.n :]
+
+    def abandon(self, reason: str, now: float) -> list[SequenceGroup]:
+        """End and forget all requests; the blocks that they held are not to be freed."""
+        ended = list(self.groups.values())
+        for group in ended:
+            searches = bool(group.live) and group.request.sampling.beam_width is not None
+            for sequence in group.sequences if searches else group.live:
+                if searches or sequence.finish_reason is None:
+                    sequence.finish_reason, sequence.error = FinishReason.ERROR, reason
+                sequence.num_unknown, sequence.table = 0, BlockTable()
+            group.live.clear()
+            if searches:
+                del group.sequences[group.request.sampling.n :]
+            self.remove(group, now)
+        self._sequences.clear()
+        return ended
 
     def remove(self, group: SequenceGroup, now: float) -> None:
         """Forget a request that has ended; choose what it returns."""

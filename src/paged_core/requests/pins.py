@@ -108,10 +108,17 @@ class Pins:
     def end(self, pin: Pin, reason: str) -> None:
         """Free the blocks of ``pin``; nothing happens if it has ended already."""
         if pin.state is not PinState.ENDED:
-            self._kv.let_go(pin.blocks)
+            if pin.blocks:
+                self._kv.let_go(pin.blocks)
             self._kv.num_pinned -= pin.num_blocks
             pin.blocks, pin.state, pin.end_reason = [], PinState.ENDED, reason
             del self._pins[pin.id]
+
+    def abandon(self, reason: str) -> None:
+        """End all pins; the blocks that they held are not to be freed."""
+        for pin in self:
+            pin.blocks = []
+            self.end(pin, reason)
 
     def expired(self, now: float) -> list[Pin]:
         """Return the pins whose time to live is over."""

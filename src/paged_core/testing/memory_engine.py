@@ -54,8 +54,9 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
     """Serve a workload to its end; return its groups by request id, without refused requests.
 
     Raises:
-        AssertionError: it has not ended after ``max_steps``.
+        AssertionError: it has not ended after ``max_steps``, or a policy raised.
     """
+    scheduler = engine.scheduler
     groups: dict[str, SequenceGroup] = {}
     to_come = list(workload.requests)
     aborts = list(workload.aborts)
@@ -69,7 +70,9 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
         to_come = [item for item in to_come if item[0] > step]
         for request_id in [request_id for due, request_id in aborts if due == step]:
             engine.abort(request_id)
-        engine.step()
+        finished = engine.step().finished
+        if engine.scheduler is not scheduler:  # the policies were made anew
+            raise AssertionError(finished[-1].sequences[0].error if finished else "a policy raised")
         step += 1
         assert step < max_steps, f"unfinished after {step} steps: {list(engine.groups)}"
     return groups

@@ -1,0 +1,66 @@
+"""Which component an error comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from traceback import walk_tb
+
+from paged_core.errors import PluginError, error_text
+from paged_core.interfaces.allocator import BlockAllocator
+from paged_core.interfaces.attention import AttentionBackend
+from paged_core.interfaces.evictor import Evictor
+from paged_core.interfaces.executor import Executor
+from paged_core.interfaces.observer import Observer
+from paged_core.interfaces.preemption import Preemption
+from paged_core.interfaces.queue_order import QueueOrder
+from paged_core.interfaces.runner import Runner
+from paged_core.interfaces.scheduler import Scheduler
+from paged_core.interfaces.victim import Victim
+
+_SLOTS: Mapping[type, str] = {
+    BlockAllocator: "block_allocator",
+    Evictor: "evictor",
+    QueueOrder: "queue_order",
+    Scheduler: "scheduler",
+    Victim: "victim",
+    Preemption: "preemption",
+    AttentionBackend: "attention",
+    Runner: "runner",
+    Executor: "executor",
+    Observer: "observers",
+}
+
+
+class FaultNames:
+    """Says which component raised, in the words of the settings.
+
+    Args:
+        chosen: by slot, the name of the component that the settings choose.
+    """
+
+    def __init__(self, chosen: Mapping[str, str]) -> None:
+        self._chosen = chosen
+
+    def describe(self, error: BaseException, called: str) -> str:
+        """Name the component whose code raised, the innermost one, and what it raised.
+
+        Args:
+            called: the slot that was called, for errors that do not tell: of code without frames.
+        """
+        text = error_text(error)
+        if not isinstance(error, Exception):
+            return text  # Ctrl-C is the fault of none
+        name = _raiser(error, self._chosen) or f"{called} {self._chosen.get(called, '')!r}"
+        return f"{name}: {error}" if isinstance(error, PluginError) else f"{name} raised {text}"
+
+
+def _raiser(error: BaseException, chosen: Mapping[str, str]) -> str | None:
+    """Name the component that the innermost of all frames belongs to."""
+    for frame, _ in reversed(list(walk_tb(error.__traceback__))):
+        owner = frame.f_locals.get("self")
+        for interface, slot in _SLOTS.items():
+            if isinstance(owner, interface):
+                name = chosen.get(slot, "auto")
+                kind = type(getattr(owner, "inner", owner))
+                return f"{slot} {kind.__qualname__ if name == 'auto' else name!r}"
+    return None

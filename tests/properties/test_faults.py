@@ -1,0 +1,214 @@
+"""Whatever raises wherever: what comes after has the text that it has in an engine without faults.
+
+A real component of any slot raises in one call: before or after it has done what it was asked for,
+an exception or Ctrl-C, planning ahead or not. Requests end with an error that names the component;
+no block leaks; the same prompts, asked for again, are answered as ever; the executor is closed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from paged_core.engine import Engine
+from paged_core.errors import PluginError, RequestError
+from paged_core.interfaces.observer import Observer
+from paged_core.registry import Registry
+from paged_core.request import FinishReason, Request
+from paged_core.sampling_params import SamplingParams
+from paged_core.testing.background_executor import BackgroundExecutor
+from paged_core.testing.engine_settings import engine_settings
+from paged_core.testing.memory_engine import build_memory_engine
+from paged_core.testing.text_alone import check_nothing_leaked, check_said
+from paged_core.testing.workload import Workload, workloads
+from properties.fault_injection import (
+    InjectedFault,
+    InjectedInterrupt,
+    Injector,
+    Site,
+    watched,
+)
+
+REGISTRY = Registry.discover()
+ERRORS = (InjectedFault, InjectedInterrupt)
+
+
+class _Watcher(Observer):
+    """Listens to everything."""
+
+    def on_step(self, step: Any, /) -> None:
+        pass
+
+    def on_request(self, group: Any, event: str, /) -> None:
+        pass
+
+    def on_block(self, event: Any, /) -> None:
+        pass
+
+
+def profile(max_examples: int) -> Any:
+    return hypothesis_settings(
+        max_examples=max_examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+def build(injector: Injector, values: dict[str, Any], *, ahead: bool) -> Engine:
+    observer = watched(injector, "observers", _Watcher())
+    engine = build_memory_engine(REGISTRY, **values, observers=[observer], async_scheduling=ahead)
+    if ahead:
+        BackgroundExecutor.install(engine)
+    return engine
+
+
+def serve(engine: Engine, workload: Workload, prefix: str) -> tuple[list[Any], list[str]]:
+    """Serve a workload through whatever raises; return its groups and all errors."""
+    groups, errors, step = [], [], 0
+    to_come = [(due, replace(each, id=prefix + each.id)) for due, each in workload.requests]
+    while to_come or engine.has_unfinished:
+        due_now: list[Request] = [request for due, request in to_come if due <= step]
+        to_come = [item for item in to_come if item[0] > step]
+        for request in due_now:
+            before = {group.id for group in engine.groups}
+            try:
+                groups.append(engine.add(request))
+            except RequestError:
+                continue
+            except (PluginError, InjectedInterrupt) as error:
+                errors.append(str(error))
+                held = {group.id for group in engine.groups}
+                assert held in (before, set()), f"{request.id} is held although add() raised"
+        try:
+            for due, request_id in workload.aborts:
+                if due == step:
+                    engine.abort(prefix + request_id)
+            engine.step()
+        except InjectedInterrupt as error:
+            errors.append(str(error))
+        step += 1
+        assert step < 1000, "it hangs"
+    return groups, errors
+
+
+def sites(values: dict[str, Any], workload: Workload, *, ahead: bool) -> list[tuple[Site, int]]:
+    """Every call that serving a workload makes."""
+    injector = Injector()
+    with injector.installed():
+        engine = build(injector, values, ahead=ahead)
+        injector.calls.clear()
+        serve(engine, workload, "")
+        engine.close()
+    return [
+        (site, number) for site, count in sorted(injector.calls.items()) for number in range(count)
+    ]
+
+
+def check(values: dict[str, Any], workload: Workload, injector: Injector, *, ahead: bool) -> None:
+    with injector.installed(), capture_logs() as logs:
+        engine = build(injector, values, ahead=ahead)
+        injector.calls.clear()
+        groups, errors = serve(engine, workload, "")
+        for group in groups:
+            assert group.finished
+            check_said(engine, group)
+            errors += [each.error for each in group.sequences if each.error]
+        over = injector.raised
+        for group in serve(engine, workload, "again-")[0]:
+            reasons = {sequence.finish_reason for sequence in group.sequences}
+            assert not over or FinishReason.ERROR not in reasons, group.sequences[0].error
+            check_said(engine, group)
+        check_nothing_leaked(engine)
+        try:
+            engine.close()
+        except ERRORS as error:
+            errors.append(str(error))
+    assert "executor" in injector.closed
+    if injector.raised:
+        site, error = injector._site, injector._error
+        assert site is not None
+        if site[0] == "observers" and error is InjectedFault:
+            assert any(log["event"] == "observer_dropped" for log in logs)
+        elif error is InjectedFault and "close" not in site:
+            assert any(
+                f"{site[0]} " in text and "injected" in text
+                for text in [*errors, *(str(log.get("reason")) for log in logs)]
+            ), f"{site} is not named in {errors}"
+
+
+FAULTS = st.tuples(st.floats(0, 1, exclude_max=True), st.booleans(), st.sampled_from(ERRORS))
+
+
+@given(engine_settings(REGISTRY), workloads(max_aborts=1), FAULTS, st.booleans())
+@profile(100)
+def test_what_follows_a_fault_is_served_as_ever(
+    values: dict[str, Any], workload: Workload, fault: Any, ahead: bool
+) -> None:
+    place, after, error = fault
+    calls = sites(values, workload, ahead=ahead)
+    site, number = calls[int(place * len(calls))]
+    check(values, workload, Injector(site, number, after=after, error=error), ahead=ahead)
+
+
+@pytest.mark.slow
+@given(engine_settings(REGISTRY), workloads(max_requests=9, max_aborts=3), FAULTS, st.booleans())
+@profile(10_000)
+def test_what_follows_a_fault_is_served_as_ever_for_long(
+    values: dict[str, Any], workload: Workload, fault: Any, ahead: bool
+) -> None:
+    place, after, error = fault
+    calls = sites(values, workload, ahead=ahead)
+    site, number = calls[int(place * len(calls))]
+    check(values, workload, Injector(site, number, after=after, error=error), ahead=ahead)
+
+
+def _asked(number: int, prompt: str, **sampling: Any) -> Request:
+    tokens = tuple(map(int, prompt))
+    return Request(
+        id=f"r{number}",
+        prompt=tokens,
+        sampling=SamplingParams(**sampling),
+        arrival=float(number),
+    )
+
+
+WORKLOAD = Workload(
+    (
+        (0, _asked(0, "000000000", max_tokens=5)),
+        (0, _asked(1, "0000000001", max_tokens=4, n=2, temperature=1.0)),
+        (1, _asked(2, "1111111", max_tokens=6)),
+        (2, _asked(3, "000000000", max_tokens=6)),
+        (2, _asked(4, "0101", max_tokens=4, beam_width=2)),
+        (3, _asked(5, "11011", max_tokens=5, best_of=2, n=1, temperature=1.0)),
+    ),
+    ((4, "r2"),),
+)
+"""Shared prefixes, forks, beams, an abort; in a small pool, preemption."""
+TABLES: list[dict[str, Any]] = [
+    {},
+    {"preemption": "swap", "scheduler": "prefill_or_decode", "victim": "most_blocks"},
+    {"block_allocator": {"name": "hash_cached", "merge_duplicates": True}, "queue_order": "fair"},
+    {"queue_order": "mlfq", "preemption": "auto", "evictor": "arc"},
+    {"block_allocator": "uncached", "scheduler": "static_batch", "queue_order": "sjf"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("table", TABLES, ids=str)
+def test_a_fault_in_any_call_of_any_slot(table: dict[str, Any], ahead: bool) -> None:
+    values = {"block_size": 2, "num_blocks": 16, "num_host_blocks": 20, **table}
+    calls = sites(values, WORKLOAD, ahead=ahead)
+    assert {slot for (slot, _), _ in calls} >= {"scheduler", "block_allocator", "executor"}
+    for site, number in calls:
+        for after in (False, True):
+            for error in ERRORS:
+                injector = Injector(site, number, after=after, error=error)
+                check(values, WORKLOAD, injector, ahead=ahead)
+                assert injector.raised or after  # that call may raise OutOfBlocks

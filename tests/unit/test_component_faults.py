@@ -1,0 +1,479 @@
+"""Components that raise or answer nonsense: the error names them, and the engine serves what
+follows as one without faults does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from paged_core.component import Component, ComponentSettings
+from paged_core.engine import Engine
+from paged_core.errors import PluginError, RequestError
+from paged_core.ids import BlockId, SeqId
+from paged_core.interfaces.allocator import BlockAllocator
+from paged_core.interfaces.executor import Executor
+from paged_core.interfaces.observer import Observer
+from paged_core.interfaces.scheduler import Schedule
+from paged_core.request import FinishReason, Request
+from paged_core.requests.pins import PinState
+from paged_core.sampling_params import SamplingParams
+from paged_core.sequence import SequenceGroup
+from paged_core.step import StepResult
+from paged_core.testing import build_memory_engine, registry_with
+from paged_core.testing.text_alone import check_nothing_leaked, check_said
+from paged_policies.allocators.contiguous import ContiguousAllocator, ContiguousSettings
+from paged_policies.allocators.hash_cached import HashCachedAllocator
+from paged_policies.orders.fcfs import FcfsOrder
+from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
+from unit.engines import finish
+from unit.faulty_components import FaultyHashCachedSettings, FaultySettings
+
+
+def ask(name: str, length: int = 12, **fields: Any) -> Request:
+    prompt = tuple(range(100, 100 + length))
+    return Request(id=name, prompt=prompt, sampling=SamplingParams(max_tokens=6), **fields)
+
+
+def engine_of(slot: str, made: type, **values: Any) -> Engine:
+    """An engine with the class as its component of ``slot``, named ``faulty``."""
+    settings: type[ComponentSettings] = FaultySettings
+    if issubclass(made, HashCachedAllocator):
+        settings = FaultyHashCachedSettings
+    record = Component(slot, settings, f"{made.__module__}:{made.__name__}", summary="faulty")
+    return build_memory_engine(registry_with(record), **{slot: "faulty"}, **values)
+
+
+def serves_as_ever(engine: Engine) -> None:
+    """Ask for the usual prompts: they have their own text, and no block leaks."""
+    groups = [engine.add(ask(f"again {length}", length)) for length in (12, 9)]
+    finish(engine)
+    for group in groups:
+        assert group.sequences[0].finish_reason is FinishReason.LENGTH, group.sequences[0].error
+        check_said(engine, group)
+    check_nothing_leaked(engine)
+
+
+# ---------------------------------------------------------------------- what raises
+
+
+class Switch:
+    """What a component of a test does wrong, once."""
+
+    wrong: Any = None
+
+    @classmethod
+    def take(cls) -> Any:
+        wrong, cls.wrong = cls.wrong, None
+        return wrong
+
+
+@pytest.fixture(autouse=True)
+def _switched_off() -> Iterator[None]:
+    Switch.wrong = None
+    yield
+    Switch.wrong = None
+
+
+class RaisingFree(HashCachedAllocator):
+    def free(self, blocks: Any, /) -> None:
+        if Switch.take():
+            raise ValueError("no")
+        super().free(blocks)
+
+
+class RaisingKey(FcfsOrder):
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        if Switch.wrong == group.request.tenant:
+            raise ValueError("no")
+        return group.request.deadline or super().key(group, now)
+
+
+def test_what_a_failed_step_published_is_not_found() -> None:
+    engine = engine_of("block_allocator", RaisingFree)
+    first = engine.add(ask("A"))
+    engine.step()
+    Switch.wrong = True
+    with capture_logs() as logs:
+        finish(engine)
+    reason = "block_allocator 'faulty' raised ValueError: no"
+    restarted = [log for log in logs if log["event"] == "policies_restarted"]
+    assert [(log["reason"], log["prefix_cache"]) for log in restarted] == [(reason, "cleared")]
+    assert first.finished
+    again = engine.add(ask("B"))
+    finish(engine)
+    assert again.num_cached == 0
+    serves_as_ever(engine)
+
+
+def test_all_requests_of_an_engine_that_starts_anew_end_with_the_reason() -> None:
+    engine = engine_of("block_allocator", RaisingFree)
+    groups = [engine.add(ask("A", 9)), engine.add(ask("B", 12))]
+    engine.step()
+    Switch.wrong = True
+    engine.abort("A")
+    assert {g.sequences[0].finish_reason for g in groups} == {
+        FinishReason.ABORT,
+        FinishReason.ERROR,
+    }
+    assert groups[1].sequences[0].error == "block_allocator 'faulty' raised ValueError: no"
+    assert engine.step().finished == groups
+    serves_as_ever(engine)
+
+
+def test_pins_end_where_the_cache_is_cleared() -> None:
+    engine = engine_of("block_allocator", RaisingFree)
+    pin = engine.pin(range(12))
+    finish(engine)
+    assert pin.state is PinState.HELD
+    engine.add(ask("A"))
+    engine.step()
+    Switch.wrong = True
+    engine.abort("A")
+    assert (pin.state, pin.blocks) == (PinState.ENDED, [])
+    assert pin.end_reason == "block_allocator 'faulty' raised ValueError: no"
+    serves_as_ever(engine)
+
+
+class Unmakeable(HashCachedAllocator):
+    def __init__(self, *args: Any) -> None:
+        if Switch.wrong:
+            raise OSError("no such file")
+        super().__init__(*args)
+
+    def allocate(self, count: int, /) -> list[BlockId]:
+        if Switch.wrong:
+            raise ValueError("no")
+        return super().allocate(count)
+
+
+def test_an_engine_whose_policies_cannot_be_made_anew_refuses_until_they_can() -> None:
+    engine = engine_of("block_allocator", Unmakeable)
+    group = engine.add(ask("A"))
+    Switch.wrong = True
+    for _ in range(2):
+        with pytest.raises(OSError, match="no such file"):
+            engine.step()
+    assert group.sequences[0].error == "block_allocator 'faulty' raised ValueError: no"
+    with pytest.raises(OSError, match="no such file"):
+        engine.add(ask("B"))
+    Switch.wrong = None
+    serves_as_ever(engine)
+    engine.close()
+
+
+# ---------------------------------------------------------------------- entering is all or nothing
+
+
+@pytest.mark.parametrize("fields", [{"tenant": "poison"}, {"deadline": "soon"}])
+def test_a_request_that_cannot_be_queued_is_not_added(fields: dict[str, Any]) -> None:
+    Switch.wrong = "poison"
+    engine = engine_of("queue_order", RaisingKey)
+    other = engine.add(ask("A", deadline=5.0))
+    bad = ask("B")
+    for name, value in fields.items():
+        object.__setattr__(bad, name, value)
+    with pytest.raises(PluginError, match=r"request 'B' was not added: .* raised"):
+        engine.add(bad)
+    assert [group.id for group in engine.groups] == ["A"]
+    assert len(engine.scheduler) == 1
+    same_id = engine.add(ask("B"))
+    finish(engine)
+    for group in (other, same_id):
+        check_said(engine, group)
+        assert group.sequences[0].finish_reason is FinishReason.LENGTH
+    serves_as_ever(engine)
+    engine.close()
+
+
+def test_a_queue_order_that_raises_is_named() -> None:
+    Switch.wrong = "poison"
+    engine = engine_of("queue_order", RaisingKey)
+    with pytest.raises(PluginError, match="queue_order 'faulty' raised ValueError: no"):
+        engine.add(ask("A", tenant="poison"))
+
+
+def test_a_request_that_cannot_be_hashed_is_refused() -> None:
+    engine = build_memory_engine()
+    bad = ask("A")
+    object.__setattr__(bad, "cache_salt", ["salt"])
+    with pytest.raises(RequestError, match="cache_salt and adapter of request 'A' must be hash"):
+        engine.add(bad)
+    serves_as_ever(engine)
+
+
+# ---------------------------------------------------------------------- closing
+
+
+class _Closing(Observer):
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class StubbornExecutor(Executor):
+    """Passes on, and cannot be closed or collected."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+
+    def start(self) -> Any:
+        raise NotImplementedError
+
+    def submit(self, step: Any, /) -> Any:
+        return self.inner.submit(step)
+
+    def collect(self, handle: Any, /) -> StepResult:
+        raise ValueError("lost")
+
+    def close(self) -> None:
+        self.inner.close()
+        raise OSError("busy")
+
+
+def test_closing_closes_everything_and_then_raises() -> None:
+    observer = _Closing()
+    engine = build_memory_engine(observers=[observer], async_scheduling=True)
+    engine.add(ask("A"))
+    engine.executor = StubbornExecutor(engine.executor)
+    engine.step()
+    with pytest.raises(OSError, match="busy"):
+        engine.close()
+    assert observer.closed
+    assert not list(engine.groups)
+
+
+# ---------------------------------------------------------------------- nonsense from allocators
+
+
+class LyingAllocator(HashCachedAllocator):
+    """Changes what it answers by the switch, a function of the method and the answer."""
+
+    def allocate(self, count: int, /) -> list[BlockId]:
+        found = super().allocate(count)
+        return found if Switch.wrong is None else Switch.wrong("allocate", found)
+
+    def look_up(self, keys: Any, /) -> list[BlockId]:
+        found = super().look_up(keys)
+        return found if Switch.wrong is None else Switch.wrong("look_up", found)
+
+    def publish(self, block: BlockId, key: Any, /) -> BlockId:
+        found = super().publish(block, key)
+        return found if Switch.wrong is None else Switch.wrong("publish", found)
+
+
+class LyingRuns(ContiguousAllocator):
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(ContiguousSettings(), parts)
+
+    def reserve(self, count: int, /) -> list[BlockId]:
+        found = super().reserve(count)
+        return found if Switch.wrong is None else Switch.wrong("allocate", found)
+
+
+def lie(method: str, change: Callable[[Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda called, found: change(found) if called == method else found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: [-1, *found[1:]],
+        lambda found: [*found[:-1], 64],
+        lambda found: [10**30, *found[1:]],
+        lambda found: [found[0]] * len(found),
+        lambda found: found[:-1],
+        lambda found: [*found, 60],
+        lambda found: [0, *found[1:]],
+        lambda found: [None, *found[1:]],
+        lambda found: ["3", *found[1:]],
+        lambda found: [3.5, *found[1:]],
+        lambda found: None,
+    ],
+)
+@pytest.mark.parametrize("made", [LyingAllocator, LyingRuns])
+def test_blocks_that_cannot_be_handed_out_reach_no_table(
+    made: type[BlockAllocator], change: Any
+) -> None:
+    engine = engine_of("block_allocator", made)
+    holder = engine.add(ask("A", 9))  # it holds block 0
+    engine.step()
+    assert holder.live[0].table.blocks[0] == 0
+    Switch.wrong = lie("allocate", change)
+    group = engine.add(ask("B", 14))
+    finish(engine)
+    for ended in (holder, group):
+        assert (ended.sequences[0].error or "").startswith("block_allocator 'faulty'")
+        check_said(engine, ended)
+    Switch.wrong = None
+    serves_as_ever(engine)
+
+
+@pytest.mark.parametrize("block", [-1, 1, 64, None])
+def test_a_found_block_holds_what_was_asked_for(block: Any) -> None:
+    engine = engine_of("block_allocator", LyingAllocator)
+    engine.add(ask("A"))
+    finish(engine)
+    Switch.wrong = lie("look_up", lambda found: [block, *found[1:]])
+    group = engine.add(ask("B"))
+    finish(engine)
+    assert (group.sequences[0].error or "").startswith("block_allocator 'faulty'")
+    Switch.wrong = None
+    serves_as_ever(engine)
+
+
+@pytest.mark.parametrize("block", [-1, 5, None])
+def test_a_merged_block_holds_what_was_published(block: Any) -> None:
+    engine = engine_of("block_allocator", LyingAllocator)
+    Switch.wrong = lie("publish", lambda found: block)
+    group = engine.add(ask("A"))
+    finish(engine)
+    assert (group.sequences[0].error or "").startswith("block_allocator 'faulty'")
+    Switch.wrong = None
+    serves_as_ever(engine)
+
+
+# ---------------------------------------------------------------------- nonsense from executors
+
+
+class LyingExecutor(StubbornExecutor):
+    """Changes one result."""
+
+    def __init__(self, inner: Executor, change: Callable[[StepResult], Any]) -> None:
+        super().__init__(inner)
+        self.change = change
+        self.num_collected = 0
+
+    def collect(self, handle: Any, /) -> StepResult:
+        self.num_collected += 1
+        result = self.inner.collect(handle)
+        return self.change(result) if self.num_collected == 2 else result
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def _rows(result: StepResult, ids: Any, tokens: Any) -> StepResult:
+    return replace(result, sequence_ids=ids, token_ids=tokens)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: _rows(r, [SeqId(99), *r.sequence_ids[1:]], r.token_ids),
+        lambda r: _rows(r, r.sequence_ids[1:], r.token_ids[1:]),
+        lambda r: _rows(r, r.sequence_ids, r.token_ids[1:]),
+        lambda r: _rows(r, r.sequence_ids + r.sequence_ids[:1], [*r.token_ids, 1]),
+        lambda r: _rows(r, [r.sequence_ids[0]] * len(r.sequence_ids), r.token_ids),
+        lambda r: _rows(r, r.sequence_ids, [None for _ in r.token_ids]),
+        lambda r: _rows(r, r.sequence_ids, ["1" for _ in r.token_ids]),
+        lambda r: _rows(r, r.sequence_ids, [1.5 for _ in r.token_ids]),
+        lambda r: _rows(r, r.sequence_ids, [-1 for _ in r.token_ids]),
+        lambda r: _rows(r, r.sequence_ids, [1000 for _ in r.token_ids]),
+        lambda r: _rows(r, r.sequence_ids, [10**30 for _ in r.token_ids]),
+        lambda r: replace(r, failed={SeqId(99): "no"}),
+        lambda r: replace(r, candidates={r.sequence_ids[0]: {1: -1.0}}),
+        lambda r: replace(r, logprobs=[None]),
+        lambda r: replace(r, logprobs=[{} for _ in r.token_ids]),
+        lambda r: None,
+        lambda r: {"token_ids": [1]},
+    ],
+)
+def test_a_result_that_is_not_what_was_asked_for_fails_its_step(
+    change: Callable[[StepResult], Any], ahead: bool
+) -> None:
+    engine = build_memory_engine(async_scheduling=ahead)
+    engine.capacity = replace(engine.capacity, vocab_size=1000)
+    honest = engine.executor
+    engine.executor = LyingExecutor(honest, change)
+    groups = [engine.add(ask(name, length)) for name, length in (("A", 9), ("B", 12))]
+    finish(engine)
+    engine.executor = honest
+    for group in groups:
+        assert (group.sequences[0].error or "").startswith("executor 'memory'")
+        check_said(engine, group)
+    serves_as_ever(engine)
+
+
+def test_a_beam_without_candidates_fails_its_step() -> None:
+    engine = build_memory_engine()
+    honest = engine.executor
+    engine.executor = LyingExecutor(honest, lambda result: replace(result, candidates={}))
+    sampling = SamplingParams(beam_width=2, max_tokens=4)
+    group = engine.add(Request(id="A", prompt=(1, 2, 3), sampling=sampling))
+    finish(engine)
+    engine.executor = honest
+    assert "returned no candidates for beam" in (group.sequences[0].error or "")
+    serves_as_ever(engine)
+
+
+# ---------------------------------------------------------------------- nonsense from schedulers
+
+
+class LyingScheduler(TokenBudgetScheduler):
+    """Changes its plans by the switch, a function of the plan."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(TokenBudgetSettings(), parts)
+
+    def schedule(self, now: float, /) -> Schedule:
+        plan = super().schedule(now)
+        change = Switch.take()
+        if change is not None:
+            change(plan)
+        return plan
+
+
+def _twice(plan: Schedule) -> None:
+    plan.add(plan.sequences[0], 1)
+
+
+def _stranger(plan: Schedule) -> None:
+    group = SequenceGroup(ask("stranger"), 99, SeqId(99), max_length=20)
+    plan.admitted.append((group, 0))
+    plan.add(group.live[0], 1)
+
+
+def _without_blocks(plan: Schedule) -> None:
+    group = SequenceGroup(ask("stranger"), 99, SeqId(99), max_length=20)
+    plan.add(group.live[0], 1)
+
+
+def _counts(count: Any) -> Callable[[Schedule], None]:
+    def change(plan: Schedule) -> None:
+        plan.num_tokens[:] = [count] * len(plan.num_tokens)
+
+    return change
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(_counts(count) for count in (0, -1, 2.5, "1", None, 10**6)),
+        _twice,
+        _stranger,
+        _without_blocks,
+        lambda plan: plan.num_tokens.pop(),
+        lambda plan: plan.sequences.pop(),
+    ],
+)
+def test_a_plan_that_cannot_be_computed_is_refused(
+    change: Callable[[Schedule], None], steps: int, ahead: bool
+) -> None:
+    engine = engine_of("scheduler", LyingScheduler, async_scheduling=ahead)
+    groups = [engine.add(ask(name, length)) for name, length in (("A", 9), ("B", 12))]
+    for _ in range(steps):
+        engine.step()
+    Switch.wrong = change
+    finish(engine)
+    for group in groups:
+        assert (group.sequences[0].error or "").startswith("scheduler 'faulty'")
+        check_said(engine, group)
+    serves_as_ever(engine)
