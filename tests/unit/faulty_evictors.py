@@ -185,3 +185,12 @@ class RunScanEvictor(LruEvictor):
             return super().evict()
         self.remove(best)
         return best
+
+
+class HangingEvictor(LruEvictor):
+    """Searches for ever for a block of another request than the last."""
+
+    def evict(self) -> BlockId:
+        while len(self._blocks) == 1:
+            pass
+        return super().evict()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
+import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -12,9 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from paged_core.component import Component, ComponentSettings
 from paged_core.registry import Registry
+from paged_core.testing.bounded_shrinking import bounded_shrinking
+from paged_core.testing.call_watch import CallDoesNotReturn, watched_calls
 from paged_core.testing.engine_settings import engine_settings
 from paged_core.testing.memory_engine import build_memory_engine, serve
-from paged_core.testing.registry import registry_with
+from paged_core.testing.registry import first_party, registry_with
 from paged_core.testing.round_trip import settings_round_trip
 from paged_core.testing.text_alone import check_served
 from paged_core.testing.workload import Workload, workloads
@@ -26,9 +30,11 @@ class ComponentConformance:
         class TestMyOrder(QueueOrderConformance):
             component = "my_order"
 
-    and inherits the tests. The component is looked up among the installed ones; to test one without
-    an entry point, override :meth:`make_registry` with
-    ``return registry_with(Component(...))``.
+    and inherits the tests: written cases first, then properties, which Hypothesis tries with many
+    examples. The component is looked up among the installed ones; to test one without an entry
+    point, override :meth:`make_registry` with ``return registry_with(Component(...))``.
+
+    The components beside it are those that come with the core, whatever else is installed.
     """
 
     slot: ClassVar[str]
@@ -37,7 +43,12 @@ class ComponentConformance:
     """The name, or a table with ``name`` and options, as in a settings file."""
     max_examples: ClassVar[int] = 40
     """Number of Hypothesis examples per property."""
+    max_seconds: ClassVar[float] = 3
+    """Of processor time for one call of the component; a call that takes longer fails the test."""
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Of the engines, where a conformance class needs any, such as the model."""
     _registry: ClassVar[Registry]
+    _has_hung: ClassVar[bool] = False
 
     def make_registry(self) -> Registry:
         """The registry that has the component."""
@@ -45,10 +56,13 @@ class ComponentConformance:
 
     @property
     def registry(self) -> Registry:
-        """The registry, made once for each class."""
+        """The registry, made once for each class, without plugins that the tests do not name."""
         kind = type(self)
         if "_registry" not in vars(kind):
-            kind._registry = self.make_registry()
+            named = {**self.settings, self.slot: self._table}
+            tables = {s: {"name": t} if isinstance(t, str) else t for s, t in named.items()}
+            wanted = [(s, t.get("name")) for s, t in tables.items() if isinstance(t, Mapping)]
+            kind._registry = first_party(self.make_registry(), *wanted)
         return kind._registry
 
     @property
@@ -64,6 +78,23 @@ class ComponentConformance:
     def build(self, parts: object) -> Any:
         """Build the component as an engine does."""
         return self.record.load()(self.options, parts)
+
+    @pytest.fixture(autouse=True)
+    def _every_call_returns(self) -> Iterator[None]:
+        with self.watched():
+            yield
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch the calls of the component; once one has hung, the next are given less time."""
+        with suppress(Exception):  # what it imports may take its time; errors are for the tests
+            self.record.load()
+        try:
+            with watched_calls(self.max_seconds / (6 if self._has_hung else 1)):
+                yield
+        except CallDoesNotReturn:
+            type(self)._has_hung = True
+            raise
 
     # ------------------------------------------------------------------ tests for every slot
 
@@ -96,13 +127,14 @@ class ComponentConformance:
         Args:
             share: the share of :attr:`max_examples` to use.
         """
-        given(*strategies)(self.profile(share)(property_))()
+        given(*strategies)(self.profile(share)(bounded_shrinking(property_)))()
 
     def profile(self, share: float = 1, **more: Any) -> hypothesis_settings:
         """Settings of Hypothesis."""
         return hypothesis_settings(
             max_examples=max(1, int(self.max_examples * share)),
             deadline=None,
+            report_multiple_bugs=False,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
             **more,
         )

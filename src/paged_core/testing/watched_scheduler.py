@@ -77,6 +77,13 @@ class WatchedScheduler(Scheduler):
         return len(self.inner)
 
     def schedule(self, now: float, /) -> Schedule:
+        try:
+            return self._checked(now)
+        except AssertionError as error:
+            error.args = (f"step {len(self.decisions)}: {error}",)
+            raise
+
+    def _checked(self, now: float) -> Schedule:
         before = self.inner.queues()
         status_before = {
             group: group.status for group in (*before.running, *before.waiting, *before.swapped)

@@ -1,0 +1,109 @@
+"""Ends a test in which one call of a component does not return, and says where it is stuck."""
+
+from __future__ import annotations
+
+import linecache
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, thread_time
+from types import FrameType
+from typing import Any
+
+import hypothesis
+
+_KIT = str(Path(__file__).parent)
+_HYPOTHESIS = str(Path(hypothesis.__file__).parent)
+_TICK = 0.25
+"""Seconds between two looks at the stack."""
+_WAITING = 4
+"""A call that waits for something may take so many times as long as one that computes."""
+
+
+class CallDoesNotReturn(BaseException):
+    """A call of a component has taken too long.
+
+    No ``Exception``: components and engines do not catch it, and Hypothesis shrinks nothing.
+    """
+
+
+@contextmanager
+def watched_calls(seconds: float) -> Iterator[None]:
+    """Raise in any call from the kit into other code that takes too long.
+
+    Where there are no interval timers (Windows), or in another thread than the main one, nothing is
+    watched: there only the bounds on steps remain.
+
+    Args:
+        seconds: of processor time of this thread; a call that waits may take four times as long.
+
+    Raises:
+        CallDoesNotReturn: in the call; the message names it, and the line at which it is.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if not (in_main and hasattr(signal, "setitimer")):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _CallWatch(seconds))
+    left, interval = signal.setitimer(signal.ITIMER_REAL, _TICK, _TICK)
+    started = monotonic()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if left:  # the timer of another, such as pytest-timeout, goes on
+            left = max(0.01, left - (monotonic() - started))
+            signal.setitimer(signal.ITIMER_REAL, left, interval)
+
+
+class _CallWatch:
+    """Looks at the stack at every tick: is the kit still waiting for the same call?"""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._since: dict[FrameType, tuple[float, float]] = {}
+        """Calls that had not returned at the last tick, and when they were first seen."""
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        computed, passed = thread_time(), monotonic()
+        calls = _calls_from_kit(frame)
+        self._since = {call: self._since.get(call, (computed, passed)) for call in calls}
+        for call, (computed_then, passed_then) in self._since.items():
+            took, waited = computed - computed_then, passed - passed_then
+            if took >= self._seconds or waited >= _WAITING * self._seconds:
+                self._since = {}
+                raise CallDoesNotReturn(
+                    f"{_name(call)} has not returned after {max(took, waited):.0f} s"
+                    + _where(frame, call)
+                )
+
+
+def _calls_from_kit(frame: FrameType | None) -> list[FrameType]:
+    """The calls on the stack that the kit made into other code, the innermost first."""
+    calls = []
+    while frame is not None and (caller := frame.f_back) is not None:
+        path = frame.f_code.co_filename
+        if caller.f_code.co_filename.startswith(_KIT) and not path.startswith((_KIT, _HYPOTHESIS)):
+            calls.append(frame)
+        frame = caller
+    return calls
+
+
+def _where(frame: FrameType | None, call: FrameType) -> str:
+    """The innermost lines at which a stuck call is."""
+    lines: list[str] = []
+    while frame is not None and len(lines) < 4:
+        code = frame.f_code
+        text = linecache.getline(code.co_filename, frame.f_lineno).strip()
+        lines.append(f"{Path(code.co_filename).name}:{frame.f_lineno} in {_name(frame)}: {text}")
+        frame = None if frame is call else frame.f_back
+    return "".join(f"\n  at {line}" for line in lines)
+
+
+def _name(frame: FrameType) -> str:
+    owner: Any = frame.f_locals.get("self")
+    name = frame.f_code.co_name
+    return f"{type(owner).__name__}.{name}()" if owner is not None else f"{name}()"
