@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from paged_core.component import Component, ComponentSettings
+from paged_core.engine import Engine
+from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_core.testing.bounded_shrinking import bounded_shrinking
 from paged_core.testing.call_watch import CallDoesNotReturn, watched_calls
@@ -20,7 +22,8 @@ from paged_core.testing.engine_settings import engine_settings
 from paged_core.testing.memory_engine import build_memory_engine, serve
 from paged_core.testing.registry import first_party, registry_with
 from paged_core.testing.round_trip import settings_round_trip
-from paged_core.testing.text_alone import check_served
+from paged_core.testing.situations import SITUATIONS, Situation
+from paged_core.testing.text_alone import check_not_cut_short, check_served
 from paged_core.testing.workload import Workload, workloads
 
 
@@ -150,15 +153,34 @@ class ComponentConformance:
 
 
 class ServesEveryWorkload(ComponentConformance):
-    """The property of every policy: it changes the schedule, and never the output.
+    """What every policy must do: it changes the schedule, and never the output.
 
     Small engines with this component, and any others, serve workloads on the ``memory`` executor:
     every request finishes with the output that it has alone, and no block leaks.
     """
 
+    def make_engine(self, **values: Any) -> Engine:
+        """A small engine without a model that has the component."""
+        return build_memory_engine(self.registry, **{**values, self.slot: self._table})
+
+    def situation_engine(self, situation: Situation, **values: Any) -> Engine:
+        """A small engine for a situation of which the components combine, or skip."""
+        try:
+            return self.make_engine(**situation.values({self.slot: self._table, **values}))
+        except SettingsError as error:
+            pytest.skip(str(error))
+
+    @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
+    def test_serves_when(self, situation: Situation) -> None:
+        engine = self.situation_engine(situation)
+        groups = serve(engine, situation.workload)
+        check_served(engine, situation.workload, groups)
+        if not situation.outgrown:
+            check_not_cut_short(groups.values())
+
     def test_serves_every_workload_as_if_each_request_were_alone(self) -> None:
         def serves(values: dict[str, Any], workload: Workload) -> None:
-            engine = build_memory_engine(self.registry, **values)
+            engine = self.make_engine(**values)
             check_served(engine, workload, serve(engine, workload))
 
         self.check(serves, self.engine_values(), workloads(), share=0.5)

@@ -45,6 +45,10 @@ class WatchedScheduler(Scheduler):
         engine.scheduler = watched
         return watched
 
+    def may_run(self, num_tokens: int) -> bool:
+        """Whether one step may compute so many tokens."""
+        return self._budget is None or num_tokens <= self._budget
+
     @property
     def length_cap(self) -> int:
         return self.inner.length_cap
