@@ -137,9 +137,8 @@ class ComponentConformance:
         return hypothesis_settings(
             max_examples=max(1, int(self.max_examples * share)),
             deadline=None,
-            report_multiple_bugs=False,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-            **more,
+            **{"report_multiple_bugs": False, **more},
         )
 
     def check_machine(self, make: Callable[[], RuleBasedStateMachine]) -> None:

@@ -66,14 +66,16 @@ class PreemptionCases(ComponentConformance):
     def check_modes(self, requests: Sequence[Request], computed: Sequence[int]) -> None:
         """Check that it returns modes that depend on the group alone."""
         preemption, twin = self.make(), self.make()
-        for group in self._groups(requests, computed):
+        groups = self._groups(requests, computed)
+        twins = [twin.mode(group) for group in reversed(groups)][::-1]
+        for group, of_twin in zip(groups, twins, strict=True):
             with untouched([group]):
                 mode = preemption.mode(group)
             assert isinstance(mode, PreemptionMode), f"{mode!r} is no PreemptionMode"
             assert mode is not PreemptionMode.SWAP or preemption.may_swap, (
                 "it swaps, but may_swap is False, so there are no host blocks"
             )
-            again, of_twin = preemption.mode(group), twin.mode(group)
+            again = preemption.mode(group)
             assert again is mode is of_twin, (
                 f"for the same group, it must return the same mode, not {mode}, {again}, {of_twin}"
             )
