@@ -147,8 +147,12 @@ class UneditedExecutor(MemoryExecutor):
 class OnceClosedExecutor(MemoryExecutor):
     """Can be closed once."""
 
+    is_closed = False
+
     def close(self) -> None:
-        del self._device
+        if self.is_closed:
+            raise RuntimeError("it is closed already")
+        self.is_closed = True
 
 
 class RowlessExecutor(MemoryExecutor):

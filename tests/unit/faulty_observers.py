@@ -111,4 +111,6 @@ class BufferingObserver(_Observer):
             self.file = Path("buffered.txt").open("w", encoding="utf-8")  # noqa: SIM115
 
     def close(self) -> None:
+        if self.file is None:
+            raise ValueError("no file is open")
         self.file.close()

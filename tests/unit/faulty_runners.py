@@ -99,10 +99,3 @@ class WideRunner(NativeRunner):
     @property
     def vocab_size(self) -> int:
         return super().vocab_size + 1
-
-
-class DeafRunner(NativeRunner):
-    """Ignores positions."""
-
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
-        return super().forward(tokens, torch.zeros_like(positions), attend)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from paged_core.interfaces.preemption import PreemptionMode
 from paged_core.interfaces.scheduler import Schedule
 from paged_core.sequence import SequenceGroup, Status
-from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
+from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings, _Step
 
 
 class FaultyTokenBudgetSettings(TokenBudgetSettings):
@@ -191,30 +191,37 @@ class HalfwayScheduler(TokenBudgetScheduler):
                 step.plan.add(sequence, num_tokens)
 
 
-class UnawareScheduler(TokenBudgetScheduler):
-    """Shares blocks that this very step fills while it may yet preempt what fills them."""
-
-    def _compute_more(self, step: Any, sequence: Any) -> None:
-        if not sequence.table.blocks:
-            self._start_again(step, sequence, settled=False)
-            return
-        super()._compute_more(step, sequence)
-
-
 class EarlySharingScheduler(TokenBudgetScheduler):
-    """Preempts for a running group after it has admitted others, who may share its blocks."""
+    """Admits first, and then preempts for running groups what it has just admitted, first to last.
+
+    Others that it has just admitted share blocks that are now never filled.
+    """
 
     def schedule(self, now: float, /) -> Schedule:
-        plan = super().schedule(now)
-        if len(plan.admitted) > 1 and self._kv.num_free < 4:
-            group = plan.admitted[0][0]
-            if group in self._running:
-                plan.admitted.pop(0)
-                self._running.remove(group)
-                self._preemptor.preempt(plan, group, now)
-                plan.preempted.remove(group)
-                self._waiting.push_front(group, now)
-        return plan
+        self._now = now
+        step = _Step(self._options.max_num_batched_tokens, 0)
+        before = list(self._running)
+        if self._swapped:
+            self._swap_in(step)
+        else:
+            self._admit(step)
+        self._fresh = [group for group in self._running if group not in before]
+        self._running = before
+        self._schedule_running(step)
+        self._running += self._fresh
+        return step.plan
+
+    def _preempt_for(self, step: Any, group: SequenceGroup) -> bool:
+        if not self._fresh or step.plan.swapped_in:
+            return super()._preempt_for(step, group)
+        victim = self._fresh.pop(0)
+        self._running.append(victim)
+        self._preempt(step, victim)
+        for plan in (step.plan.preempted, step.plan.swapped_out):
+            if victim in plan:
+                plan.remove(victim)
+        step.plan.admitted = [entry for entry in step.plan.admitted if entry[0] is not victim]
+        return True
 
 
 class FullyCachedScheduler(TokenBudgetScheduler):

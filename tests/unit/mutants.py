@@ -145,7 +145,7 @@ _ALL: tuple[tuple[type[ComponentConformance], type[ComponentSettings], str], ...
         SchedulerConformance,
         schedulers.FaultyTokenBudgetSettings,
         "Starving Greedy TooManySequences Forgetting Repeating Unreserved Silent Modest Discreet "
-        "Understating Picky Ignoring Dicing Impatient Stuck Circling Wishful Halfway Unaware "
+        "Understating Picky Ignoring Dicing Impatient Stuck Circling Wishful Halfway "
         "EarlySharing FullyCached Dropping Unswapping Pairing Holding",
     ),
     (
@@ -167,7 +167,7 @@ _ALL: tuple[tuple[type[ComponentConformance], type[ComponentSettings], str], ...
     (
         RunnerConformance,
         runners.FaultyNativeSettings,
-        "Placeless Leaky UpsideDown Coarse LastRow Looping Stateful Averaging Noisy Wide Deaf",
+        "Placeless Leaky UpsideDown Coarse LastRow Looping Stateful Averaging Noisy Wide",
     ),
 )
 _MODULES = {

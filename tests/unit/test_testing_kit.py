@@ -61,13 +61,13 @@ CAUGHT_BY = {
     "SilentScheduler": "not among the admitted",
     "ModestScheduler": "were taken from the cache",
     "DiscreetScheduler": "not among the preempted",
-    "UnderstatingScheduler": "2 sequences run, 1 may",
+    "UnderstatingScheduler": "more than may run at once",
     "ImpatientScheduler": "for 1 tokens, 0 are left",
     "PickyScheduler": "fits alone, but is refused",
     "IgnoringScheduler": "fits alone, but is ignored",
     "DicingScheduler": "the first time|shorter than|longer than",
     "HastyScheduler": "unfinished after",
-    "ObligingScheduler": "preempted for what came later",
+    "ObligingScheduler": "were preempted for what came later",
     "RestlessScheduler": "there was no other request",
 }
 

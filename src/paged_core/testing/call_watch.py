@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -18,8 +19,8 @@ _KIT = str(Path(__file__).parent)
 _HYPOTHESIS = str(Path(hypothesis.__file__).parent)
 _TICK = 0.25
 """Seconds between two looks at the stack."""
-_WAITING = 4
-"""A call that waits for something may take so many times as long as one that computes."""
+_WAITING = 15
+"""Seconds that a call may wait at most, if no other process is at work for it."""
 
 
 class CallDoesNotReturn(BaseException):
@@ -37,7 +38,8 @@ def watched_calls(seconds: float) -> Iterator[None]:
     watched: there only the bounds on steps remain.
 
     Args:
-        seconds: of processor time of this thread; a call that waits may take four times as long.
+        seconds: of processor time of this thread; a call that waits may take four times as long,
+            15 s at most, or eight times that while child processes run, such as a compiler.
 
     Raises:
         CallDoesNotReturn: in the call; the message names it, and the line at which it is.
@@ -64,6 +66,7 @@ class _CallWatch:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._waiting = min(4 * seconds, _WAITING)
         self._since: dict[FrameType, tuple[float, float]] = {}
         """Calls that had not returned at the last tick, and when they were first seen."""
 
@@ -73,12 +76,23 @@ class _CallWatch:
         self._since = {call: self._since.get(call, (computed, passed)) for call in calls}
         for call, (computed_then, passed_then) in self._since.items():
             took, waited = computed - computed_then, passed - passed_then
-            if took >= self._seconds or waited >= _WAITING * self._seconds:
+            too_long = waited >= self._waiting * (8 if _has_children() else 1)
+            if took >= self._seconds or too_long:
                 self._since = {}
                 raise CallDoesNotReturn(
                     f"{_name(call)} has not returned after {max(took, waited):.0f} s"
                     + _where(frame, call)
                 )
+
+
+def _has_children() -> bool:
+    """Whether child processes run; assumed where it cannot be told."""
+    if not hasattr(os, "waitid"):
+        return True
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
 
 
 def _calls_from_kit(frame: FrameType | None) -> list[FrameType]:

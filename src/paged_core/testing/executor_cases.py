@@ -46,7 +46,7 @@ class ExecutorCases(ComponentConformance):
     """The cases of :class:`~paged_core.testing.ExecutorConformance`."""
 
     slot: ClassVar[str] = "executor"
-    max_seconds: ClassVar[float] = 20
+    max_seconds: ClassVar[float] = 15
     """It may load a model, and compile what computes it."""
 
     @contextmanager

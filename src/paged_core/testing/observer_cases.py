@@ -39,6 +39,7 @@ class ObserverCases(ComponentConformance):
         engine = build_memory_engine(
             self.registry, observers=[self.table(self._folder), witness], **values
         )
+        engine.observers.sort(key=lambda observer: observer is witness)
         return engine, witness
 
     def check_still_there(self, engine: Engine) -> None:

@@ -26,7 +26,7 @@ class RunnerCases(ComponentConformance):
     """Of the engine, such as the model."""
     tolerance: ClassVar[float] = 1e-4
     """Largest difference of logits computed in different batches."""
-    max_seconds: ClassVar[float] = 20
+    max_seconds: ClassVar[float] = 10
     """It loads a model."""
 
     def make(self) -> Runner:

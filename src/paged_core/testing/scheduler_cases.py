@@ -204,6 +204,22 @@ class SchedulerCases(ComponentConformance):
         check_served(engine, workload, serve(engine, workload))
         assert preempted_in(engine) == set(), "it was preempted, and there was no other request"
 
+    def test_no_request_is_preempted_for_a_later_one(self) -> None:
+        for table in self.tables():
+            self.check_not_preempted_for_later(table)
+
+    def check_not_preempted_for_later(self, table: Mapping[str, Any]) -> None:
+        """Where there are blocks for all: for ``max_num_seqs`` or tokens, the order decides."""
+        registry = self._registry_with_quanta()
+        order = {"name": "always_over", "waiting_first": False}
+        workload = Workload(tuple((i, simple_request(f"r{i}", 5 + i, 6)) for i in range(10)))
+        engine = self.make_engine(
+            registry, scheduler=table, queue_order=order, num_blocks=200, watermark=0.0
+        )
+        check_served(engine, workload, serve(engine, workload))
+        preempted = sorted(preempted_in(engine))
+        assert not preempted, f"{preempted} were preempted for what came later"
+
     @pytest.mark.parametrize("waiting_first", [True, False])
     def test_requests_end_though_every_quantum_is_always_over(self, waiting_first: bool) -> None:
         """A scheduler that ends quanta makes sure that a token is generated in each."""

@@ -15,7 +15,6 @@ from paged_core.testing.scheduler_cases import (
     SchedulerCases,
     check_after_failures,
     check_same,
-    preempted_in,
 )
 from paged_core.testing.text_alone import check_served
 from paged_core.testing.watched_scheduler import WatchedScheduler
@@ -95,20 +94,9 @@ class SchedulerConformance(SchedulerCases):
         self.check(end, small, share=2)
 
     def test_no_request_is_preempted_for_one_that_comes_after_it(self) -> None:
-        """Where there are blocks for all: for ``max_num_seqs`` or tokens, the order decides."""
-        registry = self._registry_with_quanta()
-        order = {"name": "always_over", "waiting_first": False}
-        workload = Workload(tuple((i, simple_request(f"r{i}", 5 + i, 6)) for i in range(10)))
-
-        def serves(table: dict[str, Any]) -> None:
-            engine = self.make_engine(
-                registry, scheduler=table, queue_order=order, num_blocks=200, watermark=0.0
-            )
-            check_served(engine, workload, serve(engine, workload))
-            assert preempted_in(engine) == set(), "preempted for what came later"
-
         given = {name: getattr(self.options, name) for name in self.options.model_fields_set}
-        self.check(serves, component_options(type(self.options), given), share=0.2)
+        tables = component_options(type(self.options), given)
+        self.check(self.check_not_preempted_for_later, tables, share=0.2)
 
     def test_decides_the_same_again(self) -> None:
         """Or no run could be repeated."""

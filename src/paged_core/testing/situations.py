@@ -144,6 +144,17 @@ SITUATIONS: Mapping[str, Situation] = {
         ),
         {"num_blocks": 12},
     ),
+    "equal prompts arrive in the step in which a forked group grows": Situation(
+        Workload(
+            (
+                (0, simple_request("A", (0, 0, 1), 6, n=3)),
+                (4, simple_request("B", (0, 0, 1, 1, 1, 1, 0, 1, 0, 0, 0), 10, n=3)),
+                (4, simple_request("C", (0, 0, 1, 1, 1), 8, n=2)),
+            )
+        ),
+        {"num_blocks": 15},
+        outgrown=True,
+    ),
     "a prompt comes again when its blocks are idle": Situation(
         Workload(
             tuple(
