@@ -205,7 +205,7 @@ MUTANTS: Sequence[Mutant] = tuple(_mutants())
 def first_failure(mutant: Mutant, folder: Path) -> Caught | None:
     """Run the conformance class on a mutant, in the order of pytest, until a test fails.
 
-    Failures are not shrunk.
+    Failures are not shrunk, and a call that does not return is given a third of the usual time.
 
     Args:
         folder: for files of observers; the present one.
@@ -218,6 +218,7 @@ def first_failure(mutant: Mutant, folder: Path) -> Caught | None:
     class Kit(conformance):  # type: ignore[misc, valid-type]
         component = "faulty"
         max_examples = 40
+        max_seconds = conformance.max_seconds / 3
 
         def make_registry(self) -> Registry:
             return registry

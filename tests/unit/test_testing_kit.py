@@ -32,6 +32,18 @@ from unit.faulty_settings import FaultySettings
 from unit.mutants import MUTANTS, Mutant, first_failure
 
 CAUGHT_BY = {
+    "WaitingAllocator": "allocate.. has not returned",
+    "HangingEvictor": "evict.. has not returned .* in HangingEvictor.evict.*while",
+    "WaitingOrder": "key.. has not returned",
+    "WaitingVictim": "choose.. has not returned",
+    "SearchingPreemption": "mode.. has not returned",
+    "CirclingScheduler": "schedule.. has not returned",
+    "WaitingObserver": "has not returned .*on_step",
+    "WaitingExecutor": "has not returned .*WaitingExecutor.collect",
+    "LoopingAttention": "plan.. has not returned",
+    "LoopingRunner": "forward.. has not returned",
+    "StuckScheduler": "unfinished after 200 steps without any progress: A .* waits for",
+    "EarlySharingScheduler": "its block holds -1",
     "SortingEvictor": "comparisons among 64 .* no faster than the logarithm",
     "SearchingEvictor": "no faster than the logarithm",
     "RollingEvictor": "runs cannot be repeated|the same calls",
