@@ -152,7 +152,7 @@ class AllocatorCases(ComponentConformance):
             runs.append((first, allocator.allocate(3)))
         assert runs[0] == runs[1], f"a second allocator hands out {runs[1]}, the first {runs[0]}"
 
-    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("seed", range(2))
     def test_counts_the_same_as_the_model(self, seed: int) -> None:
         kind = PrefixCacheModel if self._caches else AllocatorModel
         kind(self.make, self.block_size).walk(300, seed)

@@ -115,7 +115,7 @@ class AttentionCases(ComponentConformance):
     def test_equals_dense_attention_on_short_sequences(self, chunks: Chunks) -> None:
         """One token, one block, the edges of blocks, a whole prompt and chunks of one."""
         for dtype in self.dtypes:
-            for size in (1, 4, 16):
+            for size in (1, 4):
                 self.check_equal(self.layer(dtype, block_size=size), chunks, 9)
 
     @pytest.mark.parametrize("window", [1, 2, 4, 5, 16, 17])

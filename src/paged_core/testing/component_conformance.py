@@ -22,7 +22,7 @@ from paged_core.testing.engine_settings import engine_settings
 from paged_core.testing.memory_engine import build_memory_engine, serve
 from paged_core.testing.registry import first_party, registry_with
 from paged_core.testing.round_trip import settings_round_trip
-from paged_core.testing.situations import SITUATIONS, Situation
+from paged_core.testing.situations import FOR_EVERY_POLICY, Situation
 from paged_core.testing.text_alone import check_not_cut_short, check_served
 from paged_core.testing.workload import Workload, workloads
 
@@ -169,7 +169,7 @@ class ServesEveryWorkload(ComponentConformance):
         except SettingsError as error:
             pytest.skip(str(error))
 
-    @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
+    @pytest.mark.parametrize("situation", FOR_EVERY_POLICY.values(), ids=FOR_EVERY_POLICY)
     def test_serves_when(self, situation: Situation) -> None:
         engine = self.situation_engine(situation)
         groups = serve(engine, situation.workload)
@@ -182,4 +182,4 @@ class ServesEveryWorkload(ComponentConformance):
             engine = self.make_engine(**values)
             check_served(engine, workload, serve(engine, workload))
 
-        self.check(serves, self.engine_values(), workloads(), share=0.5)
+        self.check(serves, self.engine_values(), workloads(), share=0.4)

@@ -199,3 +199,20 @@ SITUATIONS: Mapping[str, Situation] = {
     ),
 }
 """By what they are about."""
+
+FOR_EVERY_POLICY: Mapping[str, Situation] = {
+    name: SITUATIONS[name]
+    for name in (
+        "a lone request fills the cache",
+        "three requests grow until one is preempted",
+        "three requests grow and are swapped",
+        "the host has room for one of two",
+        "a forked group outgrows the cache",
+        "two forked groups compete and are swapped",
+        "equal prompts arrive in the same step",
+        "equal prompts are merged",
+        "a prompt comes again when its blocks are idle",
+        "better requests arrive while others run",
+    )
+}
+"""Those in which other policies than the scheduler decide the most."""
