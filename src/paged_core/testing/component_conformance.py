@@ -64,7 +64,7 @@ class ComponentConformance:
         if "_registry" not in vars(kind):
             named = {**self.settings, self.slot: self._table}
             tables = {s: {"name": t} if isinstance(t, str) else t for s, t in named.items()}
-            wanted = [(s, t.get("name")) for s, t in tables.items() if isinstance(t, Mapping)]
+            wanted = [(s, str(t.get("name"))) for s, t in tables.items() if isinstance(t, Mapping)]
             kind._registry = first_party(self.make_registry(), *wanted)
         return kind._registry
 

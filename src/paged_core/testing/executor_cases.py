@@ -243,7 +243,11 @@ class ExecutorCases(ComponentConformance):
         with self.engine() as engine:
             short = replace(new_sequence(0, size + 2), blocks=[BlockId(0)])
             run(engine.executor, 0, [(0, size)], added=[short])
-            edits = {"edit_ids": [SeqId(0)], "edit_indices": [1], "edit_blocks": [BlockId(7)]}
+            edits: dict[str, Any] = {
+                "edit_ids": [SeqId(0)],
+                "edit_indices": [1],
+                "edit_blocks": [BlockId(7)],
+            }
             grown = run(engine.executor, 1, [(0, 2)], **edits)
         assert (grown.sequence_ids, grown.token_ids) == ([0], whole.token_ids)
 
