@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint types layers pytest test-long docs package lock clean
+.PHONY: help run test lint types layers pytest test-long mutants docs package lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-10s %s\n", $$1, $$2}' Makefile
@@ -35,6 +35,9 @@ pytest: $(VENV)/.installed-dev ## the tests; ARGS="-k name" to choose
 
 test-long: $(VENV)/.installed-dev ## the long versions of tests, in addition to the others
 	$(BIN)/pytest -n 2 $(ARGS)
+
+mutants: $(VENV)/.installed-dev ## which conformance test finds each component that is wrong on purpose
+	$(BIN)/python tools/mutants.py $(ARGS)
 
 docs: $(VENV)/.installed-dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -61,3 +61,61 @@ class UnreadAttention(PackedAttention):
     ) -> None:
         for origin, destination in zip(origins, destinations, strict=True):
             super().copy_blocks(source, [origin], target, [destination])
+
+
+class UnscaledAttention(TorchAttention):
+    """Scales by the number of heads."""
+
+    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
+        return super().bind(replace(layer, scale=layer.num_heads**-0.5), cache)
+
+
+class FlatAttention(TorchAttention):
+    """Forgets the slopes of ALiBi."""
+
+    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
+        return super().bind(replace(layer, alibi_slopes=None), cache)
+
+
+class ShiftedAttention(TorchAttention):
+    """Writes each key into the slot of the next token."""
+
+    def plan(self, batch: AttentionBatch, /) -> Any:
+        return super().plan(replace(batch, slot_mapping=batch.slot_mapping.roll(1)))
+
+
+class TurnedAttention(TorchAttention):
+    """Gives query heads the key heads of others."""
+
+    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
+        bound = super().bind(layer, cache)
+
+        class Turned:
+            def forward(self, query: Any, key: Any, value: Any, plan: Any, /) -> Any:
+                return bound.forward(query.flip(1), key, value, plan).flip(1)
+
+        return Turned()
+
+
+class ThriftyAttention(TorchAttention):
+    """Prepares a step once for each number of tokens."""
+
+    def __init__(self, options: Any, parts: Any) -> None:
+        super().__init__(options, parts)
+        self._plans: dict[int, Any] = {}
+
+    def plan(self, batch: AttentionBatch, /) -> Any:
+        count = len(batch.slot_mapping)
+        if count not in self._plans:
+            self._plans[count] = super().plan(batch)
+        return self._plans[count]
+
+
+class LoopingAttention(TorchAttention):
+    """Looks for the end of a block table that has none."""
+
+    def plan(self, batch: AttentionBatch, /) -> Any:
+        place = 0
+        while batch.max_query_len > 1:
+            place += 1
+        return super().plan(batch)

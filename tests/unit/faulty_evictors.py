@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from random import choice
-from typing import Any
+from typing import Any, ClassVar
 
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
@@ -185,3 +186,70 @@ class RunScanEvictor(LruEvictor):
             return super().evict()
         self.remove(best)
         return best
+
+
+class HangingEvictor(LruEvictor):
+    """Searches for ever for a block of another request than the last."""
+
+    def evict(self) -> BlockId:
+        while len(self._blocks) == 1:
+            pass
+        return super().evict()
+
+
+class StaleHeapEvictor(Evictor):
+    """A heap whose entries of removed blocks are recognised by the block alone."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        self.heap: list[tuple[int, int, BlockId]] = []
+        self.held: set[BlockId] = set()
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        heappush(self.heap, (info.num_hits, info.last_use, block))
+        self.held.add(block)
+
+    def remove(self, block: BlockId, /) -> None:
+        self.held.remove(block)
+
+    def evict(self) -> BlockId:
+        while self.heap:
+            *_, block = heappop(self.heap)
+            if block in self.held:
+                self.held.remove(block)
+                return block
+        raise OutOfBlocks("none is here")
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+
+class SharedEvictor(LruEvictor):
+    """Keeps its blocks with the class."""
+
+    _all: ClassVar[dict[BlockId, None]] = {}
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._blocks = self._all  # type: ignore[assignment]
+
+    def evict(self) -> BlockId:
+        if not self._blocks:
+            raise OutOfBlocks("none is here")
+        block = next(iter(self._blocks))
+        del self._blocks[block]
+        return block
+
+
+class BareEvictor(_UnsortedEvictor):
+    """Raises what its container raises when it is empty."""
+
+    def evict(self) -> BlockId:
+        return self.held.popitem()[0]
+
+
+class NeedyEvictor(LruEvictor):
+    """Needs a content key, which an allocator need not give."""
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        if (info.content_key + 1) % 2 in (0, 1):  # type: ignore[operator]
+            super().add(block, info)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Event
 from typing import Any, Literal
 
 from paged_backends.executors.memory import MemoryExecutor
@@ -102,3 +103,64 @@ class RememberingExecutor(MemoryExecutor):
     def _learn(self, step: StepInput) -> None:
         strangers = [new for new in step.added if new.id not in self._sequences]
         super()._learn(replace(step, added=strangers, removed=[]))
+
+
+class WaitingExecutor(MemoryExecutor):
+    """Waits for a result that does not come."""
+
+    def collect(self, handle: Any, /) -> StepResult:
+        if len(handle.sequence_ids) > 1:
+            Event().wait()
+        return super().collect(handle)
+
+
+class StepwiseExecutor(MemoryExecutor):
+    """Copies block by block, over blocks that are still to be read."""
+
+    def _move_blocks(self, step: StepInput) -> None:
+        nothing: dict[str, Any] = {"copy_sources": [], "copy_targets": []}
+        super()._move_blocks(replace(step, **nothing))
+        for source, target in zip(step.copy_sources, step.copy_targets, strict=True):
+            self._device[target] = list(self._device[source])
+
+
+class SingleFileExecutor(MemoryExecutor):
+    """Knows only the step that was submitted last."""
+
+    last: StepInput | None = None
+
+    def submit(self, step: StepInput, /) -> Any:
+        self.last = step
+        return step
+
+    def collect(self, handle: Any, /) -> StepResult:
+        return super().collect(self.last)
+
+
+class UneditedExecutor(MemoryExecutor):
+    """Does not learn which blocks a sequence has got."""
+
+    def submit(self, step: StepInput, /) -> Any:
+        return replace(step, edit_ids=[], edit_indices=[], edit_blocks=[])
+
+
+class OnceClosedExecutor(MemoryExecutor):
+    """Can be closed once."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        if self.is_closed:
+            raise RuntimeError("it is closed already")
+        self.is_closed = True
+
+
+class RowlessExecutor(MemoryExecutor):
+    """Leaves out the last row of a batch."""
+
+    def collect(self, handle: Any, /) -> StepResult:
+        result = super().collect(handle)
+        if len(handle.sequence_ids) > 1 and result.sequence_ids:
+            result.sequence_ids.pop()
+            result.token_ids.pop()
+        return result

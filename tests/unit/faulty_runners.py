@@ -56,3 +56,46 @@ class LastRowRunner(NativeRunner):
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
         return super().forward(tokens, positions, attend)[-1:]
+
+
+class LoopingRunner(NativeRunner):
+    """Computes a chunk token by token, and does not count."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
+        done = 0
+        while done < len(tokens) - 1:
+            pass
+        return super().forward(tokens, positions, attend)
+
+
+class StatefulRunner(NativeRunner):
+    """Adds something of the batch before."""
+
+    before: float = 0.0
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
+        hidden = super().forward(tokens, positions, attend) + self.before
+        self.before = float(hidden.mean()) * 0.1
+        return hidden
+
+
+class AveragingRunner(NativeRunner):
+    """Normalises over the batch."""
+
+    def logits(self, hidden: Tensor, /) -> Tensor:
+        return super().logits(hidden - hidden.mean(0))
+
+
+class NoisyRunner(NativeRunner):
+    """Leaves dropout on."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
+        return torch.nn.functional.dropout(super().forward(tokens, positions, attend), 0.1)
+
+
+class WideRunner(NativeRunner):
+    """Says that its vocabulary is larger than it is."""
+
+    @property
+    def vocab_size(self) -> int:
+        return super().vocab_size + 1

@@ -5,9 +5,10 @@ from __future__ import annotations
 from random import random
 from typing import Any, Literal
 
+from paged_core.interfaces.preemption import PreemptionMode
 from paged_core.interfaces.scheduler import Schedule
-from paged_core.sequence import SequenceGroup
-from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
+from paged_core.sequence import SequenceGroup, Status
+from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings, _Step
 
 
 class FaultyTokenBudgetSettings(TokenBudgetSettings):
@@ -142,3 +143,131 @@ class DicingScheduler(TokenBudgetScheduler):
     def _admit(self, plan: Any) -> None:
         if random() < 0.7:
             super()._admit(plan)
+
+
+class StuckScheduler(TokenBudgetScheduler):
+    """Preempts a group that is alone and has outgrown the cache, and can never admit it again."""
+
+    def _preempt_for(self, step: Any, group: SequenceGroup) -> bool:
+        victim = self._running[-1]
+        self._preempt(step, victim)
+        return victim is not group
+
+    def _never_fits(self, group: SequenceGroup) -> bool:
+        return False
+
+
+class CirclingScheduler(TokenBudgetScheduler):
+    """Waits inside a step until blocks are free for a forked group."""
+
+    def _schedule_group(self, step: Any, group: SequenceGroup) -> bool:
+        while self._kv.blocks_to_grow(group) > self._kv.num_free:
+            pass
+        return super()._schedule_group(step, group)
+
+
+class WishfulScheduler(TokenBudgetScheduler):
+    """Takes a group to be swapped out although the host was full."""
+
+    def _preempt(self, step: Any, group: SequenceGroup) -> None:
+        self._running.remove(group)
+        swaps = self._preemptor._preemption.mode(group) is PreemptionMode.SWAP
+        self._preemptor.preempt(step.plan, group, self._now)
+        if swaps:
+            self._swapped.append(group)
+        else:
+            self._waiting.push_front(group, self._now)
+        step.recount()
+
+
+class HalfwayScheduler(TokenBudgetScheduler):
+    """Does not withdraw from the batch what it preempts."""
+
+    def _preempt(self, step: Any, group: SequenceGroup) -> None:
+        planned = list(zip(step.plan.sequences, step.plan.num_tokens, strict=True))
+        super()._preempt(step, group)
+        for sequence, num_tokens in planned:
+            if sequence.group is group:
+                step.plan.add(sequence, num_tokens)
+
+
+class EarlySharingScheduler(TokenBudgetScheduler):
+    """Admits first, and then preempts for running groups what it has just admitted, first to last.
+
+    Others that it has just admitted share blocks that are now never filled.
+    """
+
+    def schedule(self, now: float, /) -> Schedule:
+        self._now = now
+        step = _Step(self._options.max_num_batched_tokens, 0)
+        before = list(self._running)
+        if self._swapped:
+            self._swap_in(step)
+        else:
+            self._admit(step)
+        self._fresh = [group for group in self._running if group not in before]
+        self._running = before
+        self._schedule_running(step)
+        self._running += self._fresh
+        return step.plan
+
+    def _preempt_for(self, step: Any, group: SequenceGroup) -> bool:
+        if not self._fresh or step.plan.swapped_in:
+            return super()._preempt_for(step, group)
+        victim = self._fresh.pop(0)
+        self._running.append(victim)
+        self._preempt(step, victim)
+        for plan in (step.plan.preempted, step.plan.swapped_out):
+            if victim in plan:
+                plan.remove(victim)
+        step.plan.admitted = [entry for entry in step.plan.admitted if entry[0] is not victim]
+        return True
+
+
+class FullyCachedScheduler(TokenBudgetScheduler):
+    """Computes nothing of a prompt that is cached as a whole."""
+
+    def _start(self, step: Any, sequence: Any) -> int | None:
+        hit = self._kv.lookup(sequence, sequence.num_tokens)
+        cached = len(hit.blocks) * self._kv.block_size
+        if cached == sequence.num_tokens:
+            self._kv.admit(sequence, 0, hit, cached)
+            return cached
+        return super()._start(step, sequence)
+
+
+class DroppingScheduler(TokenBudgetScheduler):
+    """Gives up a request that would have to be preempted."""
+
+    def _preempt(self, step: Any, group: SequenceGroup) -> None:
+        self._running.remove(group)
+        self._preemptor.give_up(step.plan, group, "there are too few blocks")
+        step.recount()
+
+
+class UnswappingScheduler(TokenBudgetScheduler):
+    """Does not look among the swapped groups when one is aborted."""
+
+    def remove(self, group: SequenceGroup, /) -> None:
+        if group.status is not Status.SWAPPED:
+            super().remove(group)
+
+
+class PairingScheduler(TokenBudgetScheduler):
+    """Waits for a second request before it starts one."""
+
+    def _admit(self, plan: Any) -> None:
+        if len(self._waiting) > 1 or self._running:
+            super()._admit(plan)
+
+
+class HoldingScheduler(TokenBudgetScheduler):
+    """Keeps the blocks of what it preempts by recompute."""
+
+    def _preempt(self, step: Any, group: SequenceGroup) -> None:
+        self._running.remove(group)
+        step.plan.withdraw(group)
+        group.status = Status.WAITING
+        step.plan.preempted.append(group)
+        self._waiting.push_front(group, self._now)
+        step.recount()

@@ -9,7 +9,7 @@ from paged_core.interfaces.checked_victim import CheckedVictim
 from paged_core.testing import build_memory_engine, check_nothing_leaked, registry_with
 from paged_core.testing.workload import simple_request
 from paged_policies.victims.newest import NewestSettings, NewestVictim
-from unit.faulty_components import FaultySettings
+from unit.faulty_settings import FaultySettings
 
 
 class Absent(NewestVictim):

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from paged_core.component import Component, ComponentSettings
 from paged_core.engine import Engine
-from paged_core.errors import PluginError, RequestError
+from paged_core.errors import PluginError
 from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.allocator import BlockAllocator
 from paged_core.interfaces.executor import Executor
@@ -30,7 +30,7 @@ from paged_policies.allocators.hash_cached import HashCachedAllocator
 from paged_policies.orders.fcfs import FcfsOrder
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
 from unit.engines import finish
-from unit.faulty_components import FaultyHashCachedSettings, FaultySettings
+from unit.faulty_settings import FaultyHashCachedSettings, FaultySettings
 
 
 def ask(name: str, length: int = 12, **fields: Any) -> Request:
@@ -194,15 +194,6 @@ def test_a_queue_order_that_raises_is_named() -> None:
     engine = engine_of("queue_order", RaisingKey)
     with pytest.raises(PluginError, match="queue_order 'faulty' raised ValueError: no"):
         engine.add(ask("A", tenant="poison"))
-
-
-def test_a_request_that_cannot_be_hashed_is_refused() -> None:
-    engine = build_memory_engine()
-    bad = ask("A")
-    object.__setattr__(bad, "cache_salt", ["salt"])
-    with pytest.raises(RequestError, match="cache_salt and adapter of request 'A' must be hash"):
-        engine.add(bad)
-    serves_as_ever(engine)
 
 
 # ---------------------------------------------------------------------- closing

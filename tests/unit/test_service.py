@@ -17,7 +17,7 @@ from paged_core.sequence import SequenceGroup
 from paged_core.testing.memory_engine import build_memory_engine, serve
 from paged_core.testing.registry import registry_with
 from paged_core.testing.workload import Workload, simple_request
-from unit.faulty_components import FaultySettings
+from unit.faulty_settings import FaultySettings
 
 
 class _Order(QueueOrder):

@@ -11,6 +11,12 @@ It needs pytest and hypothesis, and no model: engines run on the ``memory`` exec
 holds token ids and which reads every scheduled sequence back through its block table.
 """
 
+from pkgutil import iter_modules
+
+import pytest
+
+pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
+
 from paged_core.testing.allocator_conformance import BlockAllocatorConformance
 from paged_core.testing.attention_conformance import AttentionConformance
 from paged_core.testing.component_conformance import ComponentConformance, ServesEveryWorkload

@@ -80,9 +80,9 @@ class Scene:
                 shape = (cached, self.layer.num_heads, self.layer.head_dim)
                 self._forward([(index, 0, cached, self.keys[index].new_zeros(shape))], None)
 
-    def move_blocks(self) -> None:
-        """Copy every block to another one, within the cache."""
-        targets = self._torch.arange(self.num_blocks).roll(1)
+    def move_blocks(self, distance: int) -> None:
+        """Copy every block to another one, within the cache: all are moved in a circle."""
+        targets = self._torch.arange(self.num_blocks).roll(distance)
         self.copy_blocks(self.cache, range(self.num_blocks), self.cache, targets.tolist())
         self.tables = targets[self.tables]
 

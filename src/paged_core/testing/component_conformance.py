@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
+import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from paged_core.component import Component, ComponentSettings
+from paged_core.engine import Engine
+from paged_core.errors import SettingsError
 from paged_core.registry import Registry
+from paged_core.testing.bounded_shrinking import bounded_shrinking
+from paged_core.testing.call_watch import CallDoesNotReturn, watched_calls
 from paged_core.testing.engine_settings import engine_settings
 from paged_core.testing.memory_engine import build_memory_engine, serve
-from paged_core.testing.registry import registry_with
+from paged_core.testing.registry import first_party, registry_with
 from paged_core.testing.round_trip import settings_round_trip
-from paged_core.testing.text_alone import check_served
+from paged_core.testing.situations import FOR_EVERY_POLICY, Situation
+from paged_core.testing.text_alone import check_not_cut_short, check_served
 from paged_core.testing.workload import Workload, workloads
 
 
@@ -26,9 +33,11 @@ class ComponentConformance:
         class TestMyOrder(QueueOrderConformance):
             component = "my_order"
 
-    and inherits the tests. The component is looked up among the installed ones; to test one without
-    an entry point, override :meth:`make_registry` with
-    ``return registry_with(Component(...))``.
+    and inherits the tests: written cases first, then properties, which Hypothesis tries with many
+    examples. The component is looked up among the installed ones; to test one without an entry
+    point, override :meth:`make_registry` with ``return registry_with(Component(...))``.
+
+    The components beside it are those that come with the core, whatever else is installed.
     """
 
     slot: ClassVar[str]
@@ -37,7 +46,12 @@ class ComponentConformance:
     """The name, or a table with ``name`` and options, as in a settings file."""
     max_examples: ClassVar[int] = 40
     """Number of Hypothesis examples per property."""
+    max_seconds: ClassVar[float] = 3
+    """Of processor time for one call of the component; a call that takes longer fails the test."""
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Of the engines, where a conformance class needs any, such as the model."""
     _registry: ClassVar[Registry]
+    _has_hung: ClassVar[bool] = False
 
     def make_registry(self) -> Registry:
         """The registry that has the component."""
@@ -45,10 +59,13 @@ class ComponentConformance:
 
     @property
     def registry(self) -> Registry:
-        """The registry, made once for each class."""
+        """The registry, made once for each class, without plugins that the tests do not name."""
         kind = type(self)
         if "_registry" not in vars(kind):
-            kind._registry = self.make_registry()
+            named = {**self.settings, self.slot: self._table}
+            tables = {s: {"name": t} if isinstance(t, str) else t for s, t in named.items()}
+            wanted = [(s, str(t.get("name"))) for s, t in tables.items() if isinstance(t, Mapping)]
+            kind._registry = first_party(self.make_registry(), *wanted)
         return kind._registry
 
     @property
@@ -64,6 +81,23 @@ class ComponentConformance:
     def build(self, parts: object) -> Any:
         """Build the component as an engine does."""
         return self.record.load()(self.options, parts)
+
+    @pytest.fixture(autouse=True)
+    def _every_call_returns(self) -> Iterator[None]:
+        with self.watched():
+            yield
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch the calls of the component; once one has hung, the next are given less time."""
+        with suppress(Exception):  # what it imports may take its time; errors are for the tests
+            self.record.load()
+        try:
+            with watched_calls(self.max_seconds / (6 if self._has_hung else 1)):
+                yield
+        except CallDoesNotReturn:
+            type(self)._has_hung = True
+            raise
 
     # ------------------------------------------------------------------ tests for every slot
 
@@ -96,7 +130,7 @@ class ComponentConformance:
         Args:
             share: the share of :attr:`max_examples` to use.
         """
-        given(*strategies)(self.profile(share)(property_))()
+        given(*strategies)(self.profile(share)(bounded_shrinking(property_)))()
 
     def profile(self, share: float = 1, **more: Any) -> hypothesis_settings:
         """Settings of Hypothesis."""
@@ -104,7 +138,7 @@ class ComponentConformance:
             max_examples=max(1, int(self.max_examples * share)),
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-            **more,
+            **{"report_multiple_bugs": False, **more},
         )
 
     def check_machine(self, make: Callable[[], RuleBasedStateMachine]) -> None:
@@ -118,15 +152,34 @@ class ComponentConformance:
 
 
 class ServesEveryWorkload(ComponentConformance):
-    """The property of every policy: it changes the schedule, and never the output.
+    """What every policy must do: it changes the schedule, and never the output.
 
     Small engines with this component, and any others, serve workloads on the ``memory`` executor:
     every request finishes with the output that it has alone, and no block leaks.
     """
 
+    def make_engine(self, **values: Any) -> Engine:
+        """A small engine without a model that has the component."""
+        return build_memory_engine(self.registry, **{**values, self.slot: self._table})
+
+    def situation_engine(self, situation: Situation, **values: Any) -> Engine:
+        """A small engine for a situation of which the components combine, or skip."""
+        try:
+            return self.make_engine(**situation.values({self.slot: self._table, **values}))
+        except SettingsError as error:
+            pytest.skip(str(error))
+
+    @pytest.mark.parametrize("situation", FOR_EVERY_POLICY.values(), ids=FOR_EVERY_POLICY)
+    def test_serves_when(self, situation: Situation) -> None:
+        engine = self.situation_engine(situation)
+        groups = serve(engine, situation.workload)
+        check_served(engine, situation.workload, groups)
+        if not situation.outgrown:
+            check_not_cut_short(groups.values())
+
     def test_serves_every_workload_as_if_each_request_were_alone(self) -> None:
         def serves(values: dict[str, Any], workload: Workload) -> None:
-            engine = build_memory_engine(self.registry, **values)
+            engine = self.make_engine(**values)
             check_served(engine, workload, serve(engine, workload))
 
-        self.check(serves, self.engine_values(), workloads(), share=0.5)
+        self.check(serves, self.engine_values(), workloads(), share=0.4)

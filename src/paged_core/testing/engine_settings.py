@@ -12,6 +12,7 @@ from paged_core.component import ComponentSettings
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_core.testing.memory_engine import build_memory_engine
+from paged_core.testing.registry import first_party
 
 POLICY_SLOTS = ("block_allocator", "evictor", "queue_order", "scheduler", "victim", "preemption")
 """The slots of policies; a combination is valid, or refused when an engine is built from it."""
@@ -62,17 +63,18 @@ def engine_settings(
     fixed: Mapping[str, ComponentSettings] | None = None,
     max_blocks: int = 24,
 ) -> dict[str, Any]:
-    """Settings for the ``memory`` executor, as keywords: any registered policies, a small pool.
+    """Settings for the ``memory`` executor, as keywords: any first-party policies, a small pool.
 
     Args:
         fixed: by slot, components that are not drawn; the options set on them are kept.
     """
     tables: dict[str, Any] = {}
+    ours = first_party(registry)
     for slot in POLICY_SLOTS:
         given = (fixed or {}).get(slot)
         if given is None:
-            name = draw(st.sampled_from(sorted(registry.of(slot))))
-            tables[slot] = draw(component_options(registry.get(slot, name).settings))
+            name = draw(st.sampled_from(sorted(ours.of(slot))))
+            tables[slot] = draw(component_options(ours.get(slot, name).settings))
         else:
             set_fields = {name: getattr(given, name) for name in given.model_fields_set}
             tables[slot] = draw(component_options(type(given), set_fields))

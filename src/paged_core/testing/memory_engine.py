@@ -10,10 +10,15 @@ from paged_core.errors import RequestError
 from paged_core.interfaces.future import Future
 from paged_core.interfaces.observer import Observer
 from paged_core.registry import Registry
-from paged_core.sequence import SequenceGroup
+from paged_core.sequence import SequenceGroup, Status
 from paged_core.settings import settings_class
+from paged_core.step_outcome import StepOutcome
+from paged_core.testing.call_watch import described_by
 from paged_core.testing.workload import Workload
 from paged_core.wiring import build_engine
+
+MAX_IDLE_STEPS = 200
+"""Steps in a row that may plan nothing while requests wait and none is to come."""
 
 
 def build_memory_engine(
@@ -54,13 +59,13 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
     """Serve a workload to its end; return its groups by request id, without refused requests.
 
     Raises:
-        AssertionError: it has not ended after ``max_steps``, or a policy raised.
+        AssertionError: it has not ended after ``max_steps``, nothing is planned any more (the
+            message says what waits for what), or a policy raised.
     """
     scheduler = engine.scheduler
     groups: dict[str, SequenceGroup] = {}
     to_come = list(workload.requests)
-    aborts = list(workload.aborts)
-    step = 0
+    step = num_idle = 0
     while to_come or engine.has_unfinished:
         for request in [request for due, request in to_come if due <= step]:
             try:
@@ -68,11 +73,44 @@ def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[
             except RequestError:
                 continue
         to_come = [item for item in to_come if item[0] > step]
-        for request_id in [request_id for due, request_id in aborts if due == step]:
-            engine.abort(request_id)
-        finished = engine.step().finished
+        due_aborts = [request_id for due, request_id in workload.aborts if due == step]
+        outcome = _step(engine, due_aborts, step)
         if engine.scheduler is not scheduler:  # the policies were made anew
-            raise AssertionError(finished[-1].sequences[0].error if finished else "a policy raised")
+            ended = outcome.finished
+            reason = ended[-1].sequences[0].error if ended else "a policy raised"
+            raise AssertionError(f"step {step}: {reason}")
+        num_idle = 0 if outcome.progressed or to_come else num_idle + 1
+        assert num_idle < MAX_IDLE_STEPS, (
+            f"step {step}: unfinished after {num_idle} steps without any progress: "
+            f"{what_waits(engine)}"
+        )
         step += 1
-        assert step < max_steps, f"unfinished after {step} steps: {list(engine.groups)}"
+        assert step < max_steps, f"unfinished after {step} steps: {what_waits(engine)}"
     return groups
+
+
+def what_waits(engine: Engine) -> str:
+    """Say in a line which requests run, and which wait for how many blocks."""
+    kv_cache, described = engine.kv_cache, []
+    for group in engine.groups:
+        lengths = "+".join(str(sequence.num_tokens) for sequence in group.live)
+        held = kv_cache.distinct_blocks(group)
+        if group.status is Status.WAITING:
+            state = f"waits for {kv_cache.blocks_to_restore(group)} blocks"
+        elif group.status is Status.SWAPPED:
+            needed = held + kv_cache.blocks_to_grow(group)
+            state = f"is swapped out and waits for {needed} blocks"
+        else:
+            state = f"runs in {held} blocks, {kv_cache.blocks_to_grow(group)} more for its next"
+        described.append(f"{group.id} ({lengths} tokens) {state}")
+    free = f"{kv_cache.num_free} of {kv_cache.num_blocks} blocks are free"
+    if kv_cache.num_host_blocks:
+        free += f", {kv_cache.num_free_host} of {kv_cache.num_host_blocks} on the host"
+    return "; ".join([*described, free])
+
+
+def _step(engine: Engine, aborts: Sequence[str], number: int) -> StepOutcome:
+    with described_by(lambda: f"in step {number}: {what_waits(engine)}"):
+        for request_id in aborts:
+            engine.abort(request_id)
+        return engine.step()

@@ -11,9 +11,44 @@ from paged_core.ids import SeqId
 from paged_core.kv_cache import KVCache
 from paged_core.registry import Registry
 from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.testing.memory_engine import build_memory_engine
 from paged_core.testing.workload import requests as any_request
+
+_FACTS: Sequence[tuple[int, int, int, float | None, str, int, float]] = (
+    # tokens of the prompt, max_tokens, priority, deadline, tenant, n, arrival
+    (5, 4, 1, None, "a", 1, 0.0),
+    (7, 12, 0, 50.0, "", 2, 1.0),
+    (1, 1, 2, 5.0, "b", 1, 2.0),
+    (16, 8, 1, None, "a", 1, 3.0),
+    (5, 4, 1, 5.0, "a", 3, 4.0),
+    (12, 2, 0, None, "b", 1, 5.0),
+    (3, 10, 2, 50.0, "", 1, 6.0),
+    (5, 4, 1, None, "", 1, 7.0),
+)
+
+
+def written_requests() -> list[Request]:
+    """Eight requests that differ in every property a policy may look at; some are equal in most."""
+    return [
+        Request(
+            id=f"r{number}",
+            prompt=tuple((number + place) % 2 for place in range(length)),
+            sampling=SamplingParams(n=n, max_tokens=max_tokens),
+            priority=priority,
+            deadline=deadline,
+            tenant=tenant,
+            arrival=arrival,
+        )
+        for number, (length, max_tokens, priority, deadline, tenant, n, arrival) in enumerate(
+            _FACTS
+        )
+    ]
+
+
+WRITTEN_SHARES = (3, 15, 0, 8, 2, 11, 1, 4)
+"""For :func:`running_groups`: some have their whole prompt computed, some have just begun."""
 
 
 def empty_cache(registry: Registry) -> KVCache:

@@ -17,3 +17,20 @@ def registry_with(*parts: object) -> Registry:
     """
     found = Registry.discover()
     return found.extended(*parts, plugin="under_test") if parts else found
+
+
+def first_party(registry: Registry, *wanted: tuple[str, str]) -> Registry:
+    """Return the plugins of a registry that come with the core, and those with ``wanted`` parts.
+
+    Args:
+        wanted: slots and names of components.
+    """
+    core = next(plugin for plugin in registry.plugins if plugin.name == "core")
+    return Registry(
+        tuple(
+            plugin
+            for plugin in registry.plugins
+            if plugin.distribution == core.distribution
+            or any((part.slot, part.name) in wanted for part in plugin.components)
+        )
+    )

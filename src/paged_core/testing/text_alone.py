@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isclose
 from typing import Protocol, cast
 
@@ -142,6 +142,13 @@ def check_served(engine: Engine, workload: Workload, groups: Mapping[str, Sequen
                 continue
             assert reason in (FinishReason.LENGTH, FinishReason.STOP), f"{sequence} has not ended"
     check_nothing_leaked(engine)
+
+
+def check_not_cut_short(groups: Iterable[SequenceGroup]) -> None:
+    """Check that no request was ended for want of blocks or because it could never run."""
+    for group in groups:
+        for sequence in group.sequences:
+            assert sequence.error is None, f"{sequence} was ended before its time: {sequence.error}"
 
 
 def check_nothing_leaked(engine: Engine) -> None:

@@ -45,6 +45,10 @@ class WatchedScheduler(Scheduler):
         engine.scheduler = watched
         return watched
 
+    def may_run(self, num_tokens: int) -> bool:
+        """Whether one step may compute so many tokens."""
+        return self._budget is None or num_tokens <= self._budget
+
     @property
     def length_cap(self) -> int:
         return self.inner.length_cap
@@ -77,6 +81,13 @@ class WatchedScheduler(Scheduler):
         return len(self.inner)
 
     def schedule(self, now: float, /) -> Schedule:
+        try:
+            return self._checked(now)
+        except AssertionError as error:
+            error.args = (f"step {len(self.decisions)}: {error}",)
+            raise
+
+    def _checked(self, now: float) -> Schedule:
         before = self.inner.queues()
         status_before = {
             group: group.status for group in (*before.running, *before.waiting, *before.swapped)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -16,6 +18,29 @@ class Workload:
 
     requests: tuple[tuple[int, Request], ...]
     aborts: tuple[tuple[int, str], ...] = ()
+
+    def __repr__(self) -> str:
+        """Each request in a line: the step of its arrival, and what is not as by default."""
+        lines = [f"{step}: {brief(request)}" for step, request in self.requests]
+        lines += [f"{step}: abort {request_id}" for step, request_id in self.aborts]
+        return "".join(f"\n    {line}" for line in lines)
+
+
+def brief(request: Request) -> str:
+    """A request in a line: its id, its prompt, and what is not as by default."""
+    length = len(request.prompt)
+    prompt = "".join(map(str, request.prompt)) if set(request.prompt) <= {0, 1} else f"of {length}"
+    own = Request(id=request.id, prompt=request.prompt)
+    asked = [*_differences(request.sampling, SamplingParams()), *_differences(request, own)]
+    return f"{request.id}(prompt {prompt}{''.join(f', {each}' for each in asked)})"
+
+
+def _differences(record: Any, usual: Any) -> Iterator[str]:
+    """Fields that two records have different values of."""
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if field.name != "sampling" and value != getattr(usual, field.name):
+            yield f"{field.name}={value!r}"
 
 
 def simple_request(

@@ -1,113 +1,16 @@
-"""Components that are wrong on purpose: the conformance class of the slot must catch each."""
+"""Orders, victims and preemptions that are wrong on purpose: the conformance class of the slot must
+catch each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from random import choice, randrange
-from typing import Any, Literal
+from typing import Any, ClassVar
 
-from paged_core.block_key import BlockKey
-from paged_core.component import ComponentSettings
-from paged_core.ids import BlockId
-from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.interfaces.victim import Victim
 from paged_core.sequence import SequenceGroup
-from paged_policies.allocators.hash_cached import HashCachedAllocator, HashCachedSettings
-from paged_policies.allocators.uncached import UncachedAllocator
-
-
-class FaultySettings(ComponentSettings):
-    """Options of a component that is wrong."""
-
-    name: Literal["faulty"] = "faulty"
-
-
-class FaultyHashCachedSettings(HashCachedSettings):
-    """Those of ``hash_cached``."""
-
-    name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
-
-
-# ---------------------------------------------------------------------- allocators
-
-
-class LeakyAllocator(UncachedAllocator):
-    """Frees only the first two blocks when more are freed at once."""
-
-    def free(self, blocks: Iterable[BlockId], /) -> None:
-        given = list(blocks)
-        super().free(given[:2] if len(given) > 2 else given)
-
-
-class DoublingAllocator(UncachedAllocator):
-    """Takes a block back as soon as one of its users leaves."""
-
-    def free(self, blocks: Iterable[BlockId], /) -> None:
-        for block in blocks:
-            shared = self._ref_counts[block] > 1
-            super().free([block])
-            if shared:
-                self._free.append(block)
-
-
-class HalfwayAllocator(UncachedAllocator):
-    """Takes what there is before it finds that it is not enough."""
-
-    def allocate(self, count: int, /) -> list[BlockId]:
-        taken: list[BlockId] = []
-        while len(taken) < count:
-            taken += super().allocate(1)
-        return taken
-
-
-class StaleAllocator(HashCachedAllocator):
-    """Goes on finding a block that holds something else by now."""
-
-    def _forget(self, block: BlockId) -> None:
-        self._keys[block] = None
-
-
-class TrustingAllocator(HashCachedAllocator):
-    """Looks at the hash and not at the tokens."""
-
-    def publish(self, block: BlockId, key: BlockKey, /) -> BlockId:
-        return super().publish(block, BlockKey(None, (hash(key),)))
-
-    def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
-        return super().look_up([BlockKey(None, (hash(key),)) for key in keys])
-
-
-class UnretractingAllocator(HashCachedAllocator):
-    """Finds what was never computed."""
-
-    def retract(self, blocks: Iterable[BlockId], /) -> None:
-        pass
-
-
-class NewestDuplicateAllocator(HashCachedAllocator):
-    """Of equal blocks it finds the last published."""
-
-    def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
-        found: list[BlockId] = []
-        for key in keys:
-            if key not in self._by_key:
-                break
-            found.append(next(reversed(self._by_key[key])))
-        return found
-
-
-class ReferencingAllocator(HashCachedAllocator):
-    """Takes what it finds."""
-
-    def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
-        found = super().look_up(keys)
-        self.share(found)
-        return found
-
-
-# ---------------------------------------------------------------------- orders, victims, preemption
 
 
 class _Order(QueueOrder):
@@ -286,33 +189,134 @@ class StingyPreemption(_Preemption):
         return 1
 
 
-# ---------------------------------------------------------------------- observers
+class RollingPreemption(_Preemption):
+    """Rolls dice once, when it is made."""
 
+    may_swap = True
 
-class _Observer(Observer):
     def __init__(self, options: Any, parts: Any, /) -> None:
-        self.steps = 0
+        self.salt = randrange(1 << 30)
+
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        even = (group.number + 1) * self.salt >> 7 & 1
+        return PreemptionMode.SWAP if even else PreemptionMode.RECOMPUTE
 
 
-class RaisingObserver(_Observer):
-    """Divides by what may be nothing."""
+class NarrowPreemption(_Preemption):
+    """Raises for a group that holds no blocks."""
 
-    def on_step(self, step: StepRecord, /) -> None:
-        self.steps += 1 // len(step.scheduled)
-
-
-class MeddlingObserver(_Observer):
-    """Ends requests early."""
-
-    def on_request(self, group: SequenceGroup, event: str, /) -> None:
-        group.max_length = min(group.max_length, len(group.request.prompt) + 1)
+    def tokens_to_reserve(self, group: SequenceGroup, /) -> int | None:
+        return len(group.live[0].tokens) if group.live[0].table.blocks[0] >= 0 else None
 
 
-class ClosingObserver(_Observer):
-    """Cannot be closed before its first step."""
+class SearchingPreemption(_Preemption):
+    """Looks for ever for a length that suits a forked group."""
 
-    def on_step(self, step: StepRecord, /) -> None:
-        self.steps += 1
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        while group.num_seqs > 1:
+            self.asked += 1
+        return PreemptionMode.RECOMPUTE
 
-    def close(self) -> None:
-        raise OSError("no file") if not self.steps else ValueError("no file either")
+
+class FirstPreemption(_Preemption):
+    """Swaps the first group that it is asked about."""
+
+    may_swap = True
+    first: SequenceGroup | None = None
+
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        self.first = self.first or group
+        return PreemptionMode.SWAP if group is self.first else PreemptionMode.RECOMPUTE
+
+
+class SortingVictim(_Victim):
+    """Sorts the list that it is shown."""
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        candidates.sort(key=lambda group: -group.number)  # type: ignore[attr-defined]
+        return candidates[0]
+
+
+class SparingVictim(_Victim):
+    """Chooses only among those that were not preempted yet."""
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        return [group for group in candidates if not group.num_preemptions][-1]
+
+
+class WaitingVictim(_Victim):
+    """Waits until one has generated something."""
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        while not any(group.live[0].output for group in candidates):
+            pass
+        return candidates[-1]
+
+
+class MeanVictim(_Victim):
+    """Divides by the distance of the best and the worst."""
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        held = [len(group.live[0].table.blocks) for group in candidates]
+        scores = [count / (max(held) - min(held)) for count in held]
+        return candidates[scores.index(max(scores))]
+
+
+class OneSidedOrder(_Order):
+    """Counts what was served, but is not told when a group has left."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return (self.asked, group.number)
+
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
+        self.asked += num_tokens
+
+
+class AssumingOrder(_Order):
+    """Assumes that what leaves was served."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        self.tokens: dict[str, int] = {}
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return group.number
+
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
+        self.tokens[group.id] = self.tokens.get(group.id, 0) + num_tokens
+
+    def left(self, group: SequenceGroup, /) -> None:
+        del self.tokens[group.id]
+
+
+class RememberingOrder(AssumingOrder):
+    """Never forgets a group."""
+
+    def left(self, group: SequenceGroup, /) -> None:
+        self.tokens[group.id] = 0
+
+
+class SharedOrder(_Order):
+    """Counts its keys with the class."""
+
+    made: ClassVar[list[int]] = []
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        self.made.append(group.number)
+        return (group.number * len(self.made)) % 7
+
+
+class WaitingOrder(_Order):
+    """Looks for ever for a deadline."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        while group.request.deadline is None and group.request.priority:
+            self.asked += 1
+        return group.number
+
+
+class FrozenOrder(_Order):
+    """Raises for a group that runs."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        assert group.admitted_at is None and not group.live[0].table.blocks, "it runs already"
+        return group.number

@@ -1,0 +1,150 @@
+"""Ends a test in which one call of a component does not return, and says where it is stuck."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, thread_time
+from types import FrameType
+from typing import Any
+
+import hypothesis
+
+_KIT = str(Path(__file__).parent)
+_HYPOTHESIS = str(Path(hypothesis.__file__).parent)
+_TICK = 0.25
+"""Seconds between two looks at the stack."""
+_WAITING = 15
+"""Seconds that a call may wait at most, if no other process is at work for it."""
+
+
+class CallDoesNotReturn(BaseException):
+    """A call of a component has taken too long.
+
+    No ``Exception``: components and engines do not catch it, and Hypothesis shrinks nothing.
+    """
+
+
+@contextmanager
+def watched_calls(seconds: float) -> Iterator[None]:
+    """Raise in any call from the kit into other code that takes too long.
+
+    Where there are no interval timers (Windows), or in another thread than the main one, nothing is
+    watched: there only the bounds on steps remain.
+
+    Args:
+        seconds: of processor time of this thread; a call that waits may take four times as long,
+            15 s at most, or eight times that while child processes run, such as a compiler.
+
+    Raises:
+        CallDoesNotReturn: in the call; the message names it, and the line at which it is.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if not (in_main and hasattr(signal, "setitimer")):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _CallWatch(seconds))
+    left, interval = signal.setitimer(signal.ITIMER_REAL, _TICK, _TICK)
+    started = monotonic()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if left:  # the timer of another, such as pytest-timeout, goes on
+            left = max(0.01, left - (monotonic() - started))
+            signal.setitimer(signal.ITIMER_REAL, left, interval)
+
+
+@contextmanager
+def described_by(describe: Callable[[], str]) -> Iterator[None]:
+    """Have ``describe`` say, in a note of the error, what the calls inside were about.
+
+    It is called where the call is stuck; whatever it raises is said instead.
+    """
+    watch = signal.getsignal(signal.SIGALRM) if hasattr(signal, "SIGALRM") else None
+    if not isinstance(watch, _CallWatch):
+        yield
+        return
+    before, watch.describe = watch.describe, describe
+    try:
+        yield
+    finally:
+        watch.describe = before
+
+
+class _CallWatch:
+    """Looks at the stack at every tick: is the kit still waiting for the same call?"""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._waiting = min(4 * seconds, _WAITING)
+        self._since: dict[FrameType, tuple[float, float]] = {}
+        """Calls that had not returned at the last tick, and when they were first seen."""
+        self.describe: Callable[[], str] | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        computed, passed = thread_time(), monotonic()
+        calls = _calls_from_kit(frame)
+        self._since = {call: self._since.get(call, (computed, passed)) for call in calls}
+        for call, (computed_then, passed_then) in self._since.items():
+            took, waited = computed - computed_then, passed - passed_then
+            too_long = waited >= self._waiting * (8 if _has_children() else 1)
+            if took >= self._seconds or too_long:
+                self._since = {}
+                raise self._error(frame, call, max(took, waited))
+
+    def _error(self, frame: FrameType | None, call: FrameType, seconds: float) -> CallDoesNotReturn:
+        error = CallDoesNotReturn(
+            f"{_name(call)} has not returned after {seconds:.0f} s" + _where(frame, call)
+        )
+        if self.describe is not None:
+            try:
+                error.add_note(self.describe())
+            except Exception as other:  # noqa: BLE001 - what it looks at is being changed
+                error.add_note(f"what waits cannot be said: {type(other).__name__}: {other}")
+        return error
+
+
+def _has_children() -> bool:
+    """Whether child processes run; assumed where it cannot be told."""
+    if not hasattr(os, "waitid"):
+        return True
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
+
+
+def _calls_from_kit(frame: FrameType | None) -> list[FrameType]:
+    """The calls on the stack that the kit made into other code, the innermost first."""
+    calls = []
+    while frame is not None and (caller := frame.f_back) is not None:
+        path = frame.f_code.co_filename
+        if caller.f_code.co_filename.startswith(_KIT) and not path.startswith((_KIT, _HYPOTHESIS)):
+            calls.append(frame)
+        frame = caller
+    return calls
+
+
+def _where(frame: FrameType | None, call: FrameType) -> str:
+    """The innermost lines at which a stuck call is."""
+    lines: list[str] = []
+    while frame is not None and len(lines) < 4:
+        code = frame.f_code
+        number = frame.f_lineno or code.co_firstlineno  # None between two lines
+        text = linecache.getline(code.co_filename, number).strip()
+        lines.append(f"{Path(code.co_filename).name}:{number} in {_name(frame)}: {text}")
+        frame = None if frame is call else frame.f_back
+    return "".join(f"\n  at {line}" for line in lines)
+
+
+def _name(frame: FrameType) -> str:
+    owner: Any = frame.f_locals.get("self")
+    name = frame.f_code.co_name
+    return f"{type(owner).__name__}.{name}()" if owner is not None else f"{name}()"
