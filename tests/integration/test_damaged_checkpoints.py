@@ -378,7 +378,7 @@ def use_tokenizer(folder: Path) -> None:
     detokenizer.append([0, 5, 300, 10**6, *ids])
     detokenizer.flush()
     if tokenizer.template.sources:
-        tokenizer.chat([{"role": "user", "content": "hello"}])
+        tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
 
 
 def try_damage(data: st.DataObject, whole: Path, tmp_path: Path, runner: str) -> None:
