@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from time import monotonic, perf_counter
 
+from paged_core.checked.fault_names import FaultNames
+from paged_core.checked.result import check_result
+from paged_core.checked.schedule import count_scheduled
 from paged_core.errors import PluginError, RequestError
-from paged_core.interfaces.checked_result import check_result
-from paged_core.interfaces.checked_schedule import count_scheduled
 from paged_core.interfaces.executor import Capacity, Executor
-from paged_core.interfaces.fault import FaultNames
 from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.scheduler import Queues, Schedule
 from paged_core.kv_cache import KVCache

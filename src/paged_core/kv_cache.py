@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from paged_core.cache_changes import CacheChanges
+from paged_core.checked.allocator import CheckedAllocator
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.allocator import BlockAllocator
-from paged_core.interfaces.checked_allocator import CheckedAllocator
 from paged_core.prefix_publishing import PrefixPublishing
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 

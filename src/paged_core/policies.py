@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from paged_core.checked.victim import CheckedVictim
 from paged_core.errors import SettingsError
 from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator, SupportsReservation
-from paged_core.interfaces.checked_victim import CheckedVictim
 from paged_core.interfaces.component_factory import make_component
 from paged_core.interfaces.evictor import Evictor, EvictorParts
 from paged_core.interfaces.executor import Capacity

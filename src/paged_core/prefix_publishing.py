@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from paged_core.block_key import BlockKey, extend_keys
+from paged_core.checked.allocator import CheckedAllocator
 from paged_core.ids import BlockId, SeqId
-from paged_core.interfaces.checked_allocator import CheckedAllocator
 from paged_core.sequence import SequenceState
 
 

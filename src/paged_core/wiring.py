@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from time import monotonic
 
+from paged_core.checked.fault_names import FaultNames
 from paged_core.component import ComponentSettings
 from paged_core.engine import Engine
 from paged_core.interfaces.component_factory import make_component
 from paged_core.interfaces.executor import Executor, ExecutorParts
-from paged_core.interfaces.fault import FaultNames
 from paged_core.interfaces.future import Future
 from paged_core.interfaces.observer import Observer, ObserverParts
 from paged_core.policies import Policies

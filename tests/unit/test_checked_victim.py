@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from paged_core.checked.victim import CheckedVictim
 from paged_core.component import Component
-from paged_core.interfaces.checked_victim import CheckedVictim
 from paged_core.testing import build_memory_engine, check_nothing_leaked, registry_with
 from paged_core.testing.workload import simple_request
 from paged_policies.victims.newest import NewestSettings, NewestVictim
