@@ -1,1 +1,1 @@
-"""Components whose answers are checked before the core acts on them, and whose names errors give."""
+"""Answers of components, checked before the core acts on them; the names that errors give."""
