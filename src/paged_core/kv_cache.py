@@ -70,6 +70,10 @@ class KVCache:
         Nothing may hold blocks any more. The removed sequences will still be named.
         """
         self._allocator = CheckedAllocator(allocator, self._num_blocks)
+        self.caches_prefixes = self._allocator.caches_prefixes
+        """Whether the allocator finds blocks by their content."""
+        self.reserves_runs = self._allocator.reserves_runs
+        """Whether each sequence gets one run of blocks for its whole life, and shares none."""
         self._publishing = PrefixPublishing(self._allocator, self.block_size)
         self._free_host = [BlockId(block) for block in reversed(range(self.num_host_blocks))]
         self._changes = CacheChanges(removed=self._changes.removed)
@@ -88,22 +92,12 @@ class KVCache:
     @property
     def num_free(self) -> int:
         """Unreferenced device blocks, cached or not."""
-        return self._allocator.num_free
+        return self._allocator.inner.num_free  # asked more often than anything else
 
     @property
     def num_free_host(self) -> int:
         """Host blocks that hold nothing."""
         return len(self._free_host)
-
-    @property
-    def caches_prefixes(self) -> bool:
-        """Whether the allocator finds blocks by their content."""
-        return self._allocator.caches_prefixes
-
-    @property
-    def reserves_runs(self) -> bool:
-        """Whether each sequence gets one run of blocks for its whole life, and shares none."""
-        return self._allocator.reserves_runs
 
     @property
     def introduced(self) -> Set[SeqId]:
