@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from time import monotonic
 
 from paged_core.checked.fault_names import FaultNames
+from paged_core.checked.result import check_capacity
 from paged_core.component import ComponentSettings
 from paged_core.engine import Engine
 from paged_core.interfaces.component_factory import make_component
@@ -48,6 +49,7 @@ def build_engine(
     with ExitStack() as on_error:
         on_error.callback(executor.close)
         capacity = executor.start()
+        check_capacity(capacity)
         parts = ObserverParts(settings=settings, num_blocks=capacity.num_blocks)
         named: list[Observer] = []
         for one in settings.observers:

@@ -106,7 +106,7 @@ PARTS = {
         "log.py __init__.py __main__.py",
         1600,
     ),
-    "checks of what components do": ("checked/", 300),
+    "checks of what components do": ("checked/", 315),
     "the command and the contracts": ("cli/ interfaces/", 2150),
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from paged_core.checked.result import check_capacity
 from paged_core.component import Component, ComponentSettings
 from paged_core.engine import Engine
 from paged_core.errors import PluginError
@@ -226,6 +227,16 @@ class StubbornExecutor(Executor):
         raise OSError("busy")
 
 
+@pytest.mark.parametrize(
+    "claims",
+    [{"num_blocks": 0}, {"num_blocks": 10**12}, {"num_host_blocks": -1}, {"max_model_len": 0}],
+)
+def test_an_executor_that_can_hold_nothing_or_anything_is_refused(claims: dict[str, int]) -> None:
+    capacity = replace(build_memory_engine().capacity, **claims)
+    with pytest.raises(PluginError, match=next(iter(claims))):
+        check_capacity(capacity)
+
+
 def test_closing_closes_everything_and_then_raises() -> None:
     observer = _Closing()
     engine = build_memory_engine(observers=[observer], async_scheduling=True)
@@ -424,6 +435,12 @@ def _twice(plan: Schedule) -> None:
     plan.add(plan.sequences[0], 1)
 
 
+def _in_two_parts(plan: Schedule) -> None:
+    whole = plan.num_tokens[0]
+    plan.num_tokens[0] = whole - 1
+    plan.add(plan.sequences[0], 1)
+
+
 def _stranger(plan: Schedule) -> None:
     group = SequenceGroup(ask("stranger"), 99, SeqId(99), max_length=20)
     plan.admitted.append((group, 0))
@@ -449,6 +466,7 @@ def _counts(count: Any) -> Callable[[Schedule], None]:
     [
         *(_counts(count) for count in (0, -1, 2.5, "1", None, 10**6)),
         _twice,
+        _in_two_parts,
         _stranger,
         _without_blocks,
         lambda plan: plan.num_tokens.pop(),

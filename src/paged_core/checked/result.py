@@ -8,8 +8,28 @@ from collections.abc import Collection, Iterable, Sequence
 
 from paged_core.errors import PluginError
 from paged_core.ids import SeqId
+from paged_core.interfaces.executor import Capacity
 from paged_core.sequence import SequenceState
 from paged_core.step import StepResult
+
+MAX_BLOCKS = 1 << 27
+
+
+def check_capacity(capacity: Capacity) -> None:
+    """Check what an executor says that it can hold.
+
+    Raises:
+        PluginError: no engine can use that.
+    """
+    for name, value, least in (
+        ("num_blocks", capacity.num_blocks, 1),
+        ("num_host_blocks", capacity.num_host_blocks, 0),
+        ("max_model_len", capacity.max_model_len, 1),
+    ):
+        if not least <= value <= MAX_BLOCKS:
+            raise PluginError(
+                f"start() returned {name}={value}; it must be {least} to {MAX_BLOCKS}"
+            )
 
 
 def check_result(

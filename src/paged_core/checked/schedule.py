@@ -24,10 +24,10 @@ def count_scheduled(plan: Schedule) -> set[SeqId]:
         left = len(sequence.tokens) + sequence.num_unknown - end
         if left or end > sequence.capacity:
             _check_chunk(sequence, num_tokens)
-            if sequence.id in incomplete:
-                raise PluginError(f"schedule() planned {sequence} twice")
             incomplete.add(sequence.id)
         sequence.num_scheduled = end
+    if incomplete and len({sequence.id for sequence in plan.sequences}) < len(plan.sequences):
+        raise PluginError("schedule() planned one sequence twice")
     return incomplete
 
 
