@@ -169,6 +169,9 @@ def token_sequences(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
     return sequences
 
 
+_bias = real(lambda x: abs(x) <= 1e30, "be from -1e30 to 1e30")
+
+
 def biases(name: str, value: Any) -> dict[int, float]:
     """Accept a mapping of token ids to finite numbers; ``None`` is an empty one."""
     if value is None:
@@ -177,10 +180,11 @@ def biases(name: str, value: Any) -> dict[int, float]:
         raise refusal(name, "map token ids to numbers", value)
     keys = token_ids(f"{name}, by its keys,", list(value))
     try:
-        return dict(zip(keys, [finite(name, each) for each in value.values()], strict=True))
+        return dict(zip(keys, [_bias(name, each) for each in value.values()], strict=True))
     except RequestError as error:
-        remedy = "to forbid a token, use -100"
-        raise RequestError(f"{name} must hold finite numbers; {remedy}") from error
+        raise RequestError(
+            f"{name} must hold finite numbers, from -1e30 to 1e30; to forbid a token, use -100"
+        ) from error
 
 
 def _is_a(kind: type, value: object) -> bool:

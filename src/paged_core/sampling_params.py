@@ -45,7 +45,7 @@ _RULES: Mapping[str, Rule] = {
     "min_p": real(lambda x: 0 <= x <= 1, "be in [0, 1]"),
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
-    "repetition_penalty": real(lambda x: 0 < x <= 1e30, "be positive and at most 1e30"),
+    "repetition_penalty": real(lambda x: 1e-30 <= x <= 1e30, "be positive, from 1e-30 to 1e30"),
     "logit_bias": biases,
     "allowed_token_ids": optional(token_ids),
     "bad_words": texts,

@@ -96,6 +96,7 @@ def test_a_batch_is_answered_in_its_format(capsys: Capture, tmp_path: Path) -> N
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("9" * 5000, "not JSON"),
+        ('{"prompt": "a", "prompt": "b"}', "the key 'prompt' is given twice"),
         (7, "neither a text"),
         ({"max_tokens": 3}, "give one of 'prompt'"),
         ({"prompt": "a", "messages": []}, "give one of 'prompt'"),

@@ -128,6 +128,13 @@ class TestScenario:
             ({"max_steps": 10**400}, "max_steps"),
             ({"aborts": [{"id": "B", "step": 1}]}, "aborts.*'B', which no request is called"),
             ({"aborts": [{"id": "A", "step": True}]}, "aborts.0.step"),
+            (
+                {
+                    "requests": [{"id": "A", "step": 5, "prompt": 1, "output": 1}],
+                    "aborts": [{"id": "A", "step": 4}],
+                },
+                "'A' before it has arrived",
+            ),
             ({"settings": {"num_blocks": 8, "observers": ["decision_log"]}}, "can write files"),
             (
                 {"requests": [{"id": str(i), "prompt": 10**7, "output": 1} for i in range(11)]},

@@ -31,7 +31,9 @@ OUT_OF_RANGE: list[tuple[str, Any, str]] = [
     ("min_p", 1.1, "min_p must be in [0, 1], not 1.1"),
     ("presence_penalty", 2.5, "presence_penalty must be in [-2, 2], not 2.5"),
     ("frequency_penalty", -3, "frequency_penalty must be in [-2, 2], not -3"),
-    ("repetition_penalty", 0, "repetition_penalty must be positive and at most 1e30, not 0"),
+    ("repetition_penalty", 0, "repetition_penalty must be positive, from 1e-30 to 1e30, not 0"),
+    ("repetition_penalty", 1e-300, "repetition_penalty must be positive, from 1e-30 to 1e30"),
+    ("logit_bias", {5: 1e308}, "logit_bias must hold finite numbers, from -1e30 to 1e30"),
     ("max_tokens", 0, "max_tokens must be at least 1, not 0"),
     ("min_tokens", -1, "min_tokens must not be negative, not -1"),
     ("min_tokens", 17, "min_tokens (17) is larger than max_tokens (16)"),
@@ -45,7 +47,11 @@ OUT_OF_RANGE: list[tuple[str, Any, str]] = [
     ("allowed_token_ids", [], "allowed_token_ids is empty"),
     ("stop_token_ids", [5, 2**63], "stop_token_ids holds token id 9223372036854775808, which"),
     ("stop_token_ids", [-1], "stop_token_ids holds token id -1, which is outside"),
-    ("logit_bias", {3: float("inf")}, "logit_bias must hold finite numbers; to forbid a token"),
+    (
+        "logit_bias",
+        {3: float("inf")},
+        "logit_bias must hold finite numbers, from -1e30 to 1e30",
+    ),
     ("logit_bias", {-3: 1.0}, "logit_bias, by its keys, holds token id -3"),
     ("early_stopping", "maybe", "early_stopping must be True, False or 'never', not 'maybe'"),
 ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from reprlib import repr as short
 from typing import Any, TypeGuard
 
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_core.errors import CheckpointError
+from paged_core.field_rules import shown
 
 _MISSING: Any = object()
 _MAX_INTEGER = 2**31 - 1
@@ -102,7 +102,7 @@ class ConfigFields:
         return CheckpointError(
             f"{self.checkpoint.folder / 'config.json'} does not describe a "
             f"{self.checkpoint.model_type}: {name} must be {kind}, not "
-            f"{short(self._values.get(name))}"
+            f"{shown(self._values.get(name))}"
         )
 
     def _given(self, name: str, default: Any) -> Any:
@@ -123,7 +123,7 @@ def token_ids(folder: Path, value: object) -> frozenset[int]:
     ids: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
     if not all(_is_integer(item, 0, _MAX_INTEGER) for item in ids):
         raise CheckpointError(
-            f"the configuration in {folder} says that eos_token_id is {short(value)}; it must be a "
+            f"the configuration in {folder} says that eos_token_id is {shown(value)}; it must be a "
             "token id or a list of them"
         )
     return frozenset(ids)

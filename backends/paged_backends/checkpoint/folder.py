@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from reprlib import repr as short
 from typing import Any
 
 from paged_backends.checkpoint.hub import download
 from paged_backends.checkpoint.json_file import read_json_object
 from paged_backends.checkpoint.weight_files import find_weight_files, read_headers
 from paged_core.errors import CheckpointError
+from paged_core.field_rules import shown
 
 DEMO = "demo"
 """The name of the model that is shipped with the package."""
@@ -56,7 +56,7 @@ class Checkpoint:
         kind = config.get("model_type", "")
         if not isinstance(kind, str) or not kind.isprintable() or len(kind) > _MAX_NAME:
             raise CheckpointError(
-                f"{path} does not name an architecture: model_type is {short(kind)}; download the "
+                f"{path} does not name an architecture: model_type is {shown(kind)}; download the "
                 "checkpoint again"
             )
         generation = folder / "generation_config.json"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,7 +81,8 @@ def replay_command(
     """
     runs = [_run(path, given) for path in find_cases(files)]
     if overrides := runs[0].overrides():
-        (_note if as_json else echo)(f"settings over the scenario's own: {overrides}")
+        beside = sys.stderr if as_json else sys.stdout  # a trace holds nothing else
+        beside.write(f"settings over the scenario's own: {overrides}\n")
     if check:
         return _check(runs, as_json)
     _refuse_equal_names(runs, as_json)
@@ -104,7 +104,7 @@ def replay_command(
                 f"unfinished: {_names(outcome.unfinished)}"
             )
             if as_json:
-                _note(f"{run.name}: {stopped}; raise max_steps")
+                sys.stderr.write(f"{run.name}: {stopped}; raise max_steps\n")
             else:
                 echo(stopped)
     return int(num_stopped > 0)
@@ -281,13 +281,6 @@ def _refuse_settings(given: Given) -> None:
     named += [f"--{entry.key}" for entry in given.options]
     if named:
         raise SettingsError(f"{named[0]} has no effect here: a trace is compared as it is")
-
-
-def _note(text: str) -> None:
-    """Tell people something that does not belong in a trace."""
-    if sys.stderr is not None:
-        with suppress(OSError):
-            sys.stderr.write(text + "\n")
 
 
 def print_heading(name: str, about: str) -> None:

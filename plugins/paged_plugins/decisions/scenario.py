@@ -121,12 +121,14 @@ class Scenario(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
-        ids = {request.id for request in self.requests}
-        if len(ids) < len(self.requests):
+        arrivals = {request.id: request.step for request in self.requests}
+        if len(arrivals) < len(self.requests):
             raise ValueError("two requests have the same id")
         for abort in self.aborts:
-            if abort.id not in ids:
+            if abort.id not in arrivals:
                 raise ValueError(f"`aborts` names {abort.id!r:.80}, which no request is called")
+            if abort.step < arrivals[abort.id]:
+                raise ValueError(f"`aborts` ends {abort.id!r:.80} before it has arrived")
         if "num_blocks" not in self.settings:
             raise ValueError("give settings.num_blocks: without a model it cannot be measured")
         if "observers" in self.settings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paged_core.cli.batch_format import BatchRequest
+from paged_core.config.documents import parse_json
 from paged_core.config.suggest import did_you_mean
 from paged_core.errors import RequestError, SettingsError
 from paged_core.sampling_params import SamplingParams
@@ -78,8 +78,8 @@ def _lines(name: str) -> Iterator[tuple[int, str]]:
 
 def _decoded(line: str) -> Any:
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:  # not JSON, a number too long, too deep
+        return parse_json(line, any_text=True)
+    except ValueError as error:
         raise RequestError(f"not JSON: {error}") from None
 
 

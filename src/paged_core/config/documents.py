@@ -52,8 +52,11 @@ def read_text(path: Path, max_size: int = MAX_SIZE) -> str:
                 return content.decode()
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, *, any_text: bool = False) -> Any:
     """Return the value that JSON text stands for; every key of an object is given once.
+
+    Args:
+        any_text: accept strings with NUL or half a surrogate pair, too.
 
     Raises:
         ValueError: it is not JSON, or goes beyond a bound.
@@ -64,7 +67,7 @@ def parse_json(text: str) -> Any:
         )
     except RecursionError:
         raise DocumentError(_TOO_DEEP) from None
-    _check(value)
+    _check(value, any_text)
     return value
 
 
@@ -197,7 +200,7 @@ def _check_keys(root: yaml.Node) -> None:
         nodes += new
 
 
-def _check(value: Any) -> None:
+def _check(value: Any, any_text: bool = False) -> None:
     """Refuse values that are too deep or unfit, level by level."""
     level: list[Any] = [value]
     for depth in count(1):
@@ -207,7 +210,7 @@ def _check(value: Any) -> None:
                 if depth > MAX_DEPTH:
                     raise DocumentError(_TOO_DEEP)
                 below += (*item, *item.values()) if isinstance(item, dict) else item
-            elif problem := unfit(item):
+            elif not (any_text and isinstance(item, str)) and (problem := unfit(item)):
                 raise DocumentError(problem)
         if not below:
             return

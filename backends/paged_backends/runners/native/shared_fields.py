@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from reprlib import repr as short
 from typing import Any
 
 from paged_backends.checkpoint.config_fields import NUMBER, ConfigFields, is_number
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.runners.native.config import Activation, Rope
 from paged_core.errors import UnsupportedModel
+from paged_core.field_rules import shown
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 """Types of layers."""
@@ -84,7 +84,7 @@ def rope_of(fields: ConfigFields, given: Mapping[str, Any], theta: float) -> Rop
     """Describe rotary embeddings, in the new form or in that of older configurations."""
     kind = given.get("rope_type") or given.get("type") or "default"
     if kind not in ("default", "linear", "llama3"):
-        raise lacking(fields.checkpoint, f"rotary embeddings scaled by {short(kind)}")
+        raise lacking(fields.checkpoint, f"rotary embeddings scaled by {shown(kind)}")
     share = given.get("partial_rotary_factor", fields.any("partial_rotary_factor"))
     if share not in (None, 1, 1.0):
         raise lacking(fields.checkpoint, "rotary embeddings over part of a head")
