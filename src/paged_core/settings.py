@@ -36,6 +36,7 @@ from paged_core.config.suggest import did_you_mean
 from paged_core.config.values import Known, nested_values
 from paged_core.config.variables import PREFIX, blocked_plugins
 from paged_core.errors import PluginError, SettingsError
+from paged_core.interfaces.layer import KVCacheDtype
 from paged_core.registry import Registry
 
 Part = Annotated[SerializeAsAny[ComponentSettings], NoDecode]
@@ -109,7 +110,10 @@ class EngineSettings(BaseModel):
         "auto",
         description="plan a step while the previous one runs; auto: if the executor gains by it",
     )
-    enforce_eager: bool = Field(False, description="no CUDA graphs; none are captured yet")
+    kv_cache_dtype: KVCacheDtype = Field(
+        "auto", description="of keys and values in the cache; auto: dtype; fp8_e4m3: half the bytes"
+    )
+    enforce_eager: bool = Field(False, description="no CUDA graphs")
     trust_remote_code: bool = Field(False, description="run code that comes with a checkpoint")
     allow_pickle: bool = Field(False, description="load weights that can run code when loaded")
 

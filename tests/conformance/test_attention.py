@@ -13,6 +13,12 @@ class TestTorch(AttentionConformance):
     dtypes = ("float32", "bfloat16", "float16")
 
 
+class TestTorchFloat8(AttentionConformance):
+    component = "torch"
+    dtypes = ("float32", "bfloat16")
+    kv_cache_dtype = "fp8_e4m3"
+
+
 class OnCpu(AttentionConformance):
     keeps_bits = True
     max_examples = 80

@@ -20,7 +20,8 @@ def layout_of(backend: AttentionBackend) -> SupportsCacheLayout:
 
 
 class TensorLayout:
-    """The default layout: one tensor of the layer's dtype, in the shape that the backend names."""
+    """The default layout: one tensor of the layer's dtype, or of bytes, in the shape that
+    the backend names."""
 
     def __init__(self, backend: AttentionBackend) -> None:
         self._backend = backend
@@ -50,5 +51,7 @@ class TensorLayout:
 
 
 def _dtype(layer: LayerSpec) -> torch.dtype:
+    if layer.kv_cache_dtype != "auto":
+        return torch.uint8
     dtype: torch.dtype = getattr(torch, layer.dtype)
     return dtype

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.block_bounds import BlockBounds
+from paged_backends.attention.layer_checks import dtype_problem, heads_problem
 from paged_backends.attention.settings import CpuSettings
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.bindings import Bindings
@@ -201,15 +202,9 @@ class CpuAttention(AttentionBackend):
         """Return why ``layer`` cannot be served: device, dtype, heads, slopes, or the kernels."""
         if torch.device(layer.device).type != "cpu":
             return f"it computes on CPUs, and the model is on {layer.device}"
-        if layer.dtype not in _TYPES:
-            return f"it computes in {' and '.join(_TYPES)}, and the cache is {layer.dtype}"
-        if layer.num_heads % layer.num_kv_heads:
-            return (
-                f"{layer.num_heads} query heads cannot be shared evenly among "
-                f"{layer.num_kv_heads} key/value heads"
-            )
-        if layer.alibi_slopes is not None and len(layer.alibi_slopes) != layer.num_heads:
-            return f"{len(layer.alibi_slopes)} ALiBi slopes for {layer.num_heads} query heads"
+        problem = dtype_problem(layer, _TYPES) or heads_problem(layer)
+        if problem is not None:
+            return problem
         try:
             _ = self.bindings
         except NoSuchInstructions as error:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.block_bounds import BlockBounds
+from paged_backends.attention.float8 import pack, unpack
+from paged_backends.attention.layer_checks import heads_problem
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.transfer import to_device
 from paged_core.interfaces.attention import (
@@ -129,6 +131,7 @@ class PagedLayer:
 
     def __init__(self, layer: LayerSpec, cache: Tensor) -> None:
         self._layer = layer
+        self._float8 = layer.kv_cache_dtype != "auto"
         self._keys_CKD, self._values_CKD = (part.flatten(0, 1) for part in cache)
         self._slopes_KG: Tensor | None = None
         if layer.alibi_slopes is not None:
@@ -139,8 +142,8 @@ class PagedLayer:
         """See :class:`~paged_core.interfaces.attention.LayerAttention`."""
         layer = self._layer
         plan.bounds.check(len(self._keys_CKD) // layer.block_size, layer.block_size)
-        self._keys_CKD.index_copy_(0, plan.slots_T, key.to(self._keys_CKD.dtype))
-        self._values_CKD.index_copy_(0, plan.slots_T, value.to(self._values_CKD.dtype))
+        self._write(self._keys_CKD, key, plan)
+        self._write(self._values_CKD, value, plan)
         out = query.new_empty(query.shape)
         for tile in plan.tiles(layer.sliding_window, layer.block_size):
             shape = tile.rows_NQ.shape
@@ -171,10 +174,15 @@ class PagedLayer:
         weights = scores_NKQGL.softmax(-1).view(count, heads, queries * group, -1)
         return (weights @ values_NKLD).view(count, heads, queries, group, dim).transpose(1, 2)
 
+    def _write(self, cache_CKD: Tensor, rows_TKD: Tensor, plan: Plan) -> None:
+        stored = pack(rows_TKD) if self._float8 else rows_TKD.to(cache_CKD.dtype)
+        cache_CKD.index_copy_(0, plan.slots_T, stored)
+
     def _gather(self, cache_CKD: Tensor, tile: Tile) -> Tensor:
         """Return the keys or values of the tile, [N, L, K, D] float32."""
-        rows = cache_CKD.index_select(0, tile.slots_NL.flatten())
-        return rows.view(*tile.slots_NL.shape, *cache_CKD.shape[1:]).float()
+        stored = cache_CKD.index_select(0, tile.slots_NL.flatten())
+        rows = unpack(stored) if self._float8 else stored.float()
+        return rows.view(*tile.slots_NL.shape, *rows.shape[1:])
 
 
 class TorchAttention(AttentionBackend):
@@ -185,18 +193,13 @@ class TorchAttention(AttentionBackend):
 
     def check(self, layer: LayerSpec, /) -> str | None:
         """Return why the numbers of heads or slopes do not match, if they do not."""
-        if layer.num_heads % layer.num_kv_heads:
-            return (
-                f"{layer.num_heads} query heads cannot be shared evenly among "
-                f"{layer.num_kv_heads} key/value heads"
-            )
-        if layer.alibi_slopes is not None and len(layer.alibi_slopes) != layer.num_heads:
-            return f"{len(layer.alibi_slopes)} ALiBi slopes for {layer.num_heads} query heads"
-        return None
+        return heads_problem(layer)
 
     def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
-        """``(2, num_blocks, block_size, num_kv_heads, head_dim)``."""
-        return (2, num_blocks, layer.block_size, layer.num_kv_heads, layer.head_dim)
+        """``(2, num_blocks, block_size, num_kv_heads, head_dim)``; in float8 one byte more than
+        ``head_dim``, see :mod:`~paged_backends.attention.float8`."""
+        width = layer.head_dim + (layer.kv_cache_dtype != "auto")
+        return (2, num_blocks, layer.block_size, layer.num_kv_heads, width)
 
     def block_dim(self) -> int:
         """Blocks are counted by the second dimension."""

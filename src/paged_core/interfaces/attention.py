@@ -67,8 +67,8 @@ class AttentionBackend(ABC):
         """Say why this backend cannot serve ``layer`` here, or return ``None``."""
 
     def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
-        """Shape of one layer's cache, a tensor of the layer's dtype; see also
-        :class:`SupportsCacheLayout`."""
+        """Shape of one layer's cache, a tensor of the layer's dtype, or of bytes if its
+        ``kv_cache_dtype`` is not ``auto``; see also :class:`SupportsCacheLayout`."""
         return (num_blocks, 2, layer.num_kv_heads, layer.block_size, layer.head_dim)
 
     def block_dim(self) -> int:
@@ -83,6 +83,25 @@ class AttentionBackend(ABC):
     def bind(self, layer: LayerSpec, cache: Any, /) -> LayerAttention:
         """Return the attention of ``layer`` over ``cache``, a tensor of :meth:`cache_shape`, or
         what :meth:`SupportsCacheLayout.allocate_cache` returned."""
+
+
+@runtime_checkable
+class SupportsGraphCapture(Protocol):
+    """A backend whose kernels for decoding can be captured in a CUDA graph, once for each size of
+    a batch, and replayed with other numbers."""
+
+    def plan_capture(self, batch: AttentionBatch, /) -> Any:
+        """Plan a batch of one token each whose tensors stay where they are and get other numbers
+        before each replay; what is launched may depend on their shapes and on ``max_seq_len``, the
+        greatest that any replay has, and on nothing else.
+
+        A row without a sequence has a slot of -1 and a length of 0: it writes nothing, and what it
+        returns is not looked at.
+        """
+
+    def update_capture(self, plan: Any, batch: AttentionBatch, /) -> None:
+        """Prepare ``plan`` for a replay with the numbers of ``batch``, before it is launched; must
+        not wait for the device."""
 
 
 @runtime_checkable

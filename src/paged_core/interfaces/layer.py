@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+KVCacheDtype = Literal["auto", "fp8_e4m3"]
+"""``fp8_e4m3``: 8-bit floating-point numbers (OCP E4M3, no infinities), scaled by a power of two
+for each token and head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +22,7 @@ class LayerSpec:
     scale: float
     """Multiplies query times key before the softmax."""
     dtype: str
-    """Of keys and values, as torch names it: ``float32``, ``bfloat16``, ``float16``."""
+    """Of queries, keys and values, as torch names it: ``float32``, ``bfloat16``, ``float16``."""
     device: str
     """As torch names it: ``cpu``, ``cuda:0``."""
     block_size: int
@@ -27,9 +32,13 @@ class LayerSpec:
     """Scores become ``soft_cap * tanh(score / soft_cap)`` before the softmax."""
     alibi_slopes: tuple[float, ...] | None = None
     """One slope per query head: adds ``slope * (key position - query position)`` to its scores."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """How keys and values are stored; ``auto``: in :attr:`dtype`."""
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token's key and value take in this layer."""
+        if self.kv_cache_dtype == "fp8_e4m3":
+            return 2 * self.num_kv_heads * (self.head_dim + 1)  # a byte for the scale
         width = {"float32": 4, "bfloat16": 2, "float16": 2}[self.dtype]
         return 2 * self.num_kv_heads * self.head_dim * width

@@ -15,7 +15,7 @@ from paged_core.interfaces.attention import (
     AttentionParts,
     SupportsCacheLayout,
 )
-from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 from paged_core.settings import EngineSettings
 from paged_core.testing.attention_scene import Scene
 from paged_core.testing.component_conformance import ComponentConformance
@@ -55,6 +55,9 @@ class AttentionCases(ComponentConformance):
     max_seconds: ClassVar[float] = 10
     """What it computes with may have to be compiled."""
     device: ClassVar[str] = "cpu"
+    kv_cache_dtype: ClassVar[KVCacheDtype] = "auto"
+    block_multiple: ClassVar[int] = 1
+    """The blocks of all cases are made multiples of this, for a component that serves no others."""
     tolerance: ClassVar[dict[str, float]] = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
     """Absolute and relative, by type."""
     keeps_bits: ClassVar[bool] = False
@@ -85,8 +88,21 @@ class AttentionCases(ComponentConformance):
             dtype=dtype,
             device=self.device,
             block_size=16,
+            kv_cache_dtype=self.kv_cache_dtype,
         )
-        return replace(layer, **changes)
+        layer = replace(layer, **changes)
+        return replace(
+            layer, block_size=-(-layer.block_size // self.block_multiple) * self.block_multiple
+        )
+
+    def scene(
+        self, backend: AttentionBackend, layer: LayerSpec, chunks: Chunks, seed: int
+    ) -> Scene:
+        """A scene; the test is skipped if the component does not serve the layer."""
+        reason = backend.check(layer)
+        if reason:
+            pytest.skip(f"{layer}: {reason}")
+        return Scene(backend, layer, chunks, seed)
 
     def check_outputs(self, scene: Scene, outputs: Sequence[Any], members: Sequence[int]) -> None:
         """Compare with dense attention."""
@@ -107,7 +123,7 @@ class AttentionCases(ComponentConformance):
 
     def check_equal(self, layer: LayerSpec, chunks: Chunks, seed: int) -> None:
         """Check a batch against dense attention."""
-        scene = Scene(self.make(), layer, chunks, seed)
+        scene = self.scene(self.make(), layer, chunks, seed)
         members = list(range(len(chunks)))
         self.check_outputs(scene, scene.run(members), members)
 
@@ -136,7 +152,9 @@ class AttentionCases(ComponentConformance):
         backend = self.make()
         for dtype in self.dtypes:
             layer = self.layer(dtype, block_size=4)
-            scenes = [Scene(backend, layer, chunks, 13) for chunks in ([(30, 1), (9, 4)], [(2, 5)])]
+            scenes = [
+                self.scene(backend, layer, chunks, 13) for chunks in ([(30, 1), (9, 4)], [(2, 5)])
+            ]
             for _ in range(2):
                 for scene in scenes:
                     members = list(range(len(scene.chunks)))
@@ -146,16 +164,16 @@ class AttentionCases(ComponentConformance):
     def test_equals_dense_attention_on_long_sequences(self, changes: dict[str, Any]) -> None:
         backend = self.make()
         for dtype in self.dtypes:
-            scene = Scene(backend, self.layer(dtype, **changes), LONG, 7)
+            scene = self.scene(backend, self.layer(dtype, **changes), LONG, 7)
             members = list(range(len(LONG)))
             self.check_outputs(scene, scene.run(members), members)
 
     def test_rows_may_be_strided(self) -> None:
         backend = self.make()
         for dtype in self.dtypes:
-            scene = Scene(backend, self.layer(dtype), [(20, 1), (3, 9)], 1)
+            scene = self.scene(backend, self.layer(dtype), [(20, 1), (3, 9)], 1)
             fused = scene.run([0, 1], arrange=scene.side_by_side)
-            scene = Scene(backend, self.layer(dtype), [(20, 1), (3, 9)], 1)
+            scene = self.scene(backend, self.layer(dtype), [(20, 1), (3, 9)], 1)
             self.check_outputs(scene, fused, [0, 1])
             self.check_outputs(scene, scene.run([0, 1], arrange=scene.heads_first), [0, 1])
 
@@ -164,7 +182,7 @@ class AttentionCases(ComponentConformance):
         backend = self.make()
         for dtype in self.dtypes:
             layer = self.layer(dtype)
-            scene = Scene(backend, layer, [(0, 40), (16, 24)], 2)
+            scene = self.scene(backend, layer, [(0, 40), (16, 24)], 2)
             scene.share_blocks(owner=0, other=1)
             # the other comes first in the batch, so that order does not help
             outputs = scene.run([1, 0], write_cached=False)
@@ -180,7 +198,7 @@ class AttentionCases(ComponentConformance):
             chunks = [(40 * size + extra % (3 * size), 1) for extra in range(18)]
             chunks += [(25 * size + extra, 1) for extra in (0, 3, 2 * size)]
             chunks += [(300, 1), (21 * size, 6), (3, 1)]
-            scene = Scene(backend, layer, chunks, 8)
+            scene = self.scene(backend, layer, chunks, 8)
             for other in range(1, 18):
                 scene.share_blocks(owner=0, other=other, count=40 if other != 7 else 33)
             for other in (19, 20):
@@ -189,24 +207,42 @@ class AttentionCases(ComponentConformance):
             members = list(range(len(chunks)))
             self.check_outputs(scene, scene.run(members), members)
 
+    def test_more_tokens_than_a_dimension_of_a_grid_may_have(self) -> None:
+        """66,000 tokens that each see themselves alone, in several thousand blocks."""
+        backend, count = self.make(), 66_000
+        layer = self.layer(self.dtypes[0], num_heads=1, num_kv_heads=1, sliding_window=1)
+        for chunks in ([(0, count)], [(0, 1)] * count):
+            scene = self.scene(backend, layer, chunks, 14)
+            outputs = scene.run(range(len(chunks)))
+            for index in (0, len(chunks) // 2, len(chunks) - 1):
+                wanted = scene.values[index].cpu().float()
+                np.testing.assert_allclose(outputs[index].float(), wanted, atol=1e-4)
+
+    def test_a_sequence_of_several_thousand_blocks(self) -> None:
+        backend = self.make()
+        for dtype in self.dtypes:
+            layer = self.layer(dtype, num_heads=2, num_kv_heads=1, block_size=4)
+            scene = self.scene(backend, layer, [(20_001, 1), (3, 1), (9_000, 3)], 15)
+            self.check_outputs(scene, scene.run([0, 1, 2]), [0, 1, 2])
+
     # ------------------------------------------------------------------ the cache
 
     def test_writes_the_slots_of_the_batch_and_no_other(self) -> None:
         backend = self.make()
         for dtype in self.dtypes:
             layer = self.layer(dtype, block_size=4)
-            scene = Scene(backend, layer, [(5, 1), (0, 6)], 3)
+            scene = self.scene(backend, layer, [(5, 1), (0, 6)], 3)
             unused = scene.unused_blocks()
             scene.run([0, 1])
             assert scene.unused_blocks() == unused
-            if not isinstance(backend, SupportsCacheLayout):
+            if not isinstance(backend, SupportsCacheLayout) and self.kv_cache_dtype == "auto":
                 written = int((~scene.cache.isnan()).sum())
                 assert written == (6 + 6) * 2 * layer.num_kv_heads * layer.head_dim
 
     def test_blocks_can_be_copied(self) -> None:
         backend = self.make()
         for dtype in self.dtypes:
-            scene = Scene(backend, self.layer(dtype), [(30, 1), (17, 5)], 4)
+            scene = self.scene(backend, self.layer(dtype), [(30, 1), (17, 5)], 4)
             scene.write_cached([0, 1])
             for distance in (1, -1):  # one of them overwrites, block by block, what is to be read
                 scene.move_blocks(distance)
@@ -215,7 +251,7 @@ class AttentionCases(ComponentConformance):
     def test_blocks_can_be_swapped(self) -> None:
         backend = self.make()
         for dtype in self.dtypes:
-            scene = Scene(backend, self.layer(dtype), [(30, 1), (17, 5)], 4)
+            scene = self.scene(backend, self.layer(dtype), [(30, 1), (17, 5)], 4)
             scene.write_cached([0, 1])
             scene.swap_blocks()
             self.check_outputs(scene, scene.run([0, 1], write_cached=False), [0, 1])
@@ -234,9 +270,9 @@ class AttentionCases(ComponentConformance):
         backend = self.make()
         for dtype in self.dtypes:
             layer = self.layer(dtype)
-            together = Scene(backend, layer, LONG, 5).run(list(range(len(LONG))))
+            together = self.scene(backend, layer, LONG, 5).run(list(range(len(LONG))))
             for index, out in enumerate(together):
-                (alone,) = Scene(backend, layer, LONG, 5).run([index])
+                (alone,) = self.scene(backend, layer, LONG, 5).run([index])
                 bound = 0.0 if self.keeps_bits else self.tolerance[dtype]
                 np.testing.assert_allclose(
                     out.double().numpy(), alone.double().numpy(), atol=bound, rtol=bound
@@ -247,7 +283,7 @@ class AttentionCases(ComponentConformance):
         torch: Any = import_module("torch")
         for dtype in self.dtypes:
             runs = [
-                Scene(backend, self.layer(dtype), LONG, 6).run(list(range(len(LONG))))
+                self.scene(backend, self.layer(dtype), LONG, 6).run(list(range(len(LONG))))
                 for _ in range(2)
             ]
             for first, second in zip(*runs, strict=True):
@@ -256,7 +292,7 @@ class AttentionCases(ComponentConformance):
     def test_nan_in_a_sequence_spoils_no_other(self) -> None:
         backend = self.make()
         for dtype in self.dtypes:
-            scene = Scene(backend, self.layer(dtype), [(30, 1), (20, 1), (0, 30)], 8)
+            scene = self.scene(backend, self.layer(dtype), [(30, 1), (20, 1), (0, 30)], 8)
             scene.values[0][:] = float("nan")
             scene.keys[0][:] = float("inf")
             outputs = scene.run([0, 1, 2])

@@ -6,13 +6,14 @@ Tensors are torch's, which is imported when the first scene is made: the core do
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_core.interfaces.attention import AttentionBackend, SupportsCacheLayout
+from paged_core.interfaces.attention import AttentionBackend, LayerAttention, SupportsCacheLayout
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.testing.attention_batch import attention_batch
 
@@ -45,11 +46,18 @@ class Scene:
             values = torch.randn(count, heads, layer.head_dim, generator=random)
             return values.to(layer.device, dtype)
 
+        def cached(count: int) -> Any:
+            rows = tokens(count, layer.num_kv_heads)
+            return rows if layer.kv_cache_dtype == "auto" else _rounded(torch, rows)
+
         self.queries = [tokens(new, layer.num_heads) for _, new in chunks]
-        self.keys = [tokens(length, layer.num_kv_heads) for length in lengths]
-        self.values = [tokens(length, layer.num_kv_heads) for length in lengths]
+        self.keys = [cached(length) for length in lengths]
+        self.values = [cached(length) for length in lengths]
         self.cache = self._allocate(layer.device)
         self._attention = backend.bind(layer, self.cache)
+        # what is cached is written by attention whose results are dropped: let it see little
+        narrow = replace(layer, sliding_window=1)
+        self._writer = backend.bind(narrow if backend.check(narrow) is None else layer, self.cache)
 
     # ------------------------------------------------------------------ actions
 
@@ -69,16 +77,19 @@ class Scene:
         if write_cached:
             self.write_cached(members)
         rows = [(index, *self.chunks[index], self.queries[index]) for index in members]
-        out = self._forward(rows, arrange)
+        out = self._forward(self._attention, rows, arrange)
         return [part.cpu() for part in out.split([new for _, _, new, _ in rows])]
 
     def write_cached(self, members: Sequence[int]) -> None:
-        """Write the cached tokens, one sequence after another."""
+        """Write the cached tokens, in one batch."""
+        rows = []
         for index in members:
             cached = self.chunks[index][0]
             if cached:
                 shape = (cached, self.layer.num_heads, self.layer.head_dim)
-                self._forward([(index, 0, cached, self.keys[index].new_zeros(shape))], None)
+                rows.append((index, 0, cached, self.keys[index].new_zeros(shape)))
+        if rows:
+            self._forward(self._writer, rows, None)
 
     def move_blocks(self, distance: int) -> None:
         """Copy every block to another one, within the cache: all are moved in a circle."""
@@ -125,11 +136,16 @@ class Scene:
         else:
             cache = self._torch.empty(
                 self.backend.cache_shape(self.layer, self.num_blocks),
-                dtype=getattr(self._torch, self.layer.dtype),
+                dtype=self._stored_dtype,
                 device=device,
             )
         self._poison(cache)
         return cache
+
+    @property
+    def _stored_dtype(self) -> Any:
+        layer, torch = self.layer, self._torch
+        return getattr(torch, layer.dtype) if layer.kv_cache_dtype == "auto" else torch.uint8
 
     def _poison(self, cache: Any) -> None:
         for part in self._bytes(cache):
@@ -160,7 +176,12 @@ class Scene:
         )
         return first, second, third
 
-    def _forward(self, rows: Sequence[tuple[int, int, int, Any]], arrange: Arrange | None) -> Any:
+    def _forward(
+        self,
+        attention: LayerAttention,
+        rows: Sequence[tuple[int, int, int, Any]],
+        arrange: Arrange | None,
+    ) -> Any:
         torch, layer = self._torch, self.layer
         batch = attention_batch(
             self.tables[[index for index, *_ in rows]].numpy(),
@@ -175,7 +196,7 @@ class Scene:
         )
         if arrange is not None:
             query, key, value = arrange(query, key, value)
-        return self._attention.forward(query, key, value, self.backend.plan(batch))
+        return attention.forward(query, key, value, self.backend.plan(batch))
 
     # ------------------------------------------------------------------ expected result
 
@@ -202,3 +223,9 @@ class Scene:
                 weights = np.exp(scores - scores.max())
                 out[row, head] = weights / weights.sum() @ values[seen, head // group]
         return out
+
+
+def _rounded(torch: Any, rows: Any) -> Any:
+    """Round to 4 significant bits, which a cache in float8 holds exactly."""
+    mantissa, exponent = torch.frexp(rows.float())
+    return torch.ldexp((mantissa * 16).round() / 16, exponent).to(rows.dtype)

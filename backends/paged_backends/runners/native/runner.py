@@ -90,6 +90,7 @@ class NativeRunner(Runner):
                 dtype=_DTYPES[dtype],
                 device=str(device),
                 block_size=settings.block_size,
+                kv_cache_dtype=settings.kv_cache_dtype,
                 sliding_window=layer.sliding_window,
                 soft_cap=layer.soft_cap,
             )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +149,10 @@ class TransformersRunner(Runner):
                 block_size=self._settings.block_size,
                 max_model_len=self._max_model_len or 4096,
             )
-            self._layers = [layer.spec for layer in probed]
+            self._layers = [
+                replace(layer.spec, kv_cache_dtype=self._settings.kv_cache_dtype)
+                for layer in probed
+            ]
             self._heed_unused_window(model.config.get_text_config())
             self._modules = [layer.module for layer in probed]
             self._vocab_size = try_out(self, model, self._modules)

@@ -116,7 +116,9 @@ def _paged(runner: Runner, prompts: Sequence[Tensor], device: torch.device) -> T
     backend = TorchAttention(
         TorchSettings(), AttentionParts(settings=cast("Any", SimpleNamespace()))
     )
-    layers = [replace(layer, block_size=_BLOCK_SIZE) for layer in runner.layers]
+    layers = [
+        replace(layer, block_size=_BLOCK_SIZE, kv_cache_dtype="auto") for layer in runner.layers
+    ]
     first, second = prompts
     width = -(-len(first) // _BLOCK_SIZE)
     tables_SW = np.arange(2 * width, dtype=np.int32)[::-1].reshape(2, width)
