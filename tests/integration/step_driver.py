@@ -43,6 +43,7 @@ def settings(folder: Path | str, **changes: Any) -> Any:
         "seed": 0,
         "trust_remote_code": False,
         "allow_pickle": False,
+        "kv_cache_dtype": "auto",
         "scheduler": SimpleNamespace(max_num_seqs=8),
     }
     return SimpleNamespace(**(values | changes))
