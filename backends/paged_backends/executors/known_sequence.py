@@ -9,10 +9,13 @@ from paged_core.step import NewSequence
 class KnownSequence:
     """A sequence: its row in the arrays, its tokens, and how it is sampled.
 
-    Only :meth:`~paged_backends.executors.sequence_rows.SequenceRows.advance` changes one.
+    Only :class:`~paged_backends.executors.sequence_rows.SequenceRows` changes one.
     """
 
-    __slots__ = ("fan_out", "id", "num_candidates", "prompt_logprobs", "row", "sampling", "tokens")
+    __slots__ = (
+        *("fan_out", "id", "needs_host", "num_candidates", "prompt_logprobs"),
+        *("row", "sampling", "tokens"),
+    )
 
     def __init__(self, new: NewSequence, row: int) -> None:
         self.id = new.id
@@ -28,6 +31,15 @@ class KnownSequence:
             index=new.index,
             request_id=new.request_id,
         )
+        self.needs_host = bool(
+            self.sampling.processed
+            or new.sampling.min_tokens
+            or new.sampling.needed_logprobs is not None
+            or new.sampling.prompt_logprobs is not None
+            or new.fan_out > 1
+            or new.num_candidates
+        )
+        """Its tokens are chosen on the host, which has to know all of them."""
 
     def fan_out_rows(self) -> list[Row]:
         """Return a row for the sampler for each token to draw: several if the sequence fans out."""
