@@ -10,13 +10,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from integration import tiny_models
+from paged_backends.executors.cache_group import CacheGroup
+from paged_backends.executors.decode_inputs import DecodeInputs
+from paged_backends.executors.device_draws import DeviceDraws
 from paged_backends.executors.device_steps import DeviceSteps
+from paged_backends.executors.emulated_accelerator import EmulatedStream
 from paged_backends.executors.local import LocalExecutor
+from paged_backends.executors.pinned_buffers import PinnedBuffers
 from paged_core import LLM, SamplingParams
 from paged_core.testing import ExecutorConformance
 from paged_core.testing.registry import registry_with
@@ -170,3 +176,67 @@ def test_text_does_not_depend_on_the_schedule(
         key, sampling = ("sampled", SAMPLED) if sampled else ("greedy", GREEDY)
         assert generate(llm, sampling) == expected[key]
         assert_whole(llm)
+
+
+# ---------------------------------------------------------------------- mistakes are found
+
+
+def _lost_wait(_self: EmulatedStream, _event: Any) -> None:
+    """A stream that does not wait for another."""
+
+
+def _no_exchange(self: PinnedBuffers) -> torch.Tensor:
+    """A single buffer for all steps under way."""
+    made = self.__dict__.setdefault("only", self._accelerator.pinned((self._size,), self._dtype))
+    self._accelerator.reuse(made)
+    return made
+
+
+def _not_filled_in(_self: DeviceDraws, tokens: torch.Tensor, _sources: torch.Tensor) -> Any:
+    """The token that the step before draws is not waited for."""
+    return tokens.clone()
+
+
+_stage = DecodeInputs.stage
+
+
+def _made_anew(self: DecodeInputs, *arguments: Any) -> Any:
+    """Static inputs that move between the capture and a replay."""
+    self._memory = torch.empty_like(self._memory)
+    return _stage(self, *arguments)
+
+
+_swap_out = CacheGroup.swap_out
+
+
+def _not_gathered(self: CacheGroup, sources: Any, targets: Any) -> None:
+    """Blocks that are copied to the host from where they are, beside the step that follows."""
+    blocks = self._blocks.index_select(0, torch.tensor(sources))
+    self._accelerator.transfers.launch(
+        lambda: self._host.index_copy_(0, torch.tensor(targets), blocks)
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "fault"),
+    [
+        (EmulatedStream, "follow", _lost_wait),
+        (PinnedBuffers, "take", _no_exchange),
+        (DeviceDraws, "known", _not_filled_in),
+        (DecodeInputs, "stage", _made_anew),
+        (CacheGroup, "swap_out", _not_gathered),
+    ],
+)
+def test_a_mistake_in_the_order_of_work_is_found(
+    llama: Path,
+    expected: dict[str, list[list[list[int]]]],
+    monkeypatch: pytest.MonkeyPatch,
+    place: type,
+    name: str,
+    fault: Any,
+) -> None:
+    with build(llama, **WAYS["swap"]) as llm:
+        assert generate(llm, GREEDY) == expected["greedy"]
+    monkeypatch.setattr(place, name, fault)
+    with build(llama, **WAYS["swap"]) as llm:
+        assert generate(llm, GREEDY) != expected["greedy"]

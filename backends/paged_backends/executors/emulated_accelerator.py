@@ -50,10 +50,17 @@ class EmulatedStream(Stream):
             self.run_to(self._num_launched)
 
     def run_to(self, position: int) -> None:
-        """Do the work that was launched up to ``position``; what raises is not done again."""
+        """Do the work that was launched up to ``position``; if some raises, drop the rest of it."""
         while self._num_begun < position:
             self._num_begun += 1
-            self._pending.popleft()()
+            work = self._pending.popleft()
+            try:
+                work()
+            except BaseException:
+                while self._num_begun < position:
+                    self._num_begun += 1
+                    self._pending.popleft()
+                raise
 
     def record(self) -> EmulatedEvent:
         """Return the point after all that was launched so far."""

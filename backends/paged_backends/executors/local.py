@@ -65,17 +65,19 @@ class LocalExecutor(Executor):
         torch.set_num_threads(settings.threads or _default_threads())
         runner = self._parts.make_runner()
         backend = self._parts.make_attention(runner.layers)
+        accelerator = self._make_accelerator(torch.device(runner.layers[0].device))
         with torch.inference_mode():
-            accelerator = self._make_accelerator(torch.device(runner.layers[0].device))
-            size = decide_cache_size(
-                settings,
-                runner.layers,
-                backend,
-                model_length=runner.max_model_len,
-                needs_host_blocks=self._parts.needs_host_blocks,
-                profile=_profile(settings, accelerator, runner, backend),
-            )
-            self._loaded = _load(settings, accelerator, runner, backend, size)
+            profile = _profile(settings, accelerator, runner, backend)
+        size = decide_cache_size(
+            settings,
+            runner.layers,
+            backend,
+            model_length=runner.max_model_len,
+            needs_host_blocks=self._parts.needs_host_blocks,
+            profile=profile,
+        )
+        self._loaded = _load(settings, accelerator, runner, backend, size)
+        with torch.inference_mode():
             self._steps = _make_steps(settings, self._loaded, size)
         self.runs_in_background = accelerator.runs_ahead
         return Capacity(
