@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from integration import tiny_models
 from paged_backends.executors.cache_group import CacheGroup
 from paged_backends.executors.decode_inputs import DecodeInputs
-from paged_backends.executors.device_draws import DeviceDraws
+from paged_backends.executors.device_sampler import DeviceSampler
 from paged_backends.executors.device_steps import DeviceSteps
 from paged_backends.executors.emulated_accelerator import EmulatedStream
 from paged_backends.executors.local import LocalExecutor
@@ -192,7 +192,7 @@ def _no_exchange(self: PinnedBuffers) -> torch.Tensor:
     return made
 
 
-def _not_filled_in(_self: DeviceDraws, tokens: torch.Tensor, _sources: torch.Tensor) -> Any:
+def _not_filled_in(_self: DeviceSampler, tokens: torch.Tensor, _sources: torch.Tensor) -> Any:
     """The token that the step before draws is not waited for."""
     return tokens.clone()
 
@@ -222,7 +222,7 @@ def _not_gathered(self: CacheGroup, sources: Any, targets: Any) -> None:
     [
         (EmulatedStream, "follow", _lost_wait),
         (PinnedBuffers, "take", _no_exchange),
-        (DeviceDraws, "known", _not_filled_in),
+        (DeviceSampler, "known", _not_filled_in),
         (DecodeInputs, "stage", _made_anew),
         (CacheGroup, "swap_out", _not_gathered),
     ],

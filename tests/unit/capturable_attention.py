@@ -50,14 +50,8 @@ class CapturableLayer:
             return self._eager.forward(query, key, value, plan)
         layer, batch = self._layer, plan.batch
         slots, lengths = batch.slot_mapping, batch.seq_lens.long()
-        for cache, rows in ((self._keys, key), (self._values, value)):
-            at = slots.clamp_min(0)
-            kept = torch.where((slots >= 0)[:, None, None], rows, cache[at])
-            # rows without a sequence rewrite slot 0 as it is; they come first, so that a row
-            # that writes slot 0 comes after them
-            order = (slots >= 0).int().argsort(stable=True)
-            cache[at[order]] = kept[order]
-        places = torch.arange(plan.max_seq_len)
+        self._write(slots, key, value)
+        places = torch.arange(plan.max_seq_len, device=slots.device)
         held = torch.minimum(places, (lengths - 1).clamp_min(0)[:, None])
         blocks = batch.block_tables.gather(1, held // layer.block_size).long()
         at = blocks * layer.block_size + held % layer.block_size
@@ -69,6 +63,16 @@ class CapturableLayer:
         hidden = places >= lengths[:, None]
         scores = scores.masked_fill(hidden[:, None], -1e30)
         return torch.einsum("shl,slhd->shd", scores.softmax(-1), values)
+
+    def _write(self, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Write rows that have a slot; the others repeat the first of these, or, if there is none,
+        write slot 0 as it is."""
+        first = (slots >= 0).int().argmax()[None]
+        any_slot = slots.index_select(0, first)
+        at = torch.where(slots >= 0, slots, any_slot).clamp_min(0)
+        for cache, rows in ((self._keys, key), (self._values, value)):
+            kept = torch.where((slots >= 0)[:, None, None], rows, rows.index_select(0, first))
+            cache.index_copy_(0, at, torch.where(any_slot[:, None, None] >= 0, kept, cache[at]))
 
 
 class CapturableAttention(TorchAttention):

@@ -18,7 +18,7 @@ from paged_backends.attention.step_attention import StepAttention
 from paged_backends.executors.accelerator import Graph
 from paged_backends.executors.batch import Batch
 from paged_backends.executors.decode_inputs import DecodeInputs
-from paged_backends.executors.device_draws import DeviceDraws, Scores
+from paged_backends.executors.device_sampler import DeviceSampler, Scores
 from paged_backends.executors.loaded_model import LoadedModel
 from paged_core.errors import error_text
 from paged_core.interfaces.attention import SupportsGraphCapture
@@ -50,7 +50,7 @@ class GraphedStep:
     run: Callable[[], Scores]
     """Queues it, and returns what the sequences of the batch score; to be launched."""
     targets_S: Tensor
-    """The rows of :class:`DeviceDraws` that get their tokens."""
+    """The rows of :class:`DeviceSampler` that get their tokens."""
     give_back: Callable[[], None]
     """To be called when the work is done."""
 
@@ -63,7 +63,7 @@ class DecodeGraphs:
         self,
         model: LoadedModel,
         backend: SupportsGraphCapture,
-        draws: DeviceDraws,
+        device_sampler: DeviceSampler,
         *,
         sizes: list[int],
         block_size: int,
@@ -72,14 +72,14 @@ class DecodeGraphs:
         """Capture the largest first, since its memory serves the others."""
         self._model = model
         self._backend = backend
-        self._draws = draws
+        self._device_sampler = device_sampler
         self._sizes = sizes
         self._max_seq_len = max_model_len
         self._inputs = DecodeInputs(
             model.accelerator,
             num_rows=sizes[-1],
             num_blocks=-(-max_model_len // block_size),
-            no_target=draws.no_target,
+            no_target=device_sampler.no_target,
         )
         self._captured = {size: self._capture(size) for size in reversed(sizes)}
 
@@ -117,14 +117,14 @@ class DecodeGraphs:
     ) -> tuple[Tensor, Tensor, Tensor]:
         runner = self._model.runner
         attend = StepAttention(self._model.layers, plan)
-        tokens = self._draws.known(tokens_B, sources_B)
+        tokens = self._device_sampler.known(tokens_B, sources_B)
         scores = Scores.of(runner.logits(runner.forward(tokens, positions_B, attend)))
         return scores.logits_RV, scores.best_R, scores.peaks_R
 
 
 def capture_decode_graphs(
     model: LoadedModel,
-    draws: DeviceDraws,
+    device_sampler: DeviceSampler,
     *,
     max_num_seqs: int,
     block_size: int,
@@ -140,7 +140,7 @@ def capture_decode_graphs(
         graphs = DecodeGraphs(
             model,
             backend,
-            draws,
+            device_sampler,
             sizes=sizes,
             block_size=block_size,
             max_model_len=max_model_len,

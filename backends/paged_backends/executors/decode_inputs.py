@@ -7,8 +7,9 @@ Shapes: B rows, S of them with a sequence, W blocks in a row of the block tables
 # ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,17 +27,16 @@ NO_SOURCE = -1
 """Of a row whose token is known on the host."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Fields:
+class _Fields(NamedTuple):
     """Parts of one piece of memory, of the host or of the device, so that one copy moves all."""
 
     tokens_B: Tensor
     positions_B: Tensor
     slots_B: Tensor
     sources_B: Tensor
-    """The row of :class:`DeviceDraws` that has the token; ``NO_SOURCE``: ``tokens_B`` has it."""
+    """The row of :class:`DeviceSampler` that has the token; ``NO_SOURCE``: ``tokens_B`` has it."""
     targets_B: Tensor
-    """The row of :class:`DeviceDraws` that gets the token that is drawn."""
+    """The row of :class:`DeviceSampler` that gets the token that is drawn."""
     lengths_B: Tensor
     """int32, the others int64."""
 
@@ -49,9 +49,15 @@ class _Fields:
         """Return the fields in ``memory``, uint8 of :meth:`num_bytes`."""
         num_rows = len(memory) // cls.num_bytes(1)
         numbers = memory[: 40 * num_rows].view(torch.int64).view(5, num_rows)
-        tokens, positions, slots, sources, targets = numbers.unbind(0)
-        lengths = memory[40 * num_rows :].view(torch.int32)
-        return cls(tokens, positions, slots, sources, targets, lengths)
+        return cls._make((*numbers.unbind(0), memory[40 * num_rows :].view(torch.int32)))
+
+    def write(self, values: Sequence[NDArray[Any]], no_target: int) -> None:
+        """Write fields in the memory of the host: ``values`` [S] each, then rows to spare."""
+        padding = (0, 0, _NO_SLOT, NO_SOURCE, no_target, 0)
+        for field, values_S, spare in zip(self, values, padding, strict=True):
+            field_B = field.numpy()
+            field_B[: len(values_S)] = values_S
+            field_B[len(values_S) :] = spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +82,14 @@ class DecodeInputs:
         Args:
             num_rows: of the largest batch.
             num_blocks: of the longest sequence.
-            no_target: the row of :class:`DeviceDraws` for tokens that are not wanted.
+            no_target: the row of :class:`DeviceSampler` for tokens that are not wanted.
         """
         device = accelerator.device
         size = _Fields.num_bytes(num_rows)
         self._no_target = no_target
-        self._memory = torch.empty(size, dtype=torch.uint8, device=device)
+        host = torch.empty(size, dtype=torch.uint8)
+        _Fields.of(host).write([np.zeros(0)] * len(_Fields._fields), no_target)
+        self._memory = host.to(device)
         self._fields = _Fields.of(self._memory)
         self._tables_BW = torch.zeros((num_rows, num_blocks), dtype=torch.int32, device=device)
         self._starts = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
@@ -90,7 +98,6 @@ class DecodeInputs:
         self._tables = PinnedBuffers(accelerator, num_rows * num_blocks, torch.int32)
         self._on_device: NDArray[np.int32] | None = None
         """The tables that the device has, as the batch had them."""
-        _write_padding(self._fields, 0, no_target)
 
     def tokens(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return tokens, sources of tokens and positions of the first rows, each [B] int64."""
@@ -107,25 +114,21 @@ class DecodeInputs:
 
     def empty_batch(self, num_rows: int, max_seq_len: int) -> AttentionBatch:
         """Return a batch of ``num_rows`` rows without sequences."""
-        lengths_B = np.zeros(num_rows, np.int32)
-        return self._attention(lengths_B, np.zeros((num_rows, 0), np.int32), max_seq_len)
+        tables_BW = np.zeros((num_rows, self._tables_BW.shape[1]), np.int32)
+        return self._attention(np.zeros(num_rows, np.int32), tables_BW, max_seq_len)
 
     def stage(self, batch: Batch, num_rows: int) -> StagedBatch:
         """Write ``batch`` to pinned memory, padded to ``num_rows``."""
         count = len(batch.sequences)
         numbers, tables = self._numbers.take(), None
-        fields = _Fields.of(numbers)
-        rows_S, unknown_S = batch.rows_S, batch.unknown_S
-        for field, values_S in (
-            (fields.tokens_B, batch.tokens_T),
-            (fields.positions_B, batch.positions_T),
-            (fields.slots_B, batch.slots_T),
-            (fields.sources_B, np.where(unknown_S, rows_S, NO_SOURCE)),
-            (fields.targets_B, np.where(batch.complete_S, rows_S, self._no_target)),
-            (fields.lengths_B, batch.lengths_S),
-        ):
-            field.numpy()[:count] = values_S
-        _write_padding(fields, count, self._no_target)
+        rows_S = batch.rows_S
+        values = (
+            *(batch.tokens_T, batch.positions_T, batch.slots_T),
+            np.where(batch.unknown_S, rows_S, NO_SOURCE),
+            np.where(batch.complete_S, rows_S, self._no_target),
+            batch.lengths_S,
+        )
+        _Fields.of(numbers).write(values, self._no_target)
         if batch.tables_SW is not self._on_device:
             tables = self._tables.take()
             self._on_device = batch.tables_SW
@@ -169,16 +172,3 @@ class DecodeInputs:
             max_query_len=1,
             max_seq_len=max_seq_len,
         )
-
-
-def _write_padding(fields: _Fields, begin: int, no_target: int) -> None:
-    """Make rows from ``begin`` on rows without a sequence."""
-    for field, value in (
-        (fields.tokens_B, 0),
-        (fields.positions_B, 0),
-        (fields.slots_B, _NO_SLOT),
-        (fields.sources_B, NO_SOURCE),
-        (fields.targets_B, no_target),
-        (fields.lengths_B, 0),
-    ):
-        field[begin:] = value

@@ -21,7 +21,7 @@ from torch import Tensor
 from paged_backends.executors.accelerator import Event
 from paged_backends.executors.batch import Batch
 from paged_backends.executors.decode_graphs import DecodeGraphs
-from paged_backends.executors.device_draws import DeviceDraws, Draw, Scores
+from paged_backends.executors.device_sampler import DeviceSampler, Draw, Scores
 from paged_backends.executors.host_steps import HostSteps
 from paged_backends.executors.loaded_model import LoadedModel
 from paged_backends.executors.model_timer import ModelTimer
@@ -56,12 +56,12 @@ class DeviceSteps:
     def __init__(
         self,
         model: LoadedModel,
-        draws: DeviceDraws,
+        device_sampler: DeviceSampler,
         host_steps: HostSteps,
         graphs: DecodeGraphs | None,
     ) -> None:
         self._model = model
-        self._draws = draws
+        self._device_sampler = device_sampler
         self._host_steps = host_steps
         self._graphs = graphs
         self._under_way: deque[StepHandle] = deque()
@@ -128,7 +128,7 @@ class DeviceSteps:
 
         compute.launch(run_model)
         # what follows is prepared while the model runs
-        draw = self._draws.prepare(batch, places_R, targets_R)
+        draw = self._device_sampler.prepare(batch, places_R, targets_R)
         compute.launch(lambda: draw.finish(scores.pop()))
         return _Launched(batch, draw, compute.record(), give_back, timer, perf_counter() - started)
 
@@ -147,7 +147,7 @@ class DeviceSteps:
         def run() -> Scores | None:
             if unknown is not None:
                 places, rows = unknown
-                tokens_T.index_copy_(0, places, self._draws.newest_C.index_select(0, rows))
+                tokens_T.index_copy_(0, places, self._device_sampler.newest_C.index_select(0, rows))
             hidden = model.forward(tokens_T, positions_T, attention)
             if not len(last_R):
                 return None
@@ -165,8 +165,8 @@ class DeviceSteps:
         except Exception as error:  # noqa: BLE001 - raised again by collect
             handle.error = error
             return
-        token_ids, failed = self._draws.read(work.draw, work.batch)
-        self._draws.give_back(work.draw)
+        token_ids, failed = self._device_sampler.read(work.draw, work.batch)
+        self._device_sampler.give_back(work.draw)
         work.give_back()
         self._model.rows.learn(work.batch, token_ids)
         batch = work.batch

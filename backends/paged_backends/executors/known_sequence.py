@@ -13,7 +13,7 @@ class KnownSequence:
     """
 
     __slots__ = (
-        *("fan_out", "id", "needs_host", "num_candidates", "prompt_logprobs"),
+        *("asks_host", "fan_out", "id", "num_candidates", "prompt_logprobs"),
         *("row", "sampling", "tokens"),
     )
 
@@ -31,15 +31,19 @@ class KnownSequence:
             index=new.index,
             request_id=new.request_id,
         )
-        self.needs_host = bool(
+        self.asks_host = bool(
             self.sampling.processed
             or new.sampling.min_tokens
             or new.sampling.needed_logprobs is not None
             or new.sampling.prompt_logprobs is not None
-            or new.fan_out > 1
             or new.num_candidates
         )
-        """Its tokens are chosen on the host, which has to know all of them."""
+        """Its tokens are always chosen on the host, which has to know all of them."""
+
+    @property
+    def needs_host(self) -> bool:
+        """Its next token is chosen there."""
+        return self.asks_host or self.fan_out > 1
 
     def fan_out_rows(self) -> list[Row]:
         """Return a row for the sampler for each token to draw: several if the sequence fans out."""

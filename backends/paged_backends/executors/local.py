@@ -23,7 +23,7 @@ from paged_backends.executors.cache_size import (
     needs_profile,
 )
 from paged_backends.executors.decode_graphs import capture_decode_graphs
-from paged_backends.executors.device_draws import DeviceDraws
+from paged_backends.executors.device_sampler import DeviceSampler
 from paged_backends.executors.device_steps import DeviceSteps
 from paged_backends.executors.host_device import HostDevice
 from paged_backends.executors.host_steps import HostSteps
@@ -212,19 +212,19 @@ def _make_steps(
     host_steps = HostSteps(model, StepSampler(runner, sampler, model.rows))
     if not model.accelerator.runs_ahead:
         return host_steps
-    draws = DeviceDraws(
+    device_sampler = DeviceSampler(
         model.accelerator, model.rows, num_rows=_num_device_rows(settings), seed=settings.seed
     )
     graphs = None
     if not settings.enforce_eager:
         graphs = capture_decode_graphs(
             model,
-            draws,
+            device_sampler,
             max_num_seqs=max_num_seqs(settings),
             block_size=settings.block_size,
             max_model_len=size.max_model_len,
         )
-    return DeviceSteps(model, draws, host_steps, graphs)
+    return DeviceSteps(model, device_sampler, host_steps, graphs)
 
 
 def _default_threads() -> int:

@@ -92,7 +92,7 @@ class SequenceRows:
         self._widen(len(new.blocks))
         row = self._free.pop()
         known = self._known[new.id] = KnownSequence(new, row)
-        known.needs_host |= row >= self._num_device_rows
+        known.asks_host |= row >= self._num_device_rows
         self._num_for_host += known.needs_host
         self.num_unknown_C[row] = 0
         self.tenant_C[row] += 1
@@ -177,7 +177,9 @@ class SequenceRows:
         self.next_token_C[sequence.row] = sequence.tokens[int(self.num_computed_C[sequence.row])]
 
     def _end_fan_out(self, sequence: KnownSequence) -> None:
-        sequence.fan_out = 1
+        if sequence.fan_out > 1:
+            sequence.fan_out = 1
+            self._num_for_host -= not sequence.needs_host
         self.special_C[sequence.row] = sequence.prompt_logprobs is not None
 
     def _add_rows(self) -> None:

@@ -1,4 +1,4 @@
-"""Draws the tokens of a step on the device, where the next step finds them.
+"""Samples the tokens of a step on the device, where the next step finds them.
 
 Shapes: C rows of :class:`SequenceRows`, S sequences of a batch, R rows of logits, V vocabulary.
 """
@@ -47,7 +47,7 @@ class Draw:
     """The tokens that a step draws for the sequences at ``places_R`` of its batch."""
 
     finish: Callable[[Scores | None], None]
-    """Draws and queues the copy to the host, if anything is scored; to be launched."""
+    """Samples and queues the copy to the host, if anything is scored; to be launched."""
     places_R: NDArray[np.int64]
     results_2R: Tensor
     """[2, R] int32 on the host: tokens, and the bits of their rows' greatest logits."""
@@ -55,8 +55,8 @@ class Draw:
     """The pinned memory that these are in."""
 
 
-class DeviceDraws:
-    """Draws for sequences in rows below ``num_rows``."""
+class DeviceSampler:
+    """Samples for sequences in rows below ``num_rows``."""
 
     def __init__(
         self, accelerator: Accelerator, rows: SequenceRows, *, num_rows: int, seed: int
@@ -76,7 +76,7 @@ class DeviceDraws:
         return torch.where(sources_B < 0, tokens_B, newest_B)
 
     def prepare(self, batch: Batch, places_R: NDArray[np.int64], targets_R: Tensor) -> Draw:
-        """Prepare to draw for these sequences of a step whose model is launched already.
+        """Prepare to sample for these sequences of a step whose model is launched already.
 
         Args:
             targets_R: their rows; ``no_target`` for tokens that are not wanted.
