@@ -47,11 +47,11 @@ class HostSteps:
             started: the time when it was begun to be applied.
         """
         accelerator = self._model.accelerator
-        prepared = perf_counter()
         if batch is None:
-            return StepResult(seconds={"prepare": prepared - started})
+            return StepResult(seconds={"prepare": perf_counter() - started})
         tokens_T, positions_T = map(accelerator.upload, (batch.tokens_T, batch.positions_T))
         attention = batch.attention(accelerator.upload)
+        prepared = perf_counter()
         results: list[StepResult] = []
 
         def work() -> None:
