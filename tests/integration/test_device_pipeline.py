@@ -55,7 +55,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "not ahead": {"async_scheduling": False},
     "eager": {"enforce_eager": True},
     "no graphs for large batches": {"scheduler": {"max_num_seqs": 3}},
-    "small chunks": {"block_size": 4, "scheduler": {"max_num_batched_tokens": 7}},
+    "small chunks": {
+        "block_size": 4,
+        "scheduler": {"max_num_batched_tokens": 7, "max_num_seqs": 16},
+    },
+    "many sizes of graphs": {"scheduler": {"max_num_seqs": 60}},
     "recompute": {"block_size": 4, "num_blocks": 11},
     "swap": {"block_size": 4, "num_blocks": 11, "preemption": "swap"},
     "swap, eager": {
@@ -64,7 +68,13 @@ WAYS: dict[str, dict[str, Any]] = {
         "preemption": "swap",
         "enforce_eager": True,
     },
-    "v0 swap": {"profile": "vllm-v0", "block_size": 4, "num_blocks": 13, "preemption": "swap"},
+    "v0 swap": {
+        "profile": "vllm-v0",
+        "block_size": 4,
+        "num_blocks": 13,
+        "preemption": "swap",
+        "scheduler": {"name": "prefill_or_decode", "max_num_seqs": 16},
+    },
 }
 
 
@@ -84,7 +94,12 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(folder: Path, **settings: Any) -> LLM:
-    values = {"num_blocks": 400, "max_model_len": 44, "executor": EMULATED}
+    values: dict[str, Any] = {
+        "num_blocks": 400,
+        "max_model_len": 44,
+        "executor": EMULATED,
+        "scheduler": {"max_num_seqs": 16},
+    }
     return LLM(
         str(folder),
         registry=registry_with(CAPTURABLE),
