@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from integration.step_driver import StepDriver, load_runner, make_executor, run_
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_backends.executors.decode_graphs import graph_sizes
 from paged_backends.executors.device_steps import DeviceSteps
+from paged_backends.executors.host_device import HostDevice
+from paged_core.errors import SettingsError
 from paged_core.ids import BlockId, SeqId
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput
@@ -198,20 +201,40 @@ def test_results_of_sequences_that_are_gone_change_nothing(
     executor.start()
     first = executor.submit(prefill(new(0)))
     second = executor.submit(decode(0))
-    replaced = prefill(new(1))
-    replaced = StepInput(
-        number=2,
-        sequence_ids=replaced.sequence_ids,
-        num_tokens=replaced.num_tokens,
-        added=replaced.added,
-        removed=[SeqId(0)],
-    )
-    third = executor.submit(replaced)  # gets the row of the first
+    third = executor.submit(replace(prefill(new(1)), removed=[SeqId(0)]))  # in the same row
     fourth = executor.submit(decode(1))
     drawn = [executor.collect(handle).token_ids for handle in (first, second, third, fourth)]
     assert drawn == [*([token] for token in greedy[0][:2]), *([token] for token in greedy[1][:2])]
     fifth = executor.submit(decode(1))
     assert executor.collect(fifth).token_ids == [greedy[1][2]]
+
+
+def test_more_sequences_than_the_device_draws_for(folder: Path, greedy: list[list[int]]) -> None:
+    driver = StepDriver(make(folder, blocks=400), SIZE)
+    sequences = [driver.add(PROMPTS[number % 3]) for number in range(80)]
+    for _ in range(3):
+        driver.step([(s, len(s.tokens) - s.num_computed) for s in sequences])
+    assert [s.output for s in sequences] == [greedy[number % 3][:3] for number in range(80)]
+    for sequence in sequences[3:]:
+        driver.remove(sequence)
+    driver.step([(sequence, 1) for sequence in sequences[:3]])
+    assert [s.output for s in sequences[:3]] == [output[:4] for output in greedy]
+
+
+def test_a_request_that_forks_needs_the_host_once(folder: Path) -> None:
+    executor = make(folder)
+    executor.start()
+    forking = replace(new(0, SamplingParams(n=2, max_tokens=None)), fan_out=2)
+    result = executor.collect(executor.submit(prefill(forking)))
+    assert result.sequence_ids == [0, 0]
+    rows = executor._loaded.rows
+    assert not rows.need_host([SeqId(0)])
+    asking = new(1, SamplingParams(min_tokens=2, max_tokens=None))
+    executor.collect(executor.submit(prefill(asking)))
+    assert rows.need_host([SeqId(0), SeqId(1)])
+    assert not rows.need_host([SeqId(0)])
+    executor.collect(executor.submit(StepInput(number=2, removed=[SeqId(1)])))
+    assert rows._num_for_host == 0
 
 
 def test_a_step_without_work_is_done_at_once(folder: Path) -> None:
@@ -222,6 +245,21 @@ def test_a_step_without_work_is_done_at_once(folder: Path) -> None:
 
 
 # ---------------------------------------------------------------------- failing
+
+
+def test_a_gpu_is_emulated_on_a_cpu_only(folder: Path) -> None:
+    with pytest.raises(SettingsError, match="emulated on a CPU, and the model is on cuda:0"):
+        make(folder)._make_accelerator(torch.device("cuda", 0))
+
+
+def test_a_cpu_captures_and_measures_nothing() -> None:
+    device = HostDevice(torch.device("cpu"))
+    assert not (device.runs_ahead or device.measures_memory)
+    assert 0 < device.memory().free <= device.memory().total
+    with pytest.raises(RuntimeError, match="cpu has no graphs"):
+        device.capture(tuple)
+    with pytest.raises(RuntimeError, match="is not measured on cpu"):
+        device.peak(dict)
 
 
 def test_rows_that_are_not_finite_fail_alone(

@@ -16,12 +16,10 @@ from torch import Tensor
 from paged_backends.attention.transfer import to_device
 from paged_backends.checkpoint.device import free_memory, total_memory
 from paged_backends.executors.accelerator import Accelerator, DeviceMemory, Event, Stream
-from paged_core.log import get_logger
+from paged_core.errors import SettingsError
 
 _REGISTERED_FROM = 1 << 26
 """Bytes of pinned memory from which it is registered: PyTorch's own rounds up to a power of two."""
-
-log = get_logger()
 
 
 class CudaEvent:
@@ -97,7 +95,7 @@ class CudaAccelerator(Accelerator):
         return to_device(array, self.device)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype, /) -> Tensor:
-        """Return pinned memory; a large piece is registered, if the system allows it."""
+        """Return pinned memory, of which a large piece is registered."""
         num_bytes = prod(shape) * dtype.itemsize
         if num_bytes < _REGISTERED_FROM:
             return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
@@ -136,17 +134,18 @@ class CudaAccelerator(Accelerator):
 
 
 def _register(array: NDArray[np.uint8]) -> None:
-    """Pin the memory of ``array`` for as long as it lives."""
+    """Pin the memory of ``array`` for as long as it lives.
+
+    Raises:
+        SettingsError: the system refuses.
+    """
     make: Any = torch.cuda.cudart
     runtime = make()
     address = array.ctypes.data
     code = int(runtime.cudaHostRegister(address, array.nbytes, 0))
     if code:
-        log.warning(
-            "memory_not_pinned",
-            bytes=array.nbytes,
-            reason=f"cudaHostRegister answered {code}",
-            instead="ordinary memory: swaps wait for their copies; raise `ulimit -l`",
+        raise SettingsError(
+            f"num_host_blocks: {array.nbytes >> 20} MiB of memory cannot be pinned "
+            f"(cudaHostRegister answered {code}); lower num_host_blocks"
         )
-        return
     weakref.finalize(array, runtime.cudaHostUnregister, address).atexit = False
