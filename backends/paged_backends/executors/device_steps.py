@@ -1,0 +1,188 @@
+"""Steps that are launched on a device and collected later.
+
+The tokens that a step draws stay on the device for the next one, and follow to the host in one
+small copy. A step of which a request needs the host to choose its token, or to know all tokens,
+runs alone, once the steps before it are done.
+
+Shapes: T tokens of S sequences in the batch, R rows of logits.
+"""
+
+# ruff: noqa: N806 - the shape of a tensor is the upper-case end of its name
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+from torch import Tensor
+
+from paged_backends.executors.accelerator import Event
+from paged_backends.executors.batch import Batch
+from paged_backends.executors.decode_graphs import DecodeGraphs
+from paged_backends.executors.device_sampler import DeviceSampler, Draw, Scores
+from paged_backends.executors.host_steps import HostSteps
+from paged_backends.executors.loaded_model import LoadedModel
+from paged_backends.executors.model_timer import ModelTimer
+from paged_core.step import StepInput, StepResult
+
+
+@dataclass(slots=True, eq=False)
+class StepHandle:
+    """A step that was submitted: under way, or with its result, or with what it raised."""
+
+    work: _Launched | None = None
+    result: StepResult | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """What is needed to collect a step."""
+
+    batch: Batch
+    draw: Draw
+    done: Event
+    give_back: Callable[[], None]
+    timer: list[ModelTimer]
+    prepare: float
+    """Seconds that it took the host to launch it."""
+
+
+class DeviceSteps:
+    """Launches steps, and collects them in the order of their launches."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        device_sampler: DeviceSampler,
+        host_steps: HostSteps,
+        graphs: DecodeGraphs | None,
+    ) -> None:
+        self._model = model
+        self._device_sampler = device_sampler
+        self._host_steps = host_steps
+        self._graphs = graphs
+        self._under_way: deque[StepHandle] = deque()
+
+    def submit(self, step: StepInput) -> StepHandle:
+        """Launch a step; wait only if a request in it needs the host."""
+        started = perf_counter()
+        model = self._model
+        model.apply(step)
+        if not step.sequence_ids:
+            return StepHandle(result=StepResult(seconds={"prepare": perf_counter() - started}))
+        if model.rows.need_host(step.sequence_ids):
+            self._settle()
+            return StepHandle(result=self._host_steps.run(model.batches.make(step), started))
+        batch = model.batches.make(step)
+        assert batch is not None
+        handle = StepHandle(work=self._launch(batch, started))
+        model.rows.expect(batch)
+        self._under_way.append(handle)
+        return handle
+
+    def collect(self, handle: StepHandle) -> StepResult:
+        """Wait for a step, and for those launched before it."""
+        while handle.work is not None:
+            self._finish(self._under_way.popleft())
+        if handle.error is not None:
+            raise handle.error
+        assert handle.result is not None
+        return handle.result
+
+    def _settle(self) -> None:
+        """Wait for all steps under way, so that all tokens are known.
+
+        Raises:
+            Exception: what one of them raised; it is raised again when that one is collected.
+        """
+        steps = list(self._under_way)
+        while self._under_way:
+            self._finish(self._under_way.popleft())
+        for handle in steps:
+            if handle.error is not None:
+                raise handle.error
+
+    # ------------------------------------------------------------------ one step
+
+    def _launch(self, batch: Batch, started: float) -> _Launched:
+        compute, graphs = self._model.accelerator.compute, self._graphs
+        timer: list[ModelTimer] = []
+        scores: list[Scores | None] = []
+        if graphs is not None and graphs.fits(batch):
+            places_R = np.arange(len(batch.sequences))
+            graphed = graphs.prepare(batch)
+            run: Callable[[], Scores | None] = graphed.run
+            targets_R, give_back = graphed.targets_S, graphed.give_back
+        else:
+            places_R = np.flatnonzero(batch.complete_S)
+            targets_R = self._model.accelerator.upload(batch.rows_S[places_R])
+            run, give_back = self._eager(batch), _nothing
+
+        def run_model() -> None:
+            timer.append(ModelTimer(self._model.accelerator.device))
+            scores.append(run())
+            timer[0].stop()
+
+        compute.launch(run_model)
+        # what follows is prepared while the model runs
+        draw = self._device_sampler.prepare(batch, places_R, targets_R)
+        compute.launch(lambda: draw.finish(scores.pop()))
+        return _Launched(batch, draw, compute.record(), give_back, timer, perf_counter() - started)
+
+    def _eager(self, batch: Batch) -> Callable[[], Scores | None]:
+        """Return the model's work of a step, kernel by kernel; it returns what sequences score
+        that draw a token, if any does."""
+        model, upload = self._model, self._model.accelerator.upload
+        tokens_T, positions_T = upload(batch.tokens_T), upload(batch.positions_T)
+        attention = batch.attention(upload)
+        last_R = upload(batch.last_S[batch.complete_S])
+        unknown: tuple[Tensor, Tensor] | None = None
+        if batch.unknown_S.any():
+            places = np.flatnonzero(batch.unknown_S)
+            unknown = upload(batch.last_S[places]), upload(batch.rows_S[places])
+
+        def run() -> Scores | None:
+            if unknown is not None:
+                places, rows = unknown
+                tokens_T.index_copy_(0, places, self._device_sampler.newest_C.index_select(0, rows))
+            hidden = model.forward(tokens_T, positions_T, attention)
+            if not len(last_R):
+                return None
+            return Scores.of(model.runner.logits(hidden.index_select(0, last_R)))
+
+        return run
+
+    def _finish(self, handle: StepHandle) -> None:
+        """Wait for a step, and let its sequences know their tokens."""
+        work, handle.work = handle.work, None
+        assert work is not None
+        waiting = perf_counter()
+        try:
+            work.done.wait()
+        except Exception as error:  # noqa: BLE001 - raised again by collect
+            handle.error = error
+            return
+        token_ids, failed = self._device_sampler.read(work.draw, work.batch)
+        self._device_sampler.give_back(work.draw)
+        work.give_back()
+        self._model.rows.learn(work.batch, token_ids)
+        batch = work.batch
+        ids = [batch.sequences[place].id for place in np.flatnonzero(batch.complete_S).tolist()]
+        kept = [place for place, seq_id in enumerate(ids) if seq_id not in failed]
+        handle.result = StepResult(
+            sequence_ids=[ids[place] for place in kept] if failed else ids,
+            token_ids=[token_ids[place] for place in kept] if failed else token_ids,
+            failed=failed,
+            seconds={
+                "prepare": work.prepare,
+                "model": work.timer[0].seconds(),
+                "sample": perf_counter() - waiting,
+            },
+        )
+
+
+def _nothing() -> None:
+    """Nothing was lent."""
