@@ -24,6 +24,11 @@ _POINTERS = {
     "logits": "*fp32",
     "best": "*i64",
     "sums": "*i64",
+    "mark_sums": "*i64",
+    "mark_counts": "*i32",
+    "pool": "*fp32",
+    "pool_ids": "*i32",
+    "sizes": "*i32",
     "tokens": "*i64",
     "peaks": "*fp32",
     "temperatures": "*fp32",
@@ -38,7 +43,7 @@ _OF_THE_MODEL = {
     *("query", "key", "query_norm", "key_norm"),
 }
 _NORM = {"CENTERED": False, "HAS_WEIGHT": True, "HAS_BIAS": False, "WIDTH": 1024}
-_ROW = {"CHUNK": 4096, "CHUNKS": 64}
+_CHUNK = {"CHUNK": 4096, "CHUNKS": 64}
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (norms.normalize_rows, _NORM | {"HAS_RESIDUAL": False}),
     (norms.normalize_rows, _NORM | {"HAS_RESIDUAL": True}),
@@ -54,8 +59,9 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     *((activations.gate_rows, {"ACTIVATION": name, "BLOCK": 1024}) for name in ("silu", "gelu")),
     (sampling.best_of_chunks, {"CHUNK": 4096}),
     (sampling.take_best, {"CHUNKS": 64}),
-    (sampling.weigh_chunks, _ROW),
-    (sampling.draw_tokens, _ROW),
+    (sampling.weigh_chunks, _CHUNK | {"MARKS": 8}),
+    (sampling.collect_chunks, _CHUNK | {"MARKS": 8, "POOL": 8192}),
+    (sampling.draw_tokens, _CHUNK | {"POOL": 8192}),
 ]
 
 
