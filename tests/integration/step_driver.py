@@ -33,6 +33,7 @@ def settings(folder: Path | str, **changes: Any) -> Any:
     values: dict[str, Any] = {
         "model": str(folder),
         "dtype": "auto",
+        "kv_cache_dtype": "auto",
         "device": "cpu",
         "threads": 1,
         "max_model_len": None,
