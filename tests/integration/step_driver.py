@@ -45,7 +45,6 @@ def settings(folder: Path | str, **changes: Any) -> Any:
         "trust_remote_code": False,
         "allow_pickle": False,
         "enforce_eager": False,
-        "kv_cache_dtype": "auto",
         "scheduler": SimpleNamespace(max_num_seqs=8),
     }
     return SimpleNamespace(**(values | changes))

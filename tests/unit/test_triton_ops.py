@@ -47,7 +47,7 @@ class Numbers:
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
     """``expected``: in float32."""
-    share = max(4 * torch.finfo(found.dtype).eps, 3e-6)
+    share = max(4 * torch.finfo(found.dtype).eps, 1e-5)
     torch.testing.assert_close(found.float(), expected, rtol=share, atol=share)
 
 
