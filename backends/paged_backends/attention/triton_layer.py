@@ -88,14 +88,15 @@ class TritonLayer:
         wanted, dtype = query.dtype, self._dtype
         query, key, value = (_rows(tensor, dtype) for tensor in (query, key, value))
         out = torch.empty(query.shape, dtype=dtype, device=query.device)
-        self._write(key, value, plan)
+        self.write(key, value, plan)
         if plan.has_tiles:
             self._attend_in_tiles(query, out, plan)
         if plan.has_decodes:
             self._attend_in_splits(query, out, plan)
         return out if wanted is dtype else out.to(wanted)
 
-    def _write(self, key: Tensor, value: Tensor, plan: Plan) -> None:
+    def write(self, key: Tensor, value: Tensor, plan: Plan, /) -> None:
+        """Write keys and values of the layer's dtype, the last dimension contiguous."""
         tokens = self._sizes.write_tokens
         write_tokens[(-(-plan.num_tokens // tokens), self._layer.num_kv_heads)](
             key,
@@ -123,7 +124,6 @@ class TritonLayer:
             *query.stride()[:2],
             plan.block_tables.shape[1],
             sequences,
-            (sequences - 1).bit_length(),
             plan.tile_tokens,
             *self._numbers,
             **self._constants,

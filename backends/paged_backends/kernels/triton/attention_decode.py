@@ -62,14 +62,14 @@ def attend_splits(
         mask_RD = (row_R < GROUP)[:, None] & (dims_D < HEAD_DIM)[None, :]
         place_R = start.to(tl.int64) * query_token + head_R * query_head
         query_RD = tl.load(query + place_R[:, None] + dims_D[None, :], mask_RD, 0.0)
-        slope_R = tl.zeros([ROWS], tl.float32)
+        slope_R = tl.full([ROWS], 0.0, tl.float32)
         if HAS_SLOPES:
             slope_R = tl.load(slopes + head_R, row_R < GROUP, 0.0)
         begin = (first + split * tiles) * KEYS
         greatest_R, total_R, out_RD = attend_keys(
-            query_RD, tl.zeros([ROWS], tl.int32) + (length - 1), slope_R,
-            tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32),
-            tl.zeros([ROWS, DIM], tl.float32),
+            query_RD, tl.full([ROWS], 0, tl.int32) + (length - 1), slope_R,
+            tl.full([ROWS], float("-inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32),
+            tl.full([ROWS, DIM], 0.0, tl.float32),
             cache + kv_head * HEAD_SIZE, block_tables + sequence.to(tl.int64) * table_width,
             begin, tl.minimum(begin + tiles * KEYS, length), scale, soft_cap, window,
             KV_HEADS, BLOCK_SIZE, HEAD_SIZE, HEAD_DIM, DIM, KEYS, HAS_WINDOW, HAS_CAP,

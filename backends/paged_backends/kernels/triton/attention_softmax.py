@@ -33,26 +33,33 @@ def _block_ids(table, first, end, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr):
 
 
 @triton.jit
-def _load_rows(
-    head_N, offset_N, is_there_N, DOT: tl.constexpr,
-    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, FLOAT8: tl.constexpr, NATIVE: tl.constexpr,
-    MASKED: tl.constexpr,
+def _load_tile(
+    key_N, offset_N, is_there_N, DOT: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, FLOAT8: tl.constexpr,
+    NATIVE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Return rows [N, D], zeros where there are none."""
+    """Return keys and values [N, D], zeros where there are none.
+
+    ``key_N`` points to the keys of a head in the block of each, or of all.
+    """
     dims_D = tl.arange(0, DIM)
-    place_ND = head_N + (offset_N * HEAD_DIM)[:, None] + dims_D[None, :]
+    place_ND = key_N + (offset_N * HEAD_DIM)[:, None] + dims_D[None, :]
     if MASKED or DIM != HEAD_DIM:
-        row_ND = tl.load(place_ND, is_there_N[:, None] & (dims_D < HEAD_DIM)[None, :], 0)
+        mask_ND = is_there_N[:, None] & (dims_D < HEAD_DIM)[None, :]
+        key_ND = tl.load(place_ND, mask_ND, 0)
+        value_ND = tl.load(place_ND + KV_HEADS * HEAD_SIZE, mask_ND, 0)
     else:
-        row_ND = tl.load(place_ND)
+        key_ND = tl.load(place_ND)
+        value_ND = tl.load(place_ND + KV_HEADS * HEAD_SIZE)
     if FLOAT8:
-        row_ND = decode(row_ND, DOT, NATIVE)
-    return row_ND
+        key_ND = decode(key_ND, DOT, NATIVE)
+        value_ND = decode(value_ND, DOT, NATIVE)
+    return key_ND, value_ND
 
 
 @triton.jit
 def _scores(
-    product_RN, distance_RN, slope_R, scale, soft_cap, window,
+    product_RN, position_R, position_N, slope_R, scale, soft_cap, window,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -64,12 +71,13 @@ def _scores(
         size_RN = (1.0 - shrunk_RN) / (1.0 + shrunk_RN) * (soft_cap * LOG2_E)
         score_RN = tl.where(score_RN < 0, -size_RN, size_RN)
     if HAS_SLOPES:
+        distance_RN = position_R.to(tl.float32)[:, None] - position_N.to(tl.float32)[None, :]
         score_RN -= (slope_R * LOG2_E)[:, None] * distance_RN
     if MASKED:
-        is_hidden_RN = distance_RN < 0
+        is_seen_RN = position_N[None, :] <= position_R[:, None]
         if HAS_WINDOW:
-            is_hidden_RN |= distance_RN >= window
-        score_RN = tl.where(is_hidden_RN, float("-inf"), score_RN)
+            is_seen_RN &= position_N[None, :] > (position_R - window)[:, None]
+        score_RN = tl.where(is_seen_RN, score_RN, float("-inf"))
     return score_RN
 
 
@@ -105,27 +113,23 @@ def attend_keys(
         if BLOCK_SIZE % KEYS == 0:
             offset_N = first % BLOCK_SIZE + tl.arange(0, KEYS)
             key_N = cache_head + ids * (2 * KV_HEADS * HEAD_SIZE)
-            key_N1 = key_N
+            head_N = key_N
         else:
             offset_N = position_N % BLOCK_SIZE
             key_N = cache_head + ids * (2 * KV_HEADS * HEAD_SIZE)
-            key_N1 = key_N[:, None]
+            head_N = key_N[:, None]
         # read a tile ahead, since the addresses of the next keys depend on it
         ids = _block_ids(table, first + KEYS, end, BLOCK_SIZE, KEYS)
-        key_ND = _load_rows(
-            key_N1, offset_N, is_there_N, DOT, HEAD_DIM, DIM, FLOAT8, NATIVE, MASKED
-        )
-        value_ND = _load_rows(
-            key_N1 + KV_HEADS * HEAD_SIZE, offset_N, is_there_N, DOT,
-            HEAD_DIM, DIM, FLOAT8, NATIVE, MASKED,
+        key_ND, value_ND = _load_tile(
+            head_N, offset_N, is_there_N, DOT, KV_HEADS,
+            HEAD_SIZE, HEAD_DIM, DIM, FLOAT8, NATIVE, MASKED,
         )  # fmt: skip
         product_RN = tl.dot(query_RD, tl.trans(key_ND.to(DOT)), input_precision="ieee")
         if FLOAT8:
             scales_N = key_N + BLOCK_SIZE * HEAD_DIM + offset_N
             product_RN *= power_of_two(tl.load(scales_N, is_there_N, 127))[None, :]
-        distance_RN = position_R[:, None] - position_N[None, :]
         score_RN = _scores(
-            product_RN, distance_RN, slope_R, scale, soft_cap, window,
+            product_RN, position_R, position_N, slope_R, scale, soft_cap, window,
             HAS_WINDOW, HAS_CAP, HAS_SLOPES, MASKED,
         )  # fmt: skip
         top_R = tl.maximum(greatest_R, tl.max(score_RN, 1))

@@ -2,7 +2,7 @@
 
 A program computes one tile of one sequence for one key head. There are at most
 ``rows // ROWS + sequences`` tiles of all sequences together, so that the grid depends on nothing
-that the device knows; a program finds its sequence by bisection.
+that the device knows; a program finds its sequence by counting.
 """
 
 from __future__ import annotations
@@ -13,26 +13,29 @@ import triton.language as tl
 from paged_backends.kernels.triton.attention_softmax import attend_keys
 
 
+_SEARCHED_AT_ONCE = tl.constexpr(256)
+
+
 @triton.jit
-def _find_sequence(query_start, tile, num_sequences, steps, GROUP: tl.constexpr, ROWS: tl.constexpr):
+def _find_sequence(query_start, tile, num_sequences, GROUP: tl.constexpr, ROWS: tl.constexpr):
     """Return the last sequence whose first tile is not after ``tile``."""
-    low = tl.full([], 0, tl.int32)
-    high = low + num_sequences
-    for _ in range(steps):
-        middle = (low + high) // 2
-        is_before = tl.load(query_start + middle) * GROUP // ROWS + middle <= tile
-        low = tl.where(is_before, middle, low)
-        high = tl.where(is_before, high, middle)
-    return low
+    found = tl.full([], -1, tl.int32)
+    for first in range(0, num_sequences, _SEARCHED_AT_ONCE):
+        sequence_N = first + tl.arange(0, _SEARCHED_AT_ONCE)
+        is_there_N = sequence_N < num_sequences
+        start_N = tl.load(query_start + sequence_N, is_there_N, 0)
+        is_before_N = start_N * GROUP // ROWS + sequence_N <= tile
+        found += tl.sum((is_before_N & is_there_N).to(tl.int32), 0)
+    return found
 
 
 @triton.jit(
-    do_not_specialize=["table_width", "num_sequences", "steps", "least_tokens", "window"],
+    do_not_specialize=["table_width", "num_sequences", "least_tokens", "window"],
     do_not_specialize_on_alignment=["query_start", "seq_lens", "block_tables", "slopes"],
 )
 def attend_tiles(
     query, cache, out, query_start, seq_lens, block_tables, slopes,
-    query_token, query_head, table_width, num_sequences, steps, least_tokens,
+    query_token, query_head, table_width, num_sequences, least_tokens,
     scale, soft_cap, window,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
@@ -42,7 +45,6 @@ def attend_tiles(
     """Attend with the queries [T, heads, HEAD_DIM], whose strides are given, into ``out``.
 
     Args:
-        steps: of the bisection; ``2 ** steps >= num_sequences``.
         least_tokens: sequences that have fewer new tokens are left out.
 
     Grid: (rows of a head // ROWS + num_sequences, KV_HEADS).
@@ -50,7 +52,7 @@ def attend_tiles(
     # the last tiles of a sequence see the most keys: they begin first
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
-    sequence = _find_sequence(query_start, tile, num_sequences, steps, GROUP, ROWS)
+    sequence = _find_sequence(query_start, tile, num_sequences, GROUP, ROWS)
     start = tl.load(query_start + sequence)
     num_tokens = tl.load(query_start + sequence + 1) - start
     length = tl.load(seq_lens + sequence)
@@ -64,7 +66,7 @@ def attend_tiles(
         mask_RD = (row_R < num_rows)[:, None] & (dims_D < HEAD_DIM)[None, :]
         place_R = token_R * query_token + head_R * query_head
         query_RD = tl.load(query + place_R[:, None] + dims_D[None, :], mask_RD, 0.0)
-        slope_R = tl.zeros([ROWS], tl.float32)
+        slope_R = tl.full([ROWS], 0.0, tl.float32)
         if HAS_SLOPES:
             slope_R = tl.load(slopes + head_R, row_R < num_rows, 0.0)
 
@@ -73,8 +75,8 @@ def attend_tiles(
         first_position = num_cached + first_row // GROUP
         last_position = num_cached + (tl.minimum(first_row + ROWS, num_rows) - 1) // GROUP
         greatest_R = tl.full([ROWS], float("-inf"), tl.float32)
-        total_R = tl.zeros([ROWS], tl.float32)
-        out_RD = tl.zeros([ROWS, DIM], tl.float32)
+        total_R = tl.full([ROWS], 0.0, tl.float32)
+        out_RD = tl.full([ROWS, DIM], 0.0, tl.float32)
         cache_head = cache + kv_head * HEAD_SIZE
         table = block_tables + sequence.to(tl.int64) * table_width
         if HAS_WINDOW:

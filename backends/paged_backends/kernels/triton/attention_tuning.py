@@ -36,9 +36,9 @@ class Tuning:
 
 
 INTERPRETED = Tuning(
-    write_tokens=256,
-    prefill=TileSizes(rows=128, keys=256, num_warps=1, num_stages=1),
-    decode=TileSizes(rows=16, keys=256, num_warps=1, num_stages=1),
+    write_tokens=2048,
+    prefill=TileSizes(rows=256, keys=256, num_warps=1, num_stages=1),
+    decode=TileSizes(rows=16, keys=512, num_warps=1, num_stages=1),
     least_tiles=1,
 )
 """An operation of the interpreter takes tens of microseconds whatever its size."""
