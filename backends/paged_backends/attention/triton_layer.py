@@ -54,13 +54,14 @@ class TritonLayer:
             properties = torch.cuda.get_device_properties(device)
             num_processors = num_processors or properties.multi_processor_count
         self._num_processors = num_processors or 1
+        float8 = layer.kv_cache_dtype != "auto"
         if sizes is None:
-            is_on_gpu = device.type == "cuda"
-            sizes = tuning(dim, self._dtype.itemsize, capability) if is_on_gpu else INTERPRETED
+            sizes = INTERPRETED
+            if device.type == "cuda":
+                sizes = tuning(dim, self._dtype.itemsize, capability, float8=float8)
         self._sizes = sizes
         group = layer.num_heads // layer.num_kv_heads
         self._decode_rows = max(sizes.decode.rows, 1 << (group - 1).bit_length())
-        float8 = layer.kv_cache_dtype != "auto"
         self._cache_constants: dict[str, Any] = {
             "KV_HEADS": layer.num_kv_heads,
             "BLOCK_SIZE": layer.block_size,

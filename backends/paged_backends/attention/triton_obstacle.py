@@ -34,7 +34,9 @@ def obstacle() -> str | None:
     if find_spec("triton") is None:
         return "triton is not installed: pip install 'paged-core[gpu]' (Linux)"
     if not is_interpreted() and not has_gpu():
-        return f"there is no NVIDIA GPU here; {INTERPRETER}=1 runs the kernels on the CPU, for tests"
+        return (
+            f"there is no NVIDIA GPU here; {INTERPRETER}=1 runs the kernels on the CPU, for tests"
+        )
     return None
 
 

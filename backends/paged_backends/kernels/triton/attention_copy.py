@@ -1,5 +1,6 @@
 """Copies blocks within a cache, or to another on the same device, in one launch."""
 
+# ruff: noqa: N803, N806 - constants are upper-case, and the shape of an array is the end of its name
 from __future__ import annotations
 
 import triton

@@ -6,6 +6,7 @@ A sequence is cut into at most ``num_splits`` parts of whole tiles of keys, none
 grid depends on nothing that the device knows.
 """
 
+# ruff: noqa: N803, N806 - constants are upper-case, and the shape of an array is the end of its name
 from __future__ import annotations
 
 import triton

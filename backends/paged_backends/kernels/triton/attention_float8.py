@@ -4,6 +4,7 @@ GPUs before compute capability 8.9 have no instructions for it: there ``NATIVE``
 bits are computed.
 """
 
+# ruff: noqa: N803, N806 - constants are upper-case, and the shape of an array is the end of its name
 from __future__ import annotations
 
 import triton

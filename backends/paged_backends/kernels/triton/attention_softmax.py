@@ -10,6 +10,7 @@ of them. Shapes: R rows, N keys of a tile, D head_dim padded to a power of two.
 which computes with the bits of bfloat16 as integers.
 """
 
+# ruff: noqa: N803, N806 - constants are upper-case, and the shape of an array is the end of its name
 from __future__ import annotations
 
 import triton
@@ -141,7 +142,7 @@ def attend_keys(
         if FLOAT8:
             scales_N += KV_HEADS * HEAD_SIZE
             scale_N = power_of_two(tl.load(scales_N, is_there_N, 127))
-            if DOT == tl.float16:
+            if DOT == tl.float16:  # noqa: SIM300 - it is no constant of Python
                 # a small scale would leave few bits of a weight in its range
                 value_ND = (value_ND * scale_N[:, None]).to(DOT)
             else:

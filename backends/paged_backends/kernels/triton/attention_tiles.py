@@ -5,13 +5,13 @@ A program computes one tile of one sequence for one key head. There are at most
 that the device knows; a program finds its sequence by counting.
 """
 
+# ruff: noqa: N803, N806 - constants are upper-case, and the shape of an array is the end of its name
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
 from paged_backends.kernels.triton.attention_softmax import attend_keys
-
 
 _SEARCHED_AT_ONCE = tl.constexpr(256)
 

@@ -44,30 +44,35 @@ INTERPRETED = Tuning(
 """An operation of the interpreter takes tens of microseconds whatever its size."""
 
 
-def tuning(dim: int, itemsize: int, capability: Capability) -> Tuning:
+def tuning(dim: int, itemsize: int, capability: Capability, *, float8: bool = False) -> Tuning:
     """Return the sizes for a GPU.
 
     Args:
         dim: head_dim, padded to a power of two.
-        itemsize: bytes of a number of the layer's dtype; a float8 cache is converted to it.
+        itemsize: bytes of a number of the layer's dtype.
         capability: of the GPU.
+        float8: whether the cache is in float8, which is converted to the layer's dtype.
     """
-    is_little = capability in _LITTLE_SHARED_MEMORY
+    has_little_memory = capability in _LITTLE_SHARED_MEMORY
+    has_warpgroups = capability[0] in (9, 10)
     if itemsize == 4:
-        # products of float32 are not computed by tensor cores: large tiles would spill
+        # float32 is not multiplied by tensor cores: large tiles would spill, and compile for long
         keys = 32 if dim <= 64 else 16
-        prefill = TileSizes(rows=32 if dim <= 64 else 16, keys=keys, num_warps=4, num_stages=2)
+        prefill = TileSizes(rows=16, keys=keys, num_warps=4, num_stages=2)
         decode = TileSizes(rows=16, keys=keys, num_warps=4, num_stages=2)
     elif dim <= 128:
-        keys = 64
-        stages = 2 if is_little and dim == 128 else 3
-        prefill = TileSizes(
-            rows=128, keys=keys, num_warps=4 if dim <= 64 else 8, num_stages=stages
+        stages = 2 if has_little_memory and dim == 128 else 3
+        prefill = (
+            TileSizes(rows=128, keys=64, num_warps=4 if dim <= 64 else 8, num_stages=stages)
+            if has_warpgroups
+            else TileSizes(rows=32 if float8 else 64, keys=32, num_warps=4, num_stages=stages)
         )
-        decode = TileSizes(rows=16, keys=keys, num_warps=4, num_stages=stages)
+        decode = TileSizes(rows=16, keys=64, num_warps=4, num_stages=stages)
     else:
-        prefill = TileSizes(rows=64, keys=32, num_warps=4, num_stages=2)
-        decode = TileSizes(rows=16, keys=32, num_warps=4, num_stages=2 if is_little else 3)
-    return Tuning(
-        write_tokens=4, prefill=prefill, decode=decode, least_tiles=max(1, 256 // decode.keys)
-    )
+        prefill = (
+            TileSizes(rows=64, keys=32, num_warps=4, num_stages=2)
+            if has_warpgroups
+            else TileSizes(rows=32, keys=32, num_warps=4, num_stages=2)
+        )
+        decode = TileSizes(rows=16, keys=32, num_warps=4, num_stages=2 if has_little_memory else 3)
+    return Tuning(write_tokens=4, prefill=prefill, decode=decode, least_tiles=256 // decode.keys)

@@ -1,5 +1,6 @@
 """Writes the keys and values of a step into the slots of a paged cache, both in one launch."""
 
+# ruff: noqa: N803, N806 - constants are upper-case, and the shape of an array is the end of its name
 from __future__ import annotations
 
 import triton
