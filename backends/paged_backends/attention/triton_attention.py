@@ -82,11 +82,11 @@ class TritonAttention(AttentionBackend):
         Raises:
             ValueError: the cache is not contiguous.
         """
-        from paged_backends.attention.triton_layer import TritonLayer
+        from paged_backends.attention.triton_layer import Gpu, TritonLayer
 
         if not cache.is_contiguous():
             raise ValueError(f"the cache must be contiguous, and its strides are {cache.stride()}")
-        return TritonLayer(layer, cache)
+        return TritonLayer(layer, cache, Gpu.of(cache.device))
 
 
 def _device_problem(device: torch.device) -> str | None:

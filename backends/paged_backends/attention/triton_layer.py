@@ -5,6 +5,7 @@ Imports Triton, which reads ``TRITON_INTERPRET`` then.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,12 @@ from paged_backends.attention.triton_plan import Plan
 from paged_backends.kernels.triton.attention_decode import attend_splits, merge_splits
 from paged_backends.kernels.triton.attention_splits import num_splits
 from paged_backends.kernels.triton.attention_tiles import attend_tiles
-from paged_backends.kernels.triton.attention_tuning import INTERPRETED, TileSizes, Tuning, tuning
+from paged_backends.kernels.triton.attention_tuning import (
+    INTERPRETED,
+    Capability,
+    TileSizes,
+    tuning,
+)
 from paged_backends.kernels.triton.attention_write import write_tokens
 from paged_core.interfaces.layer import LayerSpec
 
@@ -24,22 +30,31 @@ _NATIVE_FLOAT8 = (8, 9)
 _MERGED_AT_ONCE = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What launches are made for."""
+
+    capability: Capability
+    num_processors: int
+    """Streaming multiprocessors."""
+
+    @classmethod
+    def of(cls, device: torch.device) -> Gpu | None:
+        """Return what ``device`` is; ``None`` if it is no GPU."""
+        if device.type != "cuda":
+            return None
+        properties = torch.cuda.get_device_properties(device)
+        return cls(torch.cuda.get_device_capability(device), properties.multi_processor_count)
+
+
 class TritonLayer:
     """Attention of one layer over its cache.
 
     Args:
-        sizes: ``None``: what suits the device.
-        num_processors: streaming multiprocessors; ``None``: those of the device.
+        gpu: for which tiles and splits are chosen; ``None``: for the interpreter.
     """
 
-    def __init__(
-        self,
-        layer: LayerSpec,
-        cache: Tensor,
-        *,
-        sizes: Tuning | None = None,
-        num_processors: int | None = None,
-    ) -> None:
+    def __init__(self, layer: LayerSpec, cache: Tensor, gpu: Gpu | None) -> None:
         device = cache.device
         self._cache = cache
         self._layer = layer
@@ -48,20 +63,14 @@ class TritonLayer:
         if layer.alibi_slopes is not None:
             self._slopes = torch.tensor(layer.alibi_slopes, dtype=torch.float32, device=device)
         dim = max(16, 1 << (layer.head_dim - 1).bit_length())
-        capability = (0, 0)
-        if device.type == "cuda":
-            capability = torch.cuda.get_device_capability(device)
-            properties = torch.cuda.get_device_properties(device)
-            num_processors = num_processors or properties.multi_processor_count
-        self._num_processors = num_processors or 1
         float8 = layer.kv_cache_dtype != "auto"
-        if sizes is None:
-            sizes = INTERPRETED
-            if device.type == "cuda":
-                sizes = tuning(dim, self._dtype.itemsize, capability, float8=float8)
-        self._sizes = sizes
+        self._sizes = INTERPRETED
+        self._num_processors = 1
+        if gpu is not None:
+            self._sizes = tuning(dim, self._dtype.itemsize, gpu.capability, float8=float8)
+            self._num_processors = gpu.num_processors
         group = layer.num_heads // layer.num_kv_heads
-        self._decode_rows = max(sizes.decode.rows, 1 << (group - 1).bit_length())
+        self._decode_rows = max(self._sizes.decode.rows, 1 << (group - 1).bit_length())
         self._cache_constants: dict[str, Any] = {
             "KV_HEADS": layer.num_kv_heads,
             "BLOCK_SIZE": layer.block_size,
@@ -69,11 +78,11 @@ class TritonLayer:
             "HEAD_DIM": layer.head_dim,
             "DIM": dim,
             "FLOAT8": float8,
-            "NATIVE": float8 and capability >= _NATIVE_FLOAT8,
         }
         self._constants: dict[str, Any] = {
             **self._cache_constants,
             "GROUP": group,
+            "NATIVE": float8 and gpu is not None and gpu.capability >= _NATIVE_FLOAT8,
             "HAS_WINDOW": layer.sliding_window is not None,
             "HAS_CAP": layer.soft_cap is not None,
             "HAS_SLOPES": layer.alibi_slopes is not None,

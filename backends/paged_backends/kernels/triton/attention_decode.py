@@ -59,7 +59,7 @@ def attend_splits(
     if num_tokens == 1 and split * tiles < count:
         row_R = tl.arange(0, ROWS)
         dims_D = tl.arange(0, DIM)
-        head_R = kv_head * GROUP + row_R
+        head_R = (kv_head * GROUP + row_R).to(tl.int64)
         mask_RD = (row_R < GROUP)[:, None] & (dims_D < HEAD_DIM)[None, :]
         place_R = start.to(tl.int64) * query_token + head_R * query_head
         query_RD = tl.load(query + place_R[:, None] + dims_D[None, :], mask_RD, 0.0)

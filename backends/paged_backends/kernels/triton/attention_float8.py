@@ -1,7 +1,7 @@
 """Numbers in E4M3 (see :mod:`paged_backends.attention.float8`) to and from float32, in Triton.
 
-GPUs before compute capability 8.9 have no instructions for it: there ``NATIVE`` is false, and the
-bits are computed.
+They are written by computing with their bits. Many more are read than written: where ``NATIVE``,
+by the instructions for it of GPUs of compute capability 8.9 or newer.
 """
 
 # ruff: noqa: N803, N806 - constants are upper-case, and the shape of an array is the end of its name
@@ -28,21 +28,17 @@ def power_of_two(byte):
 
 
 @triton.jit
-def encode(number, NATIVE: tl.constexpr):
+def encode(number):
     """Return float32 numbers of at most 448 as bytes, to the nearest, ties to even; NaN what is
     not finite."""
     bits = number.to(tl.int32, bitcast=True)
     size_bits = bits & 0x7FFFFFFF
-    finite = size_bits < 0x7F800000
-    if NATIVE:
-        byte = number.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-    else:
-        # below 2^-6 numbers are multiples of 2^-9, as are the floats from 2^14 to 2^15
-        small = (tl.abs(number) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-        large = ((size_bits + 0x7FFFF + ((size_bits >> 20) & 1)) >> 20) - (120 << 3)
-        magnitude = tl.where(size_bits < (121 << 23), small, large)
-        byte = (magnitude | ((bits >> 24) & 0x80)).to(tl.uint8)
-    return tl.where(finite, byte, 0x7F).to(tl.uint8)
+    # below 2^-6 numbers are multiples of 2^-9, as are the floats from 2^14 to 2^15
+    small = (tl.abs(number) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    large = ((size_bits + 0x7FFFF + ((size_bits >> 20) & 1)) >> 20) - (120 << 3)
+    magnitude = tl.where(size_bits < (121 << 23), small, large)
+    byte = magnitude | ((bits >> 24) & 0x80)
+    return tl.where(size_bits < 0x7F800000, byte, 0x7F).to(tl.uint8)
 
 
 @triton.jit

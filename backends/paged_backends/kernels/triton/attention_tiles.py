@@ -62,7 +62,7 @@ def attend_tiles(
         row_R = first_row + tl.arange(0, ROWS)
         dims_D = tl.arange(0, DIM)
         token_R = (start + row_R // GROUP).to(tl.int64)
-        head_R = kv_head * GROUP + row_R % GROUP
+        head_R = (kv_head * GROUP + row_R % GROUP).to(tl.int64)
         mask_RD = (row_R < num_rows)[:, None] & (dims_D < HEAD_DIM)[None, :]
         place_R = token_R * query_token + head_R * query_head
         query_RD = tl.load(query + place_R[:, None] + dims_D[None, :], mask_RD, 0.0)

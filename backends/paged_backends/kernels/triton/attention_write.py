@@ -13,7 +13,6 @@ from paged_backends.kernels.triton.attention_float8 import encode, power_of_two,
 def _write_rows(
     row_ND, head_N, offset_N, is_written_N,
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, FLOAT8: tl.constexpr,
-    NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Write rows [N, D] at ``offset_N`` of their blocks; ``head_N`` points to a block's head."""
     dims_D = tl.arange(0, DIM)
@@ -22,7 +21,7 @@ def _write_rows(
     if FLOAT8:
         row_ND = row_ND.to(tl.float32)
         byte_N = scale_bytes(row_ND)
-        tl.store(place_ND, encode(row_ND * power_of_two(254 - byte_N)[:, None], NATIVE), mask_ND)
+        tl.store(place_ND, encode(row_ND * power_of_two(254 - byte_N)[:, None]), mask_ND)
         tl.store(head_N + BLOCK_SIZE * HEAD_DIM + offset_N, byte_N.to(tl.uint8), is_written_N)
     else:
         tl.store(place_ND, row_ND, mask_ND)
@@ -33,7 +32,6 @@ def write_tokens(
     key, value, cache, slots, key_token, key_head, value_token, value_head, num_tokens,
     KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr, FLOAT8: tl.constexpr,
-    NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Write keys and values [T, KV_HEADS, HEAD_DIM], whose strides are given, into ``cache``.
 
@@ -42,7 +40,7 @@ def write_tokens(
 
     Grid: (tokens / TOKENS, KV_HEADS).
     """
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     token_N = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     slot_N = tl.load(slots + token_N, token_N < num_tokens, -1)
     is_written_N = slot_N >= 0
@@ -57,7 +55,5 @@ def write_tokens(
     offset_N = slot_N % BLOCK_SIZE
     key_N = cache + (slot_N // BLOCK_SIZE * (2 * KV_HEADS) + head) * HEAD_SIZE
     value_N = key_N + KV_HEADS * HEAD_SIZE
-    _write_rows(key_ND, key_N, offset_N, is_written_N, BLOCK_SIZE, HEAD_DIM, DIM, FLOAT8, NATIVE)
-    _write_rows(
-        value_ND, value_N, offset_N, is_written_N, BLOCK_SIZE, HEAD_DIM, DIM, FLOAT8, NATIVE
-    )
+    _write_rows(key_ND, key_N, offset_N, is_written_N, BLOCK_SIZE, HEAD_DIM, DIM, FLOAT8)
+    _write_rows(value_ND, value_N, offset_N, is_written_N, BLOCK_SIZE, HEAD_DIM, DIM, FLOAT8)
