@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import structlog
 
+from paged_backends.attention.triton_obstacle import INTERPRETER, has_gpu
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch when it is first imported
-if not Path("/dev/nvidiactl").exists():  # read by Triton: kernels are executed on the CPU
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+if not has_gpu():  # read by Triton when it is first imported: kernels are executed on the CPU
+    os.environ.setdefault(INTERPRETER, "1")
 
 
 @pytest.fixture(autouse=True)

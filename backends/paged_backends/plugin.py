@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_backends.attention.settings import CpuSettings, TorchSettings
+from paged_backends.attention.settings import CpuSettings, TorchSettings, TritonSettings
+from paged_backends.attention.triton_obstacle import rank as triton_rank
 from paged_backends.executors.settings import LocalSettings, MemorySettings
 from paged_backends.runners.settings import NativeSettings, TransformersSettings
 from paged_core.component import Component
@@ -27,6 +28,15 @@ def paged_core_components() -> Iterator[Component]:
         check="paged_backends.kernels.cpu.obstacle:obstacle",
         details="paged_backends.kernels.cpu.obstacle:details",
         summary="our own kernels for CPUs (AVX-512, AVX2, portable), compiled on first use",
+    )
+    yield Component(
+        "attention",
+        TritonSettings,
+        "paged_backends.attention.triton_attention:TritonAttention",
+        rank=triton_rank(),
+        check="paged_backends.attention.triton_obstacle:obstacle",
+        details="paged_backends.attention.triton_obstacle:details",
+        summary="our own kernels in Triton, for CUDA devices; compiled on first use",
     )
     yield Component(
         "runner",

@@ -25,3 +25,9 @@ class CpuSettings(ComponentSettings):
         description="auto: the best that processor and compiler have; naming one that the "
         "processor lacks is an error",
     )
+
+
+class TritonSettings(ComponentSettings):
+    """Our own kernels in Triton, for CUDA devices."""
+
+    name: Literal["triton"] = "triton"
