@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_backends.attention.settings import CpuSettings, TorchSettings
+from paged_backends.attention.settings import CpuSettings, CudaSettings, TorchSettings
 from paged_backends.executors.settings import LocalSettings, MemorySettings
 from paged_backends.runners.settings import NativeSettings, TransformersSettings
 from paged_core.component import Component
@@ -27,6 +27,15 @@ def paged_core_components() -> Iterator[Component]:
         check="paged_backends.kernels.cpu.obstacle:obstacle",
         details="paged_backends.kernels.cpu.obstacle:details",
         summary="our own kernels for CPUs (AVX-512, AVX2, portable), compiled on first use",
+    )
+    yield Component(
+        "attention",
+        CudaSettings,
+        "paged_backends.attention.cuda_attention:CudaAttention",
+        rank=20,
+        check="paged_backends.kernels.cuda.obstacle:obstacle",
+        details="paged_backends.kernels.cuda.obstacle:details",
+        summary="our own CUDA C++ kernels, compiled on first use; emulated on the CPU for tests",
     )
     yield Component(
         "runner",

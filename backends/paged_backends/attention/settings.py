@@ -25,3 +25,14 @@ class CpuSettings(ComponentSettings):
         description="auto: the best that processor and compiler have; naming one that the "
         "processor lacks is an error",
     )
+
+
+class CudaSettings(ComponentSettings):
+    """Our own CUDA C++ kernels, compiled on first use by nvcc or NVRTC."""
+
+    name: Literal["cuda"] = "cuda"
+    target: Literal["auto", "emulated", "emulated_checked"] = Field(
+        "auto",
+        description="auto: the GPU that the model is on; emulated: the CPU, slowly, for tests; "
+        "emulated_checked: likewise, every access to memory looked at",
+    )

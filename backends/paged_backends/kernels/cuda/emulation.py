@@ -27,8 +27,8 @@ Order = Literal["up", "down", "by chance"]
 
 _ORDERS: Mapping[Order, int] = {"up": 0, "down": 1, "by chance": 2}
 _FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-w")
-_FAST = ("-O2",)
-_CHECKED = ("-O1", "-g", "-DSIMT_CHECK", "-ftrivial-auto-var-init=pattern")
+_FAST = ("-O1",)
+_CHECKED = ("-O1", "-g1", "-DSIMT_CHECK", "-ftrivial-auto-var-init=pattern")
 _WATCHED = ("-fsanitize=thread,alignment,bounds",)
 """The compiler then calls a function at every access; the shim has these, no library is linked."""
 

@@ -20,7 +20,7 @@ MAX_HEAD_DIM = _DIMS[-1]
 HEAD_DIM_MULTIPLE = 8
 GPU_GROUPS = tuple(range(1, 9))
 """Query heads of one key head that a thread block may take when it decodes."""
-EMULATED_GROUPS = (1, 2, 4, 8)
+EMULATED_GROUPS = (1, 4)
 """Those of them that are compiled for the CPU."""
 
 COPY_BLOCKS = "paged_copy_blocks"
