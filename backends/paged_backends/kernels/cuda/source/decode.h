@@ -3,8 +3,8 @@
 //
 // A key is read by as many lanes as it has pieces of eight numbers; each of them keeps the same
 // piece of the queries and of the result. So a warp reads several keys at once, and each part of it
-// has a softmax of its own. They are put together at the end: by shuffles, then through shared
-// memory, then by combine.h.
+// has a softmax of its own. They are put together at the end: through shared memory, then by
+// combine.h.
 //
 // Each thread brings the pieces that it needs itself, several steps ahead, to places in shared
 // memory that no other thread uses: no barrier is needed, and no registers hold what is in flight.
@@ -29,7 +29,8 @@ class Decode {
     Inbox<Stored, kAhead, kThreads> keys, values;
   };
   struct Joint {
-    float greatest[kGroup][kWarps], sum[kGroup][kWarps], values[kGroup][kWarps][kDim];
+    float greatest[kGroup][kWarps * kParts], sum[kGroup][kWarps * kParts];
+    float values[kGroup][kWarps * kParts][kDim];
   };
 
  public:
@@ -45,7 +46,6 @@ class Decode {
     Decode decode(call, row, shared);
     decode.load_queries();
     decode.attend();
-    decode.join_parts();
     __syncthreads();  // the stages are used no more
     decode.leave_joint();
     __syncthreads();  // the joint is complete
@@ -168,36 +168,21 @@ class Decode {
     return product;
   }
 
-  /// Puts the parts of a warp together; both of two lanes do the same.
-  __device__ __forceinline__ void join_parts() {
-#pragma unroll
-    for (int j = 0; j < kGroup; ++j)
-#pragma unroll
-      for (int flip = kLanes; flip < 32; flip *= 2) {
-        state[j].raise(__shfl_xor_sync(~0u, state[j].greatest, flip));
-        state[j].sum += __shfl_xor_sync(~0u, state[j].sum, flip);
-#pragma unroll
-        for (int d = 0; d < kPiece; ++d)
-          state[j].values[d] += __shfl_xor_sync(~0u, state[j].values[d], flip);
-      }
-  }
-
   __device__ __forceinline__ void leave_joint() {
-    if (part) return;
-    Joint& joint = shared.joint;
+    if (dim >= kDim) return;
+    int place = warp * kParts + part;
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) {
       if (dim == 0) {
-        joint.greatest[j][warp] = state[j].greatest;
-        joint.sum[j][warp] = state[j].sum;
+        shared.joint.greatest[j][place] = state[j].greatest;
+        shared.joint.sum[j][place] = state[j].sum;
       }
-      if (dim >= kDim) continue;
 #pragma unroll
-      for (int d = 0; d < kPiece; ++d) joint.values[j][warp][dim + d] = state[j].values[d];
+      for (int d = 0; d < kPiece; ++d) shared.joint.values[j][place][dim + d] = state[j].values[d];
     }
   }
 
-  /// Puts the warps together; the result, or that of a split.
+  /// Puts the parts of all warps together; the result, or that of a split.
   __device__ __forceinline__ void store() const {
     const Joint& joint = shared.joint;
     bool is_whole = row.num_splits(call) == 1;
@@ -205,11 +190,11 @@ class Decode {
       int j = i / call.dim, d = i % call.dim;
       Softmax<1> all;
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        all.raise(joint.greatest[j][w]);
-        float factor = all.weight(joint.greatest[j][w]);
-        all.sum += factor * joint.sum[j][w];
-        all.values[0] += factor * joint.values[j][w][d];
+      for (int place = 0; place < kWarps * kParts; ++place) {
+        all.raise(joint.greatest[j][place]);
+        float factor = all.weight(joint.greatest[j][place]);
+        all.sum += factor * joint.sum[j][place];
+        all.values[0] += factor * joint.values[j][place][d];
       }
       if (is_whole) {
         long long out = static_cast<long long>(row.token) * call.heads + head + j;

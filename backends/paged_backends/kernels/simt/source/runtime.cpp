@@ -200,9 +200,7 @@ std::string problem(const char* name, const Kernel* found, dim3 grid, unsigned t
                   shared_bytes);
   else if (!grid.x || !grid.y || !grid.z || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535)
     std::snprintf(text, sizeof text, "a grid of %u x %u x %u blocks", grid.x, grid.y, grid.z);
-  else
-    return "";
-  return std::string(name) + ": " + text;
+  return text;
 }
 
 }  // namespace
@@ -351,7 +349,6 @@ extern "C" SIMT_EXPORT int simt_launch(const char* name, unsigned grid_x, unsign
   state.call = call, state.call_bytes = kernel->geometry[3];
   ++state.launch_serial;
   run_grid(grid_size);
-  if (failed) message = std::string(name) + ": " + message;
   return failed;
 }
 
