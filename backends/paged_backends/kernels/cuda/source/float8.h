@@ -17,13 +17,13 @@ __device__ __forceinline__ unsigned scale_byte(unsigned greatest) {
   return byte < 1 ? 1 : byte;
 }
 
-/// E4M3, rounded to the nearest, ties to even. NaN stands for what is not finite, and for what
-/// rounds to more than 448.
+/// E4M3, rounded to the nearest, ties to even; 448 stands for what is greater, and NaN for what is not
+/// finite.
 __device__ __forceinline__ unsigned to_e4m3(float value) {
   unsigned bits = __float_as_uint(value), size = bits & 0x7fffffff, sign = bits >> 24 & 0x80;
   if (size >= 0x7f800000) return 0x7f;
-  if (size >= 0x43f00000) return sign | 0x7f;  // 480
-  if (size < 0x3c800000)                       // 2^-6; the sum has as many bits as a subnormal
+  if (size >= 0x43e00000) return sign | 0x7e;  // 448
+  if (size < 0x3c800000)  // 2^-6; the sum has as many bits as a subnormal
     return sign | (__float_as_uint(__uint_as_float(size) + 16384.0f) - 0x46800000);
   return sign | (((size + 0x7ffff + (size >> 20 & 1)) >> 20) - (120 << 3));
 }
