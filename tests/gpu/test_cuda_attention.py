@@ -14,11 +14,13 @@ import torch
 from paged_backends.attention.cuda_attention import CudaAttention
 from paged_backends.attention.settings import CudaSettings
 from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cuda.block_copier import BlockCopier
 from paged_backends.kernels.cuda.devices import architecture
 from paged_backends.kernels.cuda.driver import Context, Driver
 from paged_backends.kernels.cuda.nvcc import Nvcc
 from paged_backends.kernels.cuda.nvrtc import Nvrtc
 from paged_backends.kernels.cuda.structs import Call
+from paged_backends.kernels.cuda.targets import GpuTarget
 from paged_backends.kernels.cuda.toolkit import load_variant
 from paged_backends.kernels.cuda.variant import Variant
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
@@ -212,3 +214,24 @@ def test_a_layer_computes_on_its_own_device() -> None:
         np.testing.assert_allclose(
             out.double().numpy(), scene.expected(index), atol=2e-2, rtol=2e-2
         )
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_blocks_of_all_layers_are_copied_in_one_launch(pinned: bool) -> None:
+    """Within the device, and to pinned memory of the host and back."""
+    target = GpuTarget()
+    device = torch.device("cuda", 0)
+    copier = BlockCopier(target.module(Variant.of(LAYER), device), device)
+    caches = [torch.randn(50, 2, 8, 16, 128, device=device).bfloat16() for _ in range(5)]
+    others = [
+        torch.zeros(50, 2, 8, 16, 128, dtype=torch.bfloat16, pin_memory=True) if pinned else cache
+        for cache in caches
+    ]
+    wanted = [cache[[3, 4, 5]].cpu() for cache in caches]
+    copier.copy(caches, [3, 4, 5], others, [4, 5, 6])
+    torch.cuda.synchronize()
+    for other, expected in zip(others, wanted, strict=True):
+        assert torch.equal(other[4:7].cpu(), expected)
+    copier.copy(others, [4, 5, 6], caches, [10, 11, 12])
+    for cache, expected in zip(caches, wanted, strict=True):
+        assert torch.equal(cache[10:13].cpu(), expected)

@@ -16,7 +16,7 @@ def device_problem(index: int | None) -> str | None:
         return f"PyTorch {torch.__version__} finds no CUDA device"
     capability = torch.cuda.get_device_capability(index)
     if capability < MIN_CAPABILITY:
-        return f"it needs compute capability 8.0, and {describe(index)}"
+        return f"it needs compute capability 8.0, and the device is {describe(index)}"
     return None
 
 
@@ -29,4 +29,4 @@ def architecture(index: int) -> str:
 def describe(index: int | None) -> str:
     """Return the device's name and compute capability."""
     major, minor = torch.cuda.get_device_capability(index)
-    return f"{torch.cuda.get_device_name(index)} has {major}.{minor}"
+    return f"{torch.cuda.get_device_name(index)} of {major}.{minor}"

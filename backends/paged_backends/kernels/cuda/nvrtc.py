@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
+from ctypes import byref, c_char_p, c_size_t, c_void_p
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,18 +25,19 @@ class Nvrtc:
     """An NVRTC that was found; see :class:`~paged_backends.kernels.build.Compiler`."""
 
     path: Path
-    version: str
     headers: tuple[Path, ...]
     """Folders of CUDA's headers: NVRTC has none itself."""
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Path, version and folders of headers."""
-        return ("nvrtc", str(self.path), self.version, *map(str, self.headers))
+        """Path, size and time of change, since it is large to load, and folders of headers."""
+        found = self.path.stat()
+        state = (str(self.path), str(found.st_size), str(found.st_mtime_ns))
+        return ("nvrtc", *state, *map(str, self.headers))
 
     @classmethod
     def find(cls, environ: Mapping[str, str] = os.environ) -> Nvrtc:
-        """Return that of an installed Python package, or else of a CUDA toolkit.
+        """Return that of an installed Python package, or else of a CUDA toolkit; it is not loaded.
 
         Raises:
             CannotCompile: there is none, or it has no headers.
@@ -46,13 +47,9 @@ class Nvrtc:
         for folder in (*packages, *toolkit_folders(environ)):
             for path in _libraries(folder):
                 headers = tuple(_headers(folder, packages))
-                if not headers:
-                    reason = f"{path} has no {_HEADER} beside it"
-                    continue
-                try:
-                    return cls(path, _Library(path).version(), headers)
-                except OSError as error:
-                    reason = f"{path} cannot be loaded: {error}"
+                if headers:
+                    return cls(path, headers)
+                reason = f"{path} has no {_HEADER} beside it"
         raise CannotCompile(reason)
 
     def build(self, sources: Sequence[Path], flags: Sequence[str], target: Path, /) -> None:
@@ -68,14 +65,16 @@ class _Library:
     """The functions of NVRTC that are needed."""
 
     def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            CannotCompile: it cannot be loaded.
+        """
         self._path = path
-        self._loaded = ctypes.CDLL(str(path))
+        try:
+            self._loaded = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise CannotCompile(f"{path} cannot be loaded: {error}") from error
         self._loaded.nvrtcGetErrorString.restype = c_char_p
-
-    def version(self) -> str:
-        major, minor = c_int(), c_int()
-        self._loaded.nvrtcVersion(byref(major), byref(minor))
-        return f"{major.value}.{minor.value}"
 
     def compile(self, source: Path, flags: Sequence[str]) -> bytes:
         """Return the cubin.

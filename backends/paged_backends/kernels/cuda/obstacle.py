@@ -9,10 +9,9 @@ from paged_backends.kernels.cpu.compiler import find_compiler
 
 
 def obstacle() -> str | None:
-    """Return why neither a GPU nor an emulation can be served, or ``None``.
+    """Return why the kernels can be compiled neither for a GPU nor for its emulation, or ``None``.
 
-    Nothing is compiled, and PyTorch is not asked for a GPU: the backend does so when it looks at a
-    layer.
+    Nothing is compiled or loaded; the backend looks for a GPU when it is shown a layer.
     """
     from paged_backends.kernels.cuda.toolkit import find_compilers
 
@@ -26,16 +25,11 @@ def obstacle() -> str | None:
 
 def details() -> str:
     """Return the GPU and the compiler, or why only the emulation can be chosen."""
-    from paged_backends.kernels.cuda.devices import device_problem
+    from paged_backends.kernels.cuda.devices import describe, device_problem
     from paged_backends.kernels.cuda.toolkit import find_compilers
 
     compilers = find_compilers()
     problem = device_problem(0)
-    if problem is None and isinstance(compilers, CannotCompile):
-        problem = str(compilers)
-    if problem is not None:
-        return f"emulated on the CPU only, for tests (target: emulated): {problem}"
-    assert not isinstance(compilers, CannotCompile)
-    from paged_backends.kernels.cuda.devices import describe
-
-    return f"{describe(0)}, compiled by {compilers[0].version}"
+    if problem is None and not isinstance(compilers, CannotCompile):
+        return f"{describe(0)}, compiled by {compilers[0].path}"
+    return f"on no GPU, {problem or compilers}; emulated on the CPU, for tests, by target: emulated"
