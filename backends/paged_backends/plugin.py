@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_backends.attention.settings import CpuSettings, TorchSettings, TritonSettings
+from paged_backends.attention.settings import (
+    CpuSettings,
+    CudaSettings,
+    TorchSettings,
+    TritonSettings,
+)
 from paged_backends.attention.triton_obstacle import rank as triton_rank
 from paged_backends.executors.settings import LocalSettings, MemorySettings
 from paged_backends.runners.settings import NativeSettings, TransformersSettings
@@ -37,6 +42,15 @@ def paged_core_components() -> Iterator[Component]:
         check="paged_backends.attention.triton_obstacle:obstacle",
         details="paged_backends.attention.triton_obstacle:details",
         summary="our own kernels in Triton, for CUDA devices; compiled on first use",
+    )
+    yield Component(
+        "attention",
+        CudaSettings,
+        "paged_backends.attention.cuda_attention:CudaAttention",
+        rank=20,
+        check="paged_backends.kernels.cuda.obstacle:obstacle",
+        details="paged_backends.kernels.cuda.obstacle:details",
+        summary="our own CUDA C++ kernels, compiled on first use; emulated on the CPU for tests",
     )
     yield Component(
         "runner",

@@ -31,3 +31,14 @@ class TritonSettings(ComponentSettings):
     """Our own kernels in Triton, for CUDA devices."""
 
     name: Literal["triton"] = "triton"
+
+
+class CudaSettings(ComponentSettings):
+    """Our own CUDA C++ kernels, compiled on first use by nvcc or NVRTC."""
+
+    name: Literal["cuda"] = "cuda"
+    target: Literal["auto", "emulated", "emulated_checked"] = Field(
+        "auto",
+        description="auto: the GPU that the model is on; emulated: the CPU, slowly, for tests; "
+        "emulated_checked: likewise, every access to memory looked at",
+    )
