@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_backends.attention.settings import CpuSettings, TorchSettings
+from paged_backends.attention.settings import (
+    CpuSettings,
+    FlashAttnSettings,
+    FlashInferSettings,
+    HybridSettings,
+    TorchSettings,
+)
 from paged_backends.executors.settings import LocalSettings, MemorySettings
 from paged_backends.runners.settings import NativeSettings, TransformersSettings
 from paged_core.component import Component
@@ -27,6 +33,30 @@ def paged_core_components() -> Iterator[Component]:
         check="paged_backends.kernels.cpu.obstacle:obstacle",
         details="paged_backends.kernels.cpu.obstacle:details",
         summary="our own kernels for CPUs (AVX-512, AVX2, portable), compiled on first use",
+    )
+    yield Component(
+        "attention",
+        FlashAttnSettings,
+        "paged_backends.attention.flash_attn.backend:FlashAttnAttention",
+        rank=40,
+        check="paged_backends.attention.flash_attn.obstacle:obstacle",
+        details="paged_backends.attention.flash_attn.obstacle:details",
+        summary="flash-attn 3, 2 or 4, or PyTorch's own flash attention, on NVIDIA GPUs",
+    )
+    yield Component(
+        "attention",
+        FlashInferSettings,
+        "paged_backends.attention.flashinfer_attention:FlashInferAttention",
+        rank=30,
+        check="paged_backends.attention.flashinfer_package:obstacle",
+        summary="the package FlashInfer, on NVIDIA GPUs",
+    )
+    yield Component(
+        "attention",
+        HybridSettings,
+        "paged_backends.attention.hybrid_attention:make_hybrid",
+        rank=None,
+        summary="two components over one cache: one for prefill, one for decoding",
     )
     yield Component(
         "runner",
