@@ -58,6 +58,6 @@ def _checked(
 def _broken(module: str, error: Exception, install: str) -> str:
     problem = import_problem(error).partition("\n")[0]
     return (
-        f"{module} is installed and cannot be imported, {problem:.200}: if it was built for another "
-        f"PyTorch, install it again ({install})"
+        f"{module} is installed and cannot be imported, {problem:.200}: if it was built for "
+        f"another PyTorch, install it again ({install})"
     )

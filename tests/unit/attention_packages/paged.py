@@ -86,6 +86,9 @@ def attend(
     counts = starts_S.diff()
     kept = lengths_S.nonzero().flatten()
     rows = torch.repeat_interleave(lengths_S > 0, counts).nonzero().flatten()
+    out_THD = torch.zeros_like(query_THD, memory_format=torch.contiguous_format)
+    if not len(rows):
+        return out_THD
     chunks = [
         (length - count, count)
         for length, count in zip(lengths_S[kept].tolist(), counts[kept].tolist(), strict=True)
@@ -106,7 +109,6 @@ def attend(
     cache = torch.stack((keys_BPKD, values_BPKD))
     # what is there is written again
     keys_TKD, values_TKD = (part.flatten(0, 1)[batch.slot_mapping] for part in cache)
-    out_THD = torch.zeros_like(query_THD, memory_format=torch.contiguous_format)
     out_THD[rows] = PagedLayer(layer, cache).forward(
         query_THD[rows], keys_TKD, values_TKD, Plan(batch)
     )
