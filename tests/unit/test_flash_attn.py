@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import wraps
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from structlog.testing import capture_logs
@@ -20,9 +22,11 @@ from paged_core.interfaces.attention import AttentionBatch, SupportsGraphCapture
 from paged_core.interfaces.component_factory import make_attention
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
+from paged_core.testing.attention_scene import Scene
 from unit.attention_calls import LAYER, batch_of, layer, make, record, run, tokens
 from unit.attention_packages import flash_attn_2, flash_attn_3, flash_attn_4, torch_varlen
 from unit.attention_packages.install import install
+from unit.test_attention_plans import NoReads
 
 EVERY = ("fa2", "fa3", "fa4", "torch")
 
@@ -254,6 +258,40 @@ def test_a_step_that_decodes_is_computed_by_the_function_for_that(
     assert others[0]["window_size"] == (-1, -1)
 
 
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("provider", EVERY)
+def test_a_step_that_decodes_sees_its_window(
+    provider: str, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, *EVERY)
+    size = 256 if provider in ("fa2", "torch") else 16
+    of = layer(block_size=size, sliding_window=window)
+    scene = Scene(backend(provider), of, [(20, 1), (300, 1), (3, 1)], 5)
+    for index, out in enumerate(scene.run([0, 1, 2])):
+        wanted = scene.expected(index)
+        np.testing.assert_allclose(out.double().numpy(), wanted, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_step_reads_no_tensor(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading one would wait for the device."""
+    install(monkeypatch, "fa2")
+    for name in ("flash_attn_varlen_func", "flash_attn_with_kvcache"):
+        function = wraps(getattr(flash_attn_2, name))(lambda query, *args, **options: query)
+        monkeypatch.setattr(flash_attn_2, name, function)
+    made, of = backend(), layer(block_size=256)
+    cache = torch.zeros(made.cache_shape(of, 2), dtype=torch.bfloat16)
+    batch, parts = batch_of([(5, 1), (300, 1)], 256), tokens(of, 2)
+    batch = replace(batch, block_tables=batch.block_tables % 2)
+    batch = replace(batch, slot_mapping=batch.slot_mapping % 512)
+    batch = replace(batch, block_tables_host=batch.block_tables_host % 2)
+    with NoReads():
+        plan = made.plan_capture(batch) if captured else made.plan(batch)
+        made.bind(of, cache).forward(*parts, plan)
+        if captured:
+            made.update_capture(plan, batch)
+
+
 def test_deterministic_computes_every_batch_by_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, *EVERY)
     decodes = record(monkeypatch, flash_attn_2, "flash_attn_with_kvcache")
@@ -324,13 +362,14 @@ def emptied(batch: AttentionBatch, rows: list[int]) -> AttentionBatch:
     )
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("provider", EVERY)
 def test_a_captured_plan_is_replayed_with_other_numbers(
-    provider: str, monkeypatch: pytest.MonkeyPatch
+    provider: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tensors of the first batch stay where they are; rows without a sequence write nothing."""
     install(monkeypatch, *EVERY)
-    made = backend(provider)
+    made = backend(provider, deterministic=deterministic)
     assert isinstance(made, SupportsGraphCapture)
     of = layer(block_size=256 if provider in ("fa2", "torch") else 16)
     held = batch_of([(30, 1)] * 4, of.block_size)

@@ -28,6 +28,7 @@ from unit.attention_calls import LAYER, batch_of, layer
 from unit.attention_packages.install import install
 from unit.heads_first_attention import HEADS_FIRST
 from unit.packed_attention import PACKED
+from unit.test_attention_plans import NoReads
 
 
 def hybrid(prefill: Any, decode: Any, *parts: object) -> HybridAttention:
@@ -115,6 +116,15 @@ def test_a_part_reads_what_the_other_writes_in_the_same_step(
     for index, out in zip(members, scene.run(members, write_cached=False), strict=True):
         np.testing.assert_allclose(out.numpy(), scene.expected(index), atol=2e-5, rtol=2e-5)
     assert seen == [order]
+
+
+def test_a_step_of_both_parts_reads_no_tensor() -> None:
+    """Reading one would wait for the device."""
+    made, batch = torch_twice(), batch_of([(5, 1), (0, 3), (20, 1)])
+    cache = torch.zeros(made.cache_shape(LAYER, 6), dtype=torch.bfloat16)
+    parts = [torch.zeros(5, heads, 64, dtype=torch.bfloat16) for heads in (4, 2, 2)]
+    with NoReads():
+        made.bind(LAYER, cache).forward(parts[0], parts[1], parts[2], made.plan(batch))
 
 
 # ---------------------------------------------------------------------- what is refused
