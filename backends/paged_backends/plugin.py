@@ -56,6 +56,7 @@ def paged_core_components() -> Iterator[Component]:
         HybridSettings,
         "paged_backends.attention.hybrid_attention:make_hybrid",
         rank=None,
+        details="paged_backends.attention.hybrid_attention:details",
         summary="two components over one cache: one for prefill, one for decoding",
     )
     yield Component(

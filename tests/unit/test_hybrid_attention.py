@@ -170,6 +170,12 @@ def test_a_part_that_cannot_be_used_here_is_a_reason(monkeypatch: pytest.MonkeyP
     assert not isinstance(made, SupportsGraphCapture)
 
 
+def test_deterministic_is_refused() -> None:
+    parts = AttentionParts(settings=EngineSettings(deterministic=True))
+    made = make_hybrid(HybridSettings(prefill="torch", decode="torch"), parts)
+    assert "deterministic" in (made.check(LAYER) or "")
+
+
 def test_what_a_part_does_not_serve_is_a_reason() -> None:
     assert (torch_twice().check(layer(num_heads=3)) or "").startswith("prefill 'torch': 3 query")
 
@@ -288,5 +294,10 @@ def test_settings_are_given_as_for_a_slot() -> None:
     made = EngineSettings(attention={"name": "hybrid", "decode": table})
     assert made.model_dump(mode="json")["attention"]["decode"] == table
     assert EngineSettings(**made.model_dump()) == made
+    parts = cast("HybridSettings", made.attention)
+    assert (str(parts.prefill), str(parts.decode)) == (
+        "flash_attn",
+        json.dumps(table, separators=(",", ":")),
+    )
     schema = settings_class(Registry.discover()).model_json_schema()
     assert "HybridSettings" in schema["$defs"]

@@ -15,7 +15,10 @@ def compute_capability(device: str) -> tuple[int, int] | None:
 def no_gpu() -> str | None:
     """Say that PyTorch has no NVIDIA GPU here, if so."""
     if torch.version.cuda is None:
-        return "it computes on NVIDIA GPUs, and this PyTorch is built without CUDA"
+        return (
+            "it computes on NVIDIA GPUs, and this PyTorch is built without CUDA; install PyTorch's "
+            "build for CUDA"
+        )
     if not torch.cuda.is_available():
         return "it computes on NVIDIA GPUs, and PyTorch finds none here"
     return None

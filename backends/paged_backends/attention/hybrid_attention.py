@@ -128,11 +128,17 @@ class HybridLayer:
 class HybridAttention(AttentionBackend):
     """Component ``hybrid``."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[Member], *, deterministic: bool) -> None:
         self._members = {member.role: member for member in members}
+        self._deterministic = deterministic
 
     def check(self, layer: LayerSpec, /) -> str | None:
         """Return why one of the two does not serve ``layer``, or how their caches differ."""
+        if self._deterministic:
+            return (
+                "which part computes a token depends on the rest of the batch, which deterministic "
+                "rules out"
+            )
         for member in self._members.values():
             reason = member.check(layer)
             if reason is not None:
@@ -205,9 +211,14 @@ def make_hybrid(options: HybridSettings, parts: AttentionParts) -> HybridAttenti
         _member(role, chosen, registry, parts)
         for role, chosen in (("prefill", options.prefill), ("decode", options.decode))
     ]
-    if isinstance(members[1].backend, SupportsGraphCapture):
-        return CapturableHybrid(members)
-    return HybridAttention(members)
+    is_captured = isinstance(members[1].backend, SupportsGraphCapture)
+    kind = CapturableHybrid if is_captured else HybridAttention
+    return kind(members, deterministic=parts.settings.deterministic)
+
+
+def details() -> str:
+    """Return of what it can be made."""
+    return "of two components that can be used here and lay out the cache alike"
 
 
 def _member(

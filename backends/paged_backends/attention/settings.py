@@ -52,6 +52,9 @@ class ChosenAttention(BaseModel):
 
     name: str
 
+    def __str__(self) -> str:
+        return self.name if not self.model_extra else self.model_dump_json()
+
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, value: object) -> object:
