@@ -274,11 +274,13 @@ def test_an_engine_generates_the_same_text(parts: tuple[str, str]) -> None:
             attention=attention,
             dtype="float32",
             block_size=4,
-            num_blocks=24,
-            max_model_len=80,
+            num_blocks=12,
+            max_model_len=40,
             scheduler={"max_num_batched_tokens": 7},
         ) as llm:
-            return [list(each.outputs[0].token_ids) for each in llm.generate(prompts, params)]
+            outputs = llm.generate(prompts, params)
+            assert llm.get_metrics().num_preemptions
+            return [list(each.outputs[0].token_ids) for each in outputs]
 
     prefill, decode = parts
     made = texts({"name": "hybrid", "prefill": prefill, "decode": decode})
