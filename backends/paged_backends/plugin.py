@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from paged_backends.attention.settings import (
     CpuSettings,
     CudaSettings,
+    FlashAttnSettings,
+    FlashInferSettings,
+    HybridSettings,
     TorchSettings,
     TritonSettings,
 )
@@ -51,6 +54,31 @@ def paged_core_components() -> Iterator[Component]:
         check="paged_backends.kernels.cuda.obstacle:obstacle",
         details="paged_backends.kernels.cuda.obstacle:details",
         summary="our own CUDA C++ kernels, compiled on first use; emulated on the CPU for tests",
+    )
+    yield Component(
+        "attention",
+        FlashAttnSettings,
+        "paged_backends.attention.flash_attn.backend:FlashAttnAttention",
+        rank=40,
+        check="paged_backends.attention.flash_attn.obstacle:obstacle",
+        details="paged_backends.attention.flash_attn.obstacle:details",
+        summary="flash-attn 3, 2 or 4, or PyTorch's own flash attention, on NVIDIA GPUs",
+    )
+    yield Component(
+        "attention",
+        FlashInferSettings,
+        "paged_backends.attention.flashinfer_attention:FlashInferAttention",
+        rank=30,
+        check="paged_backends.attention.flashinfer_package:obstacle",
+        summary="the package FlashInfer, on NVIDIA GPUs",
+    )
+    yield Component(
+        "attention",
+        HybridSettings,
+        "paged_backends.attention.hybrid_attention:make_hybrid",
+        rank=None,
+        details="paged_backends.attention.hybrid_attention:details",
+        summary="two components over one cache: one for prefill, one for decoding",
     )
     yield Component(
         "runner",

@@ -42,8 +42,8 @@ class Component:
     factory: str
     """``"package.module:Class"``, imported when the component is chosen. It is called with the
     options, and with what else the slot's interface says."""
-    rank: int = 0
-    """``auto`` prefers higher ranks."""
+    rank: int | None = 0
+    """``auto`` prefers higher ranks; ``None``: it never tries the component."""
     check: str | None = None
     """``"package.module:function"``: without arguments, returns why the component cannot run on
     this machine or in this environment, or ``None``. It builds nothing."""

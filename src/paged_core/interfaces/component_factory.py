@@ -68,7 +68,7 @@ def make_attention(
 
     def check(options: ComponentSettings) -> AttentionBackend:
         backend: AttentionBackend = make_component(
-            registry, "attention", options, AttentionParts(settings=settings)
+            registry, "attention", options, AttentionParts(settings=settings, registry=registry)
         )
         for layer in dict.fromkeys(layers):
             reason = backend.check(layer)

@@ -71,7 +71,7 @@ class AttentionCases(ComponentConformance):
         if reason:
             pytest.skip(reason)
         settings = EngineSettings(deterministic=self.deterministic)
-        made = self.build(AttentionParts(settings=settings))
+        made = self.build(AttentionParts(settings=settings, registry=self.registry))
         assert isinstance(made, AttentionBackend)
         reason = made.check(self.layer(self.dtypes[0]))
         if reason:
