@@ -32,7 +32,7 @@ from paged_plugins.bench.peer_python import PeerPython
 from paged_plugins.bench.peers.peer_engine import Task
 from paged_plugins.bench.peers.table import OURS, PEERS
 from paged_plugins.bench.progress import progress
-from paged_plugins.bench.roofline import measure_rates
+from paged_plugins.bench.rates import measure_rates
 from paged_plugins.bench.throughput_command import chosen_workloads
 from paged_plugins.bench.turns import longest
 from paged_plugins.bench.workloads import NAMED, Workload

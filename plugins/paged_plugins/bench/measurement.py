@@ -18,7 +18,8 @@ from paged_core.llm import LLM
 from paged_core.text.outputs import RequestOutput
 from paged_plugins.bench.completion import complete
 from paged_plugins.bench.memory_peak import peak_memory, reset_peak
-from paged_plugins.bench.roofline import least_seconds, measure_rates
+from paged_plugins.bench.rates import measure_rates
+from paged_plugins.bench.roofline import least_seconds
 from paged_plugins.bench.turns import longest, prompt_lengths
 from paged_plugins.bench.workloads import Item, Workload
 
