@@ -64,6 +64,14 @@ def attention_command(
     roofline: Annotated[
         bool, typer.Option(help="Measure first how fast the device copies and multiplies.")
     ] = True,
+    num_layers: Annotated[
+        int | None,
+        typer.Option(
+            "--layers",
+            min=1,
+            help="Layers to run in turn (default: as many as exceed the caches of the device).",
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Repeats to take the median of.")] = 9,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     output: Annotated[
@@ -85,7 +93,7 @@ def attention_command(
     cases = [AttentionCase.parse(text) for text in batch or _CASES]
     served = [_backends(given, settings, layer, backends) for layer in layers]
     rates = measure_rates(layers[0].dtype, layers[0].device) if roofline else None
-    grid = AttentionGrid(cases, shared_prefix, repeats, rates)
+    grid = AttentionGrid(cases, shared_prefix, num_layers, repeats, rates)
     refused = [why for _, some in served for why in some]
     rows: list[dict[str, Any]] = []
     with progress(len(layers) * len(cases) * (repeats + WARM_UP), "measuring") as advance:

@@ -45,6 +45,8 @@ class AttentionGrid:
     cases: Sequence[AttentionCase]
     num_shared: int
     """Cached tokens that all sequences share as a prefix."""
+    num_layers: int | None
+    """Layers to run in turn; ``None``: as many as exceed the caches of the device."""
     repeats: int
     rates: Rates | None
     """What the device can do at most; ``None``: unknown, and so are the shares."""
@@ -94,10 +96,12 @@ class AttentionGrid:
         bare: Sequence[BareAttention | BareSdpa],
     ) -> Iterator[tuple[str, Callable[[], _Contender]]]:
         """Yield the name of each contender, and what makes it."""
-        number = case.num_layers(layer)
+        number = self.num_layers or case.num_layers(layer)
 
         def component(name: str) -> _Contender:
-            run = AttentionRun.make(case, parts[name], layer, self.num_shared)
+            run = AttentionRun.make(
+                case, parts[name], layer, num_shared=self.num_shared, num_layers=number
+            )
             return _Contender(name, run, run.captured(), layer.device, number)
 
         def library(called: BareAttention | BareSdpa) -> _Contender:

@@ -39,7 +39,13 @@ class AttentionRun:
 
     @classmethod
     def make(
-        cls, case: AttentionCase, backend: AttentionBackend, layer: LayerSpec, num_shared: int
+        cls,
+        case: AttentionCase,
+        backend: AttentionBackend,
+        layer: LayerSpec,
+        *,
+        num_shared: int,
+        num_layers: int,
     ) -> Self:
         """Return a run over random queries, and caches filled with random keys and values.
 
@@ -57,8 +63,7 @@ class AttentionRun:
             rows = torch.randn(shape, generator=generator, device=layer.device)
             return rows.to(getattr(torch, layer.dtype))
 
-        number = case.num_layers(layer)
-        caches = (_cache(backend, layer, num_blocks, generator) for _ in range(number))
+        caches = (_cache(backend, layer, num_blocks, generator) for _ in range(num_layers))
         return cls(
             backend=backend,
             batch=batch,
