@@ -14,7 +14,7 @@ from typing import Any
 from gpu_session import Session, main
 from model_shape import write_shape
 from offline import ROOT
-from stages import Stage
+from stages import Stage, options
 
 SECONDS = 450.0
 ANSWER = "A block table maps the logical blocks of a sequence to physical blocks"
@@ -22,14 +22,18 @@ ANSWER = "A block table maps the logical blocks of a sequence to physical blocks
 
 
 def run(session: Session) -> None:
-    """Run the stages: what works here, builds, tests, attention, engines, a model of 0.6B shape."""
+    """Run the stages; what matters most comes first, because there is a deadline."""
     session.run(Stage("doctor", ["-m", "paged_core", "doctor", "--output", "{result}"], 60))
     built = session.run(build(session))
-    rest = (conformance(), *attention(session), *engines(session, served(built)))
-    for stage in rest:
-        session.run(stage)
+    first, *others = attention(session)
     folder = write_shape(session.folder / "qwen3", tiny=session.cpu)
-    for stage in model(session, str(folder)):
+    for stage in (
+        first,
+        *engines(session, served(built)),
+        *model(session, str(folder)),
+        conformance(),
+        *others,
+    ):
         session.run(stage)
 
 
@@ -41,42 +45,34 @@ def served(built: Any) -> list[str]:
 
 def build(session: Session) -> Stage:
     """Compile every kernel: each component attends once in each way."""
-    sizes = ["--batch", "2x17", "--batch", "1x0+33"]
-    sizes += ["--layers", "1", "--repeats", "1", "--no-roofline"]
-    return bench(session, "build", 150, "attention", *sizes, *heads(session))
+    small = options("--batch 2x17 --batch 1x0+33 --layers 1 --repeats 1 --no-roofline")
+    return session.bench("build", 150, "attention", *small, *heads(session))
 
 
 def conformance() -> Stage:
     """The tests that need a GPU; without one, they are skipped."""
-    arguments = [
-        "-m",
-        "pytest",
-        "-q",
-        "--tb=short",
-        "-p",
-        "no:cacheprovider",
-        str(ROOT / "tests" / "gpu"),
-    ]
-    return Stage("conformance", arguments, 180)
+    how = options("-m pytest -q --tb=short -p no:cacheprovider")
+    return Stage("conformance", [*how, str(ROOT / "tests" / "gpu")], 180)
 
 
 def attention(session: Session) -> Iterator[Stage]:
-    """The attention of a layer, over a grid; then with pages of 256, and with 8-bit floats."""
-    decode = ["64x4095", "256x1023", "8x16383"] if not session.cpu else ["4x63"]
-    prefill = ["1x0+4096", "8x0+1024", "8x2048+512"] if not session.cpu else ["1x0+32"]
-    grid = [part for text in decode + prefill for part in ("--batch", text)]
-    first = [part for text in (decode[0], prefill[0]) for part in ("--batch", text)]
+    """The attention of a layer, over a grid; then of other heads, with pages of 256, and with 8-bit
+    floats."""
+    decode, prefill = ["64x4095", "256x1023", "8x16383"], ["1x0+4096", "8x0+1024", "8x2048+512"]
+    others = options("--heads 32:8:128 --heads 16:8:64")
     own = heads(session)
-    more = [] if session.cpu else ["--heads", "32:8:128", "--heads", "16:8:64"]
     if session.cpu:
-        own += ["--layers", "2", "--no-roofline"]
-        more += own
-    yield bench(session, "attention", 110, "attention", "--bare", *grid, *own)
-    yield bench(session, "attention heads", 60, "attention", *first, *more)
-    pages = ["--block-size", "256", "--bare"]
-    yield bench(session, "attention pages", 60, "attention", *first, *own, *pages)
-    cache = ["--kv-cache-dtype", "fp8_e4m3"]
-    yield bench(session, "attention float8", 60, "attention", *first, *own, *cache)
+        decode, prefill = ["4x63"], ["1x0+32"]
+        own += options("--layers 2 --no-roofline")
+        others = own
+    grid = batches(*decode, *prefill)
+    short = batches(decode[0], prefill[0])
+    yield session.bench("attention", 110, "attention", *grid, *own, "--bare")
+    yield session.bench("attention heads", 60, "attention", *short, *others)
+    pages = options("--block-size 256 --bare")
+    yield session.bench("attention pages", 60, "attention", *short, *own, *pages)
+    cache = options("--kv-cache-dtype fp8_e4m3")
+    yield session.bench("attention float8", 60, "attention", *short, *own, *cache)
 
 
 def engines(session: Session, backends: list[str]) -> Iterator[Stage]:
@@ -88,43 +84,23 @@ def engines(session: Session, backends: list[str]) -> Iterator[Stage]:
 
 def model(session: Session, folder: str) -> Iterator[Stage]:
     """A model of the shape of Qwen3-0.6B: many requests end to end, and steps of decoding."""
-    chosen = ["--model", folder, "--runner", "native", "--runner.weights", "random"]
-    requests = ["--num-requests", "256", "--input-len", "100:1024", "--output-len", "64:128"]
-    batch = ["--batch-size", "256", "--context", "1024"]
+    requests = options("--num-requests 256 --input-len 100:1024 --output-len 64:128")
+    batch = options("--batch-size 256 --context 1024")
     if session.cpu:
-        requests = [
-            "--num-requests",
-            "3",
-            "--input-len",
-            "4:16",
-            "--output-len",
-            "2:4",
-            "--no-roofline",
-        ]
-        batch = [
-            "--batch-size",
-            "4",
-            "--context",
-            "32",
-            "--steps",
-            "2",
-            "--num-blocks",
-            "64",
-            "--no-roofline",
-        ]
-    repeats = ["--repeats", "1"]
-    yield bench(session, "throughput", 90, "throughput", *chosen, *requests, *repeats)
-    yield bench(session, "decode", 60, "decode", *chosen, *batch)
+        requests = options("--num-requests 3 --input-len 4:16 --output-len 2:4 --no-roofline")
+        batch = options("--batch-size 4 --context 32 --steps 2 --num-blocks 64 --no-roofline")
+    chosen = ["--model", folder, *options("--runner native --runner.weights random")]
+    yield session.bench("decode", 60, "decode", *chosen, *batch)
+    yield session.bench("throughput", 90, "throughput", *chosen, *requests, "--repeats", "1")
 
 
-def bench(session: Session, name: str, limit: float, command: str, *options: str) -> Stage:
-    """A benchmark whose result is recorded."""
-    arguments = ["-m", "paged_core", "bench", command, *options, *session.device]
-    return Stage(name, [*arguments, "--output", "{result}"], limit)
+def batches(*texts: str) -> list[str]:
+    """Return the options that name these batches."""
+    return [part for text in texts for part in ("--batch", text)]
 
 
 def heads(session: Session) -> list[str]:
-    """The heads of the shape that is measured."""
+    """Return the option that names the heads of the shape that is measured."""
     return ["--heads", "4:2:16" if session.cpu else "16:8:128"]
 
 

@@ -39,6 +39,11 @@ class Session:
         """The option that names the device."""
         return ["--device", "cpu" if self.cpu else "cuda"]
 
+    def bench(self, name: str, limit: float, command: str, *options: str) -> Stage:
+        """Return a benchmark on the device whose result is recorded."""
+        arguments = ["-m", "paged_core", "bench", command, *options, *self.device]
+        return Stage(name, [*arguments, "--output", "{result}"], limit)
+
     def run(self, stage: Stage) -> Any:
         """Run a stage if it is among those asked for; return its result."""
         if self.only and stage.name not in self.only:
@@ -86,7 +91,11 @@ def main(name: str, seconds: float, run: Callable[[Session], None]) -> None:
         "platform": platform.platform(),
     }
     path = [*search_path(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}
+    environ = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "COLUMNS": "160",
+    }
     record = Record(output, given.seconds or seconds, environ, facts)
     session = Session(record, folder, given.cpu, [s for s in given.only.split(",") if s])
     session.prepare(given.wheels)

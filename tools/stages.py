@@ -18,7 +18,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-_TAIL = 4000
+_TAIL = 8000
+_SHOWN = 2500
+"""Characters of a stage's output that are recorded, and that are printed."""
 _LEAST = 5.0
 """Seconds under which no stage is started."""
 
@@ -88,8 +90,8 @@ class Record:
         self.stages.append(entry)
         seconds = f" after {entry['seconds']} s" if "seconds" in entry else ""
         say(f"{entry['name']}: {entry['status']}{seconds}")
-        if entry["status"] == "failed":
-            say(entry["tail"][-1500:])
+        if entry["status"] != "passed" or entry.get("result") is not None:
+            say(entry.get("tail", entry.get("reason", ""))[-_SHOWN:])
         self.write()
 
     def write(self) -> None:
@@ -107,6 +109,11 @@ class Record:
     def passed(self) -> bool:
         """Whether every stage was run, and passed."""
         return all(entry["status"] == "passed" for entry in self.stages)
+
+
+def options(text: str) -> list[str]:
+    """Return the words of a command line that has no quotes."""
+    return text.split()
 
 
 def say(text: str) -> None:

@@ -19,6 +19,7 @@ from paged_plugins.bench.attention_case import AttentionCase
 from paged_plugins.bench.attention_grid import WARM_UP, AttentionGrid
 from paged_plugins.bench.attention_heads import AttentionHeads
 from paged_plugins.bench.bare_attention import BARE
+from paged_plugins.bench.device import device_of
 from paged_plugins.bench.machine import machine, machine_line
 from paged_plugins.bench.progress import progress
 from paged_plugins.bench.rates import Rates, measure_rates
@@ -87,6 +88,10 @@ def attention_command(
     --attention selects one, which may have options. Exit status 1: a component failed.
     """
     settings = given.resolve().settings
+    if settings.threads:
+        import torch
+
+        torch.set_num_threads(settings.threads)
     layers = [
         _layer(settings, AttentionHeads.parse(text)) for text in dict.fromkeys(heads or [_HEADS])
     ]
@@ -123,20 +128,10 @@ def _layer(settings: EngineSettings, heads: AttentionHeads) -> LayerSpec:
         head_dim=heads.head_dim,
         scale=heads.head_dim**-0.5,
         dtype="bfloat16" if settings.dtype == "auto" else settings.dtype,
-        device=_device(settings),
+        device=device_of(settings),
         block_size=settings.block_size,
         kv_cache_dtype=settings.kv_cache_dtype,
     )
-
-
-def _device(settings: EngineSettings) -> str:
-    import torch
-
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    if settings.device != "auto":
-        return settings.device
-    return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
 def _backends(
