@@ -88,11 +88,11 @@ class Record:
     def add(self, entry: dict[str, Any]) -> None:
         """Add a stage, and write the record."""
         self.stages.append(entry)
+        self.write()
         seconds = f" after {entry['seconds']} s" if "seconds" in entry else ""
         say(f"{entry['name']}: {entry['status']}{seconds}")
         if entry["status"] != "passed" or entry.get("result") is not None:
             say(entry.get("tail", entry.get("reason", ""))[-_SHOWN:])
-        self.write()
 
     def write(self) -> None:
         """Write the record, all or nothing."""

@@ -65,7 +65,7 @@ def test_a_row_for_every_batch_and_component(capsys: Capture, tmp_path: Path) ->
     assert [(row["batch"], row["shared_prefix"]) for row in found["rows"]] == [
         case for case in expected for _ in served
     ]
-    assert all(row["us_per_layer"] > 0 for row in found["rows"])
+    assert all(row["us_per_layer"] > 0 < row["us_plan"] for row in found["rows"])
     assert all(row["bytes_per_s"] > 0 < row["operations_per_s"] for row in found["rows"])
     assert all(row["us_per_layer_captured"] is None for row in found["rows"])
 

@@ -82,7 +82,8 @@ def attention_command(
     """Measure the attention of a layer, writing its keys and values to the cache included.
 
     Runs over several layers with separate KV caches, so that none stays in the caches of the
-    device. The components are measured in turns. On CUDA, time is that of the device; what can be
+    device; planning a step, once for all its layers, is measured apart. The components are measured
+    in turns. On CUDA, time is that of the device; what can be
     captured in a CUDA graph is also replayed from one, without the launches. --dtype (default here:
     bfloat16), --kv-cache-dtype, --device, --block-size, --threads and --deterministic apply to all;
     --attention selects one, which may have options. Exit status 1: a component failed.
@@ -194,7 +195,7 @@ def _print(found: dict[str, Any], repeats: int) -> None:
         if "error" in row:
             title += f"\n{row['component']}, batch {row['batch']} failed: {row['error']}"
     columns = ["heads", "dtype, blocks", "batch", "shared prefix", "attention", "us per layer"]
-    columns += ["captured", "GB/s", "of copy", "GFLOP/s", "of matmul"]
+    columns += ["captured", "us to plan", "GB/s", "of copy", "GFLOP/s", "of matmul"]
     print_table(title, columns, [_line(row) for row in rows if "error" not in row])
 
 
@@ -209,6 +210,7 @@ def _line(row: dict[str, Any]) -> list[object]:
         row["component"],
         f"{row['us_per_layer']:.0f}",
         "-" if captured is None else f"{captured:.0f}",
+        f"{row['us_plan']:.0f}",
         f"{row['bytes_per_s'] / 1e9:.1f}",
         _percent(row["share_of_copy"]),
         f"{row['operations_per_s'] / 1e9:.0f}",

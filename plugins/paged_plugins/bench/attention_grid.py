@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 from paged_core.interfaces.attention import AttentionBackend
@@ -20,22 +22,27 @@ WARM_UP = 1
 
 @dataclass(slots=True)
 class _Contender:
-    """What runs a step of one component, and the seconds per layer of every repeat."""
+    """What runs a step of one component, and the seconds that every repeat takes."""
 
     name: str
-    step: Callable[[], object]
+    plan: Callable[[], Any]
+    forward: Callable[[Any], object]
+    """Runs all layers by a plan."""
     replay: Callable[[], object] | None
-    """The same step from a CUDA graph, where there is one."""
-    device: str
-    num_layers: int
+    """The same layers from a CUDA graph, where there is one."""
+    planned: list[float] = field(default_factory=list)
     launched: list[float] = field(default_factory=list)
     replayed: list[float] = field(default_factory=list)
 
-    def repeat(self) -> None:
-        """Run and measure a step, with launches and from the graph."""
-        self.launched.append(seconds_on(self.device, self.step) / self.num_layers)
+    def repeat(self, device: str) -> None:
+        """Plan and run a step, and replay it; the host's time of planning, the device's of all
+        layers."""
+        started = perf_counter()
+        plan = self.plan()
+        self.planned.append(perf_counter() - started)
+        self.launched.append(seconds_on(device, lambda: self.forward(plan)))
         if self.replay is not None:
-            self.replayed.append(seconds_on(self.device, self.replay) / self.num_layers)
+            self.replayed.append(seconds_on(device, self.replay))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,57 +73,65 @@ class AttentionGrid:
             advance: called once for each batch and repeat.
         """
         for case in self.cases:
-            made: list[_Contender] = []
-            errors: dict[str, str] = {}
-            for name, making in self._contenders(case, layer, parts, bare):
-                try:
-                    made.append(making())
-                except Exception as error:  # noqa: BLE001 - one component must not take the others
-                    errors[name] = _told(error)
-            for _ in range(self.repeats + WARM_UP):
-                for contender in list(made):
-                    try:
-                        contender.repeat()
-                    except Exception as error:  # noqa: BLE001 - likewise
-                        errors[contender.name] = _told(error)
-                        made.remove(contender)
-                advance()
-            for contender in made:
-                yield self._case(case, layer, contender.name) | self._figures(
-                    case, layer, contender
-                )
-            for name, reason in errors.items():
-                yield self._case(case, layer, name) | {"error": reason}
+            yield from self._measured(case, layer, parts, bare, advance)
 
-    def _contenders(
+    def _measured(
         self,
         case: AttentionCase,
         layer: LayerSpec,
         parts: Mapping[str, AttentionBackend],
         bare: Sequence[BareAttention | BareSdpa],
-    ) -> Iterator[tuple[str, Callable[[], _Contender]]]:
-        """Yield the name of each contender, and what makes it."""
-        number = self.num_layers or case.num_layers(layer)
+        advance: Callable[[], None],
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the rows of one batch; nothing is kept of it afterwards."""
+        makers = {name: partial(self._component, name, part) for name, part in parts.items()}
+        makers |= {f"bare {one.name}": partial(self._library, one) for one in bare}
+        made: list[_Contender] = []
+        errors: dict[str, str] = {}
+        for name, make in makers.items():
+            try:
+                made.append(make(case, layer))
+            except Exception as error:  # noqa: BLE001 - one component must not take the others
+                errors[name] = _told(error)
+        for _ in range(self.repeats + WARM_UP):
+            for contender in list(made):
+                try:
+                    contender.repeat(layer.device)
+                except Exception as error:  # noqa: BLE001 - likewise
+                    errors[contender.name] = _told(error)
+                    made.remove(contender)
+            advance()
+        for contender in made:
+            figures = self._figures(case, layer, contender)
+            yield self._case(case, layer, contender.name) | figures
+        for name, reason in errors.items():
+            yield self._case(case, layer, name) | {"error": reason}
 
-        def component(name: str) -> _Contender:
-            run = AttentionRun.make(
-                case, parts[name], layer, num_shared=self.num_shared, num_layers=number
-            )
-            return _Contender(name, run, run.captured(), layer.device, number)
+    def _layers(self, case: AttentionCase, layer: LayerSpec) -> int:
+        return self.num_layers or case.num_layers(layer)
 
-        def library(called: BareAttention | BareSdpa) -> _Contender:
-            layers = [called.run(case, layer) for _ in range(number)]
+    def _component(
+        self, name: str, backend: AttentionBackend, case: AttentionCase, layer: LayerSpec
+    ) -> _Contender:
+        run = AttentionRun.make(
+            case,
+            backend,
+            layer,
+            num_shared=self.num_shared,
+            num_layers=self._layers(case, layer),
+        )
+        return _Contender(name, run.plan, run.forward, run.captured())
 
-            def step() -> None:
-                for run in layers:
-                    run()
+    def _library(
+        self, called: BareAttention | BareSdpa, case: AttentionCase, layer: LayerSpec
+    ) -> _Contender:
+        layers = [called.run(case, layer) for _ in range(self._layers(case, layer))]
 
-            return _Contender(f"bare {called.name}", step, None, layer.device, number)
+        def forward(_: object) -> None:
+            for run in layers:
+                run()
 
-        for name in parts:
-            yield name, lambda name=name: component(name)  # type: ignore[misc]
-        for called in bare:
-            yield f"bare {called.name}", lambda called=called: library(called)  # type: ignore[misc]
+        return _Contender(f"bare {called.name}", lambda: None, forward, None)
 
     def _case(self, case: AttentionCase, layer: LayerSpec, name: str) -> dict[str, Any]:
         return {
@@ -138,8 +153,9 @@ class AttentionGrid:
         self, case: AttentionCase, layer: LayerSpec, contender: _Contender
     ) -> dict[str, Any]:
         """Return medians; rates and shares are those of the graph where there is one."""
-        launched = median(contender.launched[WARM_UP:])
-        replayed = median(contender.replayed[WARM_UP:]) if contender.replayed else None
+        count = self._layers(case, layer)
+        launched = median(contender.launched[WARM_UP:]) / count
+        replayed = median(contender.replayed[WARM_UP:]) / count if contender.replayed else None
         seconds = launched if replayed is None else replayed
         read = case.read_bytes(layer, self.num_shared) / seconds
         computed = case.operations(layer) / seconds
@@ -147,6 +163,7 @@ class AttentionGrid:
         return {
             "us_per_layer": round(launched * 1e6, 2),
             "us_per_layer_captured": None if replayed is None else round(replayed * 1e6, 2),
+            "us_plan": round(median(contender.planned[WARM_UP:]) * 1e6, 2),
             "bytes_per_s": round(read),
             "operations_per_s": round(computed),
             "share_of_copy": None if rates is None else round(read / rates.copy, 4),

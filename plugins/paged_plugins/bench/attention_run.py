@@ -25,7 +25,7 @@ _SCALED = (96, 127)
 
 @dataclass(frozen=True, slots=True)
 class AttentionRun:
-    """A step of a component, over several layers with a KV cache each; calling it runs the step."""
+    """A step of a component, over several layers with a KV cache each."""
 
     backend: AttentionBackend
     batch: AttentionBatch
@@ -73,13 +73,18 @@ class AttentionRun:
             value=random(layer.num_kv_heads),
         )
 
-    def __call__(self) -> None:
-        """Plan the step and run its layers; a GPU may still compute afterwards."""
-        self._forward(self.backend.plan(self.batch))
+    def plan(self) -> Any:
+        """Return the plan of the step."""
+        return self.backend.plan(self.batch)
+
+    def forward(self, plan: Any) -> None:
+        """Run the layers; a GPU may still compute afterwards."""
+        for layer in self.layers:
+            layer.forward(self.query, self.key, self.value, plan)
 
     def captured(self) -> Callable[[], None] | None:
-        """Return a function that replays the step from a CUDA graph; ``None`` where it is not on
-        CUDA, does not decode, or the component does not support that."""
+        """Return a function that replays the layers from a CUDA graph; ``None`` where they are not
+        on CUDA, the step does not decode, or the component does not support that."""
         import torch
 
         backend, device = self.backend, self.query.device
@@ -90,16 +95,12 @@ class AttentionRun:
         plan = backend.plan_capture(self.batch)
         backend.update_capture(plan, self.batch)
         with torch.cuda.device(device):
-            self._forward(plan)  # compiles and loads what is compiled and loaded on first use
+            self.forward(plan)  # compiles and loads what is compiled and loaded on first use
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                self._forward(plan)
+                self.forward(plan)
         return graph.replay
-
-    def _forward(self, plan: Any) -> None:
-        for layer in self.layers:
-            layer.forward(self.query, self.key, self.value, plan)
 
 
 def _cache(backend: AttentionBackend, layer: LayerSpec, num_blocks: int, generator: Any) -> Any:
