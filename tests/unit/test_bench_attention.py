@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
 from paged_plugins.bench import attention_command, bare_attention
 from paged_plugins.bench.attention_case import AttentionCase
-from paged_plugins.bench.bare_attention import BARE
+from paged_plugins.bench.bare_attention import BARE, BareAttention
 from paged_plugins.bench.rates import Rates
 
 Capture = pytest.CaptureFixture[str]
@@ -139,6 +140,41 @@ def _attend(
         for part in (key, value)
     )
     return bound.forward(query, key, value, backend.plan(batch))
+
+
+class TestBareAttention:
+    """One that runs on CUDA, with a function of this module in place of its own."""
+
+    layer = replace(LAYER, device="cuda:0")
+
+    def of(self, function: str, module: str = __name__) -> BareAttention:
+        return BareAttention("some", module, function, ("q", "k", "max_q", "max_k"))
+
+    def test_says_why_it_cannot_be_called(self) -> None:
+        assert self.of("varlen").problem(self.layer) is None
+        assert self.of("varlen").problem(LAYER) == (
+            "it needs a CUDA device, and the layers are on cpu"
+        )
+        assert "no_such_module cannot be imported" in (
+            self.of("varlen", "no_such_module").problem(self.layer) or ""
+        )
+        assert "cannot be imported" in (self.of("nothing").problem(self.layer) or "")
+        assert (self.of("older").problem(self.layer) or "").endswith("does not take max_k, causal")
+
+    def test_is_told_where_each_sequence_begins(self) -> None:
+        rows, named = self.of("varlen").run(AttentionCase.parse("3x4+2"), LAYER)()
+        assert [tuple(part.shape) for part in rows] == [(6, 4, 8), (18, 2, 8), (18, 2, 8)]
+        assert (named["q"].tolist(), named["k"].tolist()) == ([0, 2, 4, 6], [0, 6, 12, 18])
+        assert (named["max_q"], named["max_k"], named["causal"]) == (2, 6, True)
+
+
+def varlen(*rows: torch.Tensor, **named: Any) -> Any:
+    """In place of a function for sequences of several lengths."""
+    return rows, named
+
+
+def older(query: Any, key: Any, value: Any, q: Any, k: Any, max_q: Any) -> None:
+    """In place of an older version of it."""
 
 
 def test_one_that_fails_does_not_take_the_others(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from paged_core.interfaces.layer import LayerSpec
@@ -33,9 +34,13 @@ class BareAttention:
         if not layer.device.startswith("cuda"):
             return f"it needs a CUDA device, and the layers are on {layer.device}"
         try:
-            getattr(import_module(self.module), self.function)
-        except (ImportError, AttributeError) as error:
-            return f"{self.module} cannot be imported: {error}"
+            found = getattr(import_module(self.module), self.function)
+        except Exception as error:  # noqa: BLE001 - one built for another torch may raise anything
+            return f"{self.module} cannot be imported: {type(error).__name__}: {error}"
+        known = signature(found).parameters
+        unknown = [name for name in (*self.lengths, *self.causal) if name not in known]
+        if unknown and not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+            return f"this version of {self.module} does not take {', '.join(unknown)}"
         return None
 
     def run(self, case: AttentionCase, layer: LayerSpec) -> Callable[[], object]:
