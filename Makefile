@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint types layers pytest test-long mutants docs package lock clean
+.PHONY: help run test lint types layers pytest test-long mutants gpu-check gpu-bench docs package lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-10s %s\n", $$1, $$2}' Makefile
@@ -38,6 +38,15 @@ test-long: $(VENV)/.installed-dev ## the long versions of tests, in addition to 
 
 mutants: $(VENV)/.installed-dev ## which conformance test finds each component that is wrong on purpose
 	$(BIN)/python tools/mutants.py $(ARGS)
+
+# On a GPU machine without a package index: the Python there, and what it lacks from WHEELS=folder.
+GPU_PYTHON = $(or $(PYTHON),$(wildcard $(BIN)/python),python3)
+
+gpu-check: ## build, check and time everything on a GPU, in minutes; the figures go to build/, or OUT=folder
+	$(GPU_PYTHON) tools/gpu_check.py $(ARGS)
+
+gpu-bench: ## measure a model end to end on a GPU, beside other engines; likewise
+	$(GPU_PYTHON) tools/gpu_bench.py $(ARGS)
 
 docs: $(VENV)/.installed-dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

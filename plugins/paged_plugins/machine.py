@@ -13,6 +13,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from paged_plugins.cuda_toolkit import cuda_folder, nvcc, nvrtc
+
+_PACKAGES = (
+    *("paged-core", "transformers", "triton"),
+    *("flash-attn", "flash-attn-3", "flash-attn-4", "flashinfer-python"),
+)
 _CPU_FEATURES = (
     *("avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16"),
     *("avx512_vnni", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8"),
@@ -24,7 +30,15 @@ import json, torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
 print(json.dumps({
     "cuda": torch.version.cuda,
-    "devices": [torch.cuda.get_device_name(index) for index in range(count)],
+    "devices": [
+        {
+            "name": one.name,
+            "compute_capability": f"{one.major}.{one.minor}",
+            "memory_bytes": one.total_memory,
+            "multiprocessors": one.multi_processor_count,
+        }
+        for one in map(torch.cuda.get_device_properties, range(count))
+    ],
     "mps": torch.backends.mps.is_available(),
     "threads": torch.get_num_threads(),
 }))
@@ -39,7 +53,7 @@ def describe() -> dict[str, Any]:
     return {
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "platform": platform.platform(),
-        "packages": {name: _installed(name) for name in ("paged-core", "transformers", "triton")},
+        "packages": {name: _installed(name) for name in _PACKAGES},
         "cpu": {
             "model": cpu_model(),
             "physical_cores": psutil.cpu_count(logical=False),
@@ -53,7 +67,9 @@ def describe() -> dict[str, Any]:
             "driver": _first_line(
                 "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
             ),
-            "nvcc": shutil.which("nvcc"),
+            "toolkit": _text(cuda_folder()),
+            "nvcc": _nvcc(),
+            "nvrtc": _text(nvrtc()),
         },
         "compiler": _compiler(),
     }
@@ -110,19 +126,39 @@ def _cpu_features() -> list[str]:
     return [feature for feature in _CPU_FEATURES if feature in present]
 
 
+def _nvcc() -> str | None:
+    """Return where nvcc is, and its release."""
+    path = nvcc()
+    if path is None:
+        return None
+    lines = _lines(str(path), "--version")
+    release = next((line.split("release ")[1] for line in lines if "release " in line), "unknown")
+    return f"{path}, release {release}"
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
 def _compiler() -> str | None:
     chosen = os.environ.get("CXX")
     for name in [chosen] if chosen else ["c++", "g++", "clang++"]:
-        if line := _first_line(*shlex.split(name), "--version"):
-            return f"{name}: {line}"
+        command = shlex.split(name)
+        if line := _first_line(*command, "--version"):
+            return f"{shutil.which(command[0])}: {line}"
     return None
 
 
 def _first_line(*command: str) -> str | None:
     """Return the first line that a command prints, if it exists and works."""
+    lines = _lines(*command)
+    return lines[0].strip() if lines else None
+
+
+def _lines(*command: str) -> list[str]:
+    """Return what a command prints; nothing if it does not exist or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    lines = done.stdout.splitlines()
-    return lines[0].strip() if lines and done.returncode == 0 else None
+        return []
+    return done.stdout.splitlines() if done.returncode == 0 else []

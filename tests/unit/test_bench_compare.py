@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from integration import tiny_models
 from paged_core.cli import main
 from paged_core.errors import EngineError
 from paged_core.settings import EngineSettings
+from paged_plugins.bench import compare_command
 from paged_plugins.bench.compare_command import task_for
 from paged_plugins.bench.comparison import compare
 from paged_plugins.bench.comparison_table import memory, print_comparison, speeds
+from paged_plugins.bench.peer_choice import Choice
 from paged_plugins.bench.peer_process import PeerProcess
+from paged_plugins.bench.peer_python import PeerPython
 from paged_plugins.bench.peers.peer_engine import Task
-from paged_plugins.bench.peers.table import OURS
+from paged_plugins.bench.peers.table import OURS, PEERS
 from paged_plugins.bench.workloads import NAMED, Item, Workload
 from unit import foreign_python
 from unit.bench_tasks import bench_task
@@ -52,7 +56,8 @@ def run(capfd: Capture, *argv: str, status: int = 0) -> str:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NAMED, "W7", Workload("W7", "", lambda _: CHAT))
-    monkeypatch.setattr("paged_plugins.bench.roofline._READ_BYTES", 1 << 20)
+    monkeypatch.setattr("paged_plugins.bench.rates._OTHER_BYTES", 1 << 20)
+    monkeypatch.setattr("paged_plugins.bench.rates._OTHER_SIZE", 64)
 
 
 @pytest.mark.usefixtures("small")
@@ -192,6 +197,38 @@ def test_an_engine_that_fails_says_why(model: str) -> None:
         ours.run([Item([100_000], 2)])
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_one_after_another_and_one_that_fails(
+    model: str, capfd: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sampled; the other engine cannot load its model."""
+    broken = foreign_python.make(tmp_path)
+    monkeypatch.setattr(compare_command, "task_for", _broken_for_others)
+    argv = ("--model", model, "--dtype", "float32", "--workload", "W7", "--repeats", "2")
+    options = ("--num-blocks", "32", "--threads", "1", "--one-at-a-time", "--temperature", "0.6")
+    assert main(["bench", "compare", *argv, *options, "--peer", f"vllm={broken}", "--json"]) == 0
+    out, err = capfd.readouterr()
+    row = json.loads(out)
+    ours, other = row["contenders"]
+    assert len(ours["elapsed_s"]) == 2
+    assert (row["temperature"], row["device"], row["best_peer"]) == (0.6, "cpu", None)
+    assert "cannot load it" in other["error"]
+    assert "left out vllm: " in err
+    assert next(iter(list(speeds([row]))[1:])) == ["vllm", "failed"]
+    assert list(memory([row]))[1] == ["vllm", "failed", "failed"]
+
+
+def _broken_for_others(*arguments: Any, **options: Any) -> Task:
+    """Our engine reads ``settings`` alone, where the model is a good one."""
+    return replace(task_for(*arguments, **options), model="broken")
+
+
+def test_an_engine_that_cannot_sample_is_refused(model: str, capfd: Capture) -> None:
+    argv = ["--model", model, "--dtype", "float32", "--peer", "transformers_static"]
+    assert "it is run greedily only" in run(capfd, *argv, "--temperature", "0.6", status=2)
+
+
 class TestTask:
     @pytest.mark.parametrize(
         ("names", "length"), [("W1,W2", 1024), ("W5", 2048), ("W7,W4", 1024), ("W6", 1024)]
@@ -229,6 +266,17 @@ class PeerEngine:
         self._order.append("rest")
         return True
 
+    def __enter__(self) -> PeerEngine:
+        self._order.append("start")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._order.append("end")
+
+
+def _cannot_start(*_: object) -> None:
+    raise EngineError("no memory")
+
 
 def compared(*engines: Any, repeats: int = 3) -> dict[str, Any]:
     row = compare(Workload("W7", "", lambda _: CHAT), engines, repeats, lambda: None)
@@ -256,6 +304,35 @@ class TestRows:
         assert (row["best_peer"], row["ratio_to_best"]) == ("b", 2.5)
         assert row["contenders"][0]["elapsed_s"] == [2.0, 1.0, 9.0]
 
+    def test_one_after_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        order: list[str] = []
+        engines = {
+            OURS.name: PeerEngine(OURS.name, [1.0, 2.0, 2.0], order),
+            "transformers_static": PeerEngine("transformers_static", [9.0] * 3, order, extra=1),
+            "vllm": PeerEngine("vllm", [1.0, 6.0, 4.0], order),
+        }
+        monkeypatch.setattr(compare_command, "PeerProcess", lambda peer, *_: engines[peer.name])
+        peers = [OURS, *(PEERS[name] for name in list(engines)[1:])]
+        workloads = [Workload("W7", "", lambda _: CHAT)]
+        told: list[str] = []
+        choices = [Choice(one, PeerPython()) for one in peers]
+        (row,) = compare_command._alone(bench_task(), workloads, choices, 2, told.append)
+        assert order == [
+            *("start", OURS.name, "rest", OURS.name, OURS.name, "end"),
+            *("start", "transformers_static", "rest", "transformers_static", "end"),
+            *("start", "vllm", "rest", "vllm", "vllm", "end"),
+        ]
+        _, failed, other = row["contenders"]
+        assert failed["error"].startswith("transformers_static generated 4 tokens instead of 3")
+        assert told == [f"left out transformers_static: {failed['error']}"]
+        assert (other["elapsed_s"], other["ratio"]) == ([6.0, 4.0], 2.5)
+        assert (row["best_peer"], row["ratio_to_best"]) == ("vllm", 2.5)
+        assert list(speeds([row]))[1] == ["transformers_static", "failed"]
+        assert list(memory([row]))[1] == ["transformers_static", "failed", "failed"]
+        monkeypatch.setattr(compare_command, "PeerProcess", _cannot_start)
+        with pytest.raises(EngineError):
+            list(compare_command._alone(bench_task(), workloads, choices[:1], 1, told.append))
+
     def test_another_number_of_tokens_is_an_error(self) -> None:
         with pytest.raises(EngineError, match="a generated 4 tokens instead of 3"):
             compared(PeerEngine(OURS.name, [1.0], []), PeerEngine("a", [1.0], [], 1), repeats=1)
@@ -276,7 +353,7 @@ class TestRows:
         assert next(memory(rows)) == [f"{OURS.name} 1", 5, 5, 1.5]
         print_comparison(rows)
         out = capsys.readouterr().out
-        assert out.startswith("m in bfloat16: output tokens/s, median of 3, in turns\n")
+        assert out.startswith("m in bfloat16: output tokens/s, median of 3\n")
         assert ["engine", "W7", "W8"] in [line.split() for line in out.splitlines()]
 
     def test_without_others_there_is_no_best(self) -> None:

@@ -145,13 +145,15 @@ class TestChoice:
         monkeypatch.setattr(PeerPython, "has", lambda _, package: package != "vllm")
         model, messages = str(tmp_path / "model"), []
         chosen = installed_peers(model, "bfloat16", messages.append)
-        assert [one.peer.name for one in chosen] == ["transformers_static", "transformers_single"]
+        names = ["transformers_static", "transformers_single", "transformers_continuous"]
+        assert [one.peer.name for one in chosen] == names
         assert {one.python.path for one in chosen} == {sys.executable}
         assert [line.partition(":")[0] for line in messages] == [
+            "left out nano_vllm",
             "left out openvino",
             "left out llama_cpp",
         ]
-        assert f"{model}.bf16.gguf does not exist; make it with" in messages[1]
+        assert f"{model}.bf16.gguf does not exist; make it with" in messages[-1]
         assert not any("\n" in line for line in messages)
         with pytest.raises(SettingsError, match=r"peer 'llama_cpp' has no checkpoint: .*\.gguf"):
             named_peers(["llama_cpp"], model, "bfloat16")

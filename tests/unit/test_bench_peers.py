@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from integration import tiny_models
 from paged_plugins.bench.peers.llama_cpp import LlamaCpp, num_common
+from paged_plugins.bench.peers.nano_vllm import NanoVllm
 from paged_plugins.bench.peers.openvino import OpenVino
 from paged_plugins.bench.peers.peer_engine import Task
 from paged_plugins.bench.peers.server import measure
+from paged_plugins.bench.peers.transformers_continuous import TransformersContinuous
 from paged_plugins.bench.peers.vllm import Vllm, cores_to_use
 from paged_plugins.bench.workloads import NAMED, Item
 from unit.bench_tasks import bench_task
@@ -96,6 +99,50 @@ class TestVllm:
         assert cores_to_use(3) == [0, 1, 2]
         monkeypatch.setattr("paged_plugins.bench.peers.vllm._TOPOLOGY", f"{tmp_path}/none{{}}")
         assert cores_to_use(2) == [0, 1]
+
+
+class TestNanoVllm:
+    def test_generates(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        asked: dict[str, Any] = {}
+
+        class Engine:
+            def __init__(self, model: str, **options: Any) -> None:
+                asked.update(options, model=model)
+
+            def generate(
+                self, prompts: list[list[int]], sampling: list[Any], use_tqdm: bool
+            ) -> list[dict[str, Any]]:
+                assert not use_tqdm
+                return [
+                    {"text": "", "token_ids": generated(prompt, some.max_tokens)}
+                    for prompt, some in zip(prompts, sampling, strict=True)
+                    if some.ignore_eos and some.temperature == 0.6
+                ]
+
+        module = SimpleNamespace(LLM=Engine, SamplingParams=SimpleNamespace)
+        monkeypatch.setitem(sys.modules, "nanovllm", module)
+        engine = NanoVllm(task(tmp_path, temperature=0.6))
+        assert measure(engine, CHAT)["outputs"] == expected(CHAT)
+        assert asked == {"model": str(tmp_path), "enforce_eager": False, "max_model_len": 64}
+        assert NanoVllm.problem(0.6) is NanoVllm.missing(str(tmp_path), "bfloat16") is None
+        assert NanoVllm.problem(0.0) == "it only samples at temperatures above 0"
+        assert "it loads a folder" in (NanoVllm.missing("some/model", "bfloat16") or "")
+
+
+class TestTransformersContinuous:
+    @pytest.mark.parametrize("temperature", [0.0, pytest.param(0.6, marks=pytest.mark.slow)])
+    def test_generates(self, temperature: float, tmp_path: Path) -> None:
+        model = tiny_models.save("llama", tmp_path)
+        prompts = tiny_models.PROMPTS[:2]
+        engine = TransformersContinuous(bench_task(model, temperature=temperature))
+        try:
+            outputs = engine.run([Item(list(prompts[0]), 4), Item(list(prompts[1]), 2)])
+        finally:
+            engine.close()
+        assert [len(output) for output in outputs] == [4, 2]
+        if not temperature:
+            expected = tiny_models.generate(model, prompts, 4)
+            assert outputs == [expected[0], expected[1][:2]]
 
 
 class TestOpenVino:

@@ -12,7 +12,8 @@ from paged_core.cli import main
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.model_size import ModelSize
 from paged_plugins.bench.memory_peak import peak_memory, reset_peak
-from paged_plugins.bench.roofline import Rates, least_seconds, measure_rates
+from paged_plugins.bench.rates import Rates, measure_rates
+from paged_plugins.bench.roofline import least_seconds
 from paged_plugins.bench.turns import rounds
 from paged_plugins.bench.workloads import NAMED, Item, drawn
 
@@ -89,31 +90,31 @@ class TestWorkloads:
 
 class TestRoofline:
     def test_reading_bounds_one_stream(self) -> None:
-        rates = Rates(read=1e6, sums=1e15)
+        rates = Rates(read=1e6, copy=1e6, sums=1e15)
         cache = SIZE.cache_bytes_per_token
         assert cache == 2 * 2 * 2 * 8 * 2
         expected = 2 * 1500 / 1e6 + (2 * 1500 + 4 * cache) / 1e6
         assert least_seconds([Item([1, 2, 3], 2)], SIZE, rates, 0) == pytest.approx(expected)
 
     def test_a_later_turn_computes_what_it_adds(self) -> None:
-        rates = Rates(read=1e6, sums=1e15)
+        rates = Rates(read=1e6, copy=1e6, sums=1e15)
         cache = SIZE.cache_bytes_per_token
         items = [Item([1, 2, 3], 2), Item([4, 5], 1, follows=0)]
         alone = least_seconds(items[:1], SIZE, rates, 0)
         both = least_seconds(items, SIZE, rates, 0)  # 4 of the first turn's 5 tokens are cached
         assert both - alone == pytest.approx((2 * 1500 + 4 * cache) / 1e6)
-        rates = Rates(read=1e15, sums=1e6)
+        rates = Rates(read=1e15, copy=1e15, sums=1e6)
         added = least_seconds(items, SIZE, rates, 0) - least_seconds(items[:1], SIZE, rates, 0)
         attended = SIZE.attention_operations * (3 * 4 + 3 * 3 / 2)
         assert added == pytest.approx((2 * (1000 * 3 + 500) + attended) / 1e6)
 
     def test_arithmetic_bounds_long_prompts(self) -> None:
-        rates = Rates(read=1e15, sums=1e6)
+        rates = Rates(read=1e15, copy=1e15, sums=1e6)
         sums = 2 * (1000 * 10 + 500) + SIZE.attention_operations * 50
         assert least_seconds([Item([1] * 10, 1)], SIZE, rates, 0) == pytest.approx(sums / 1e6)
 
     def test_a_shared_prefix_is_computed_once(self) -> None:
-        rates = Rates(read=1e15, sums=1e6)
+        rates = Rates(read=1e15, copy=1e15, sums=1e6)
         items = [Item([1] * 10, 1), Item([1] * 10, 1)]
         apart = least_seconds(items, SIZE, rates, 0)
         together = least_seconds(items, SIZE, rates, 8)
@@ -121,9 +122,11 @@ class TestRoofline:
         assert apart - together == pytest.approx(saved / 1e6)
 
     def test_rates_are_those_of_a_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("paged_plugins.bench.roofline._READ_BYTES", 1 << 20)
-        rates = measure_rates("float32", "cpu")
+        monkeypatch.setattr("paged_plugins.bench.rates._OTHER_BYTES", 1 << 20)
+        monkeypatch.setattr("paged_plugins.bench.rates._OTHER_SIZE", 64)
+        rates = measure_rates("bfloat16", "cpu")
         assert rates.read > 0
+        assert rates.copy > 0
         assert rates.sums > 0
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from paged_core.cli import main
 from paged_core.component import Component
 from paged_core.registry import Plugin, Registry
-from paged_plugins import machine
+from paged_plugins import cuda_toolkit, machine
 
 Capture = pytest.CaptureFixture[str]
 
@@ -62,9 +64,32 @@ def test_says_how_a_component_would_serve(capsys: Capture, monkeypatch: pytest.M
 
     monkeypatch.setattr("paged_backends.kernels.cpu.obstacle.details", fails)
     components = found(capsys)["components"]
+    assert {one["commands"] == [] for one in components} == {True}
     details = {(one["slot"], one["name"]): one["details"] for one in components}
     assert details["attention", "cpu"] == "its details failed: OSError: no wings"
     assert details["attention", "torch"] == ""
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_names_the_commands_that_would_help(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reasons = {
+        "torch": "`torch` is not there; `pip install torch` installs it",
+        "cpu": "no compiler; `pip install torch`, then `apt-get install g++`",
+    }
+    monkeypatch.setattr(Component, "obstacle", lambda self: reasons.get(self.name))
+    file = tmp_path / "found.json"
+    assert main(["doctor", "--json", "--output", str(file)], {"PATH": ""}) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert json.loads(file.read_text()) == answer
+    commands = {one["name"]: one["commands"] for one in answer["components"] if one["reason"]}
+    assert commands["torch"] == ["pip install torch"]
+    assert commands["cpu"] == ["pip install torch", "apt-get install g++"]
+    lines = [re.split("  +", line.strip()) for line in doctor(capsys)[0].splitlines()]
+    table = {line[0]: line[-1] for line in lines if len(line) > 1}
+    assert table["pip install torch"] == "attention torch, attention cpu"
+    assert table["apt-get install g++"] == "attention cpu"
 
 
 @pytest.mark.usefixtures("without_torch")
@@ -96,6 +121,58 @@ def test_the_machine_is_described_as_plain_data() -> None:
     assert described["cpu"]["model"] == machine.cpu_model()
     assert described["memory"]["total_bytes"] >= described["memory"]["available_bytes"]
     assert described["torch"]["threads"] > 0
+
+
+def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    device = {"name": "NVIDIA H200", "compute_capability": "9.0", "multiprocessors": 132}
+    described = {"version": "2.11", "devices": [device | {"memory_bytes": 141 << 30}]}
+    monkeypatch.setattr(machine, "_torch", lambda: described)
+    monkeypatch.setattr(Component, "obstacle", lambda self: None)
+    assert "NVIDIA H200, compute capability 9.0, 141 GiB, 132 multi" in doctor(capsys)[0]
+
+
+class TestCudaToolkit:
+    @pytest.fixture(autouse=True)
+    def nothing_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("CUDA_HOME", raising=False)
+        monkeypatch.delenv("CUDA_PATH", raising=False)
+        monkeypatch.setenv("PATH", "/nowhere")
+        monkeypatch.setattr(cuda_toolkit, "_USUAL", Path("/nowhere"))
+        monkeypatch.setattr(cuda_toolkit, "find_spec", lambda _: None)
+
+    def test_there_is_none(self) -> None:
+        assert cuda_toolkit.cuda_folder() is cuda_toolkit.nvcc() is cuda_toolkit.nvrtc() is None
+
+    def test_of_the_toolkit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+        compiler = program(tmp_path / "bin", "nvcc")
+        (tmp_path / "lib64").mkdir()
+        (tmp_path / "lib64" / "libnvrtc.so.13").touch()
+        assert cuda_toolkit.cuda_folder() == tmp_path
+        assert cuda_toolkit.nvcc() == compiler
+        assert cuda_toolkit.nvrtc() == tmp_path / "lib64" / "libnvrtc.so.13"
+        assert machine._nvcc() == f"{compiler}, release 13.0, V13.0.88"
+
+    def test_of_the_path_and_of_packages(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        compiler = program(tmp_path / "bin", "nvcc")
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+        assert cuda_toolkit.nvcc() == compiler
+        library = tmp_path / "nvidia" / "cu13" / "lib" / "libnvrtc.so.13"
+        library.parent.mkdir(parents=True)
+        library.touch()
+        spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "nvidia")])
+        monkeypatch.setattr(cuda_toolkit, "find_spec", lambda _: spec)
+        assert cuda_toolkit.nvrtc() == library
+
+
+def program(folder: Path, name: str) -> Path:
+    folder.mkdir()
+    path = folder / name
+    path.write_text("#!/bin/sh\necho 'nvcc: NVIDIA'\necho 'Cuda, release 13.0, V13.0.88'\n")
+    path.chmod(0o755)
+    return path
 
 
 def test_torch_that_cannot_be_asked_is_a_problem_with_a_reason(

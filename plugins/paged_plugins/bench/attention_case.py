@@ -1,27 +1,18 @@
-"""A batch for benchmarks of attention: sequences with random keys in a cache of shuffled blocks."""
+"""A batch for benchmarks of attention: equal sequences in a cache of shuffled blocks."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 
 from paged_core.errors import SettingsError
-from paged_core.interfaces.attention import (
-    AttentionBackend,
-    AttentionBatch,
-    SupportsCacheLayout,
-)
+from paged_core.interfaces.attention import AttentionBatch
 from paged_core.interfaces.layer import LayerSpec
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
 _PATTERN = re.compile(r"(\d+)x(\d+)(?:\+(\d+))?")
-_CACHES = 1 << 27
-"""Bytes that the layers take together at least: more than the caches of a processor hold."""
+_CACHES = 1 << 28
+_MOST_LAYERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,42 +57,18 @@ class AttentionCase:
         seen = self.num_new * self.num_cached + self.num_new * (self.num_new + 1) // 2
         return 4 * self.num_sequences * seen * layer.num_heads * layer.head_dim
 
-    def runner(
-        self, backend: AttentionBackend, layer: LayerSpec, num_shared: int
-    ) -> tuple[Callable[[], None], int]:
-        """Return a function that runs one step of several layers, and their number."""
-        import torch
+    def num_layers(self, layer: LayerSpec) -> int:
+        """Return how many layers to run in turn, so that their keys and values together exceed what
+        the caches of a device hold, and each layer reads its own from memory."""
+        own = self.num_sequences * self.length * layer.bytes_per_token
+        return max(2, min(_MOST_LAYERS, _CACHES // own))
 
-        batch, num_blocks = self._batch(layer, num_shared)
-        count = self.num_sequences * self.num_new
-        dtype = getattr(torch, layer.dtype)
-        generator = torch.Generator().manual_seed(0)
+    def batch(self, layer: LayerSpec, num_shared: int) -> tuple[AttentionBatch, int]:
+        """Return the batch, and the number of blocks that its tables refer to.
 
-        def random(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator).to(layer.device, dtype)
-
-        query = random(count, layer.num_heads, layer.head_dim)
-        key, value = (random(count, layer.num_kv_heads, layer.head_dim) for _ in range(2))
-
-        def cache() -> Any:
-            if isinstance(backend, SupportsCacheLayout):
-                return backend.allocate_cache(layer, num_blocks, layer.device)
-            return random(*backend.cache_shape(layer, num_blocks))
-
-        cache_bytes = num_blocks * layer.block_size * layer.bytes_per_token
-        num_layers = max(2, min(64, _CACHES // max(1, cache_bytes)))
-        layers = [backend.bind(layer, cache()) for _ in range(num_layers)]
-
-        def run() -> None:
-            plan = backend.plan(batch)
-            for bound in layers:
-                bound.forward(query, key, value, plan)
-            if layer.device.startswith("cuda"):
-                torch.cuda.synchronize(layer.device)
-
-        return run, num_layers
-
-    def _batch(self, layer: LayerSpec, num_shared: int) -> tuple[AttentionBatch, int]:
+        Args:
+            num_shared: cached tokens that all sequences share as a prefix, in whole blocks.
+        """
         import torch
 
         size, count = layer.block_size, self.num_sequences

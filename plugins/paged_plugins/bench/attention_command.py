@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import Annotated, Any
 
 import typer
@@ -18,11 +16,16 @@ from paged_core.interfaces.attention import AttentionBackend, AttentionParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
 from paged_plugins.bench.attention_case import AttentionCase
-from paged_plugins.bench.machine import machine
+from paged_plugins.bench.attention_grid import WARM_UP, AttentionGrid
+from paged_plugins.bench.attention_heads import AttentionHeads
+from paged_plugins.bench.bare_attention import BARE
+from paged_plugins.bench.device import device_of
+from paged_plugins.bench.machine import machine, machine_line
 from paged_plugins.bench.progress import progress
+from paged_plugins.bench.rates import Rates, measure_rates
 
 _CASES = ("16x255", "1x2047", "1x0+512", "8x512+32")
-_WARM_UP = 1
+_HEADS = "16:8:128"
 
 
 def attention_command(
@@ -41,12 +44,35 @@ def attention_command(
             help=f"Sequences and their tokens; may be repeated (default: {', '.join(_CASES)}).",
         ),
     ] = None,
-    num_heads: Annotated[int, typer.Option(min=1, help="Query heads.")] = 16,
-    num_kv_heads: Annotated[int, typer.Option(min=1, help="Key and value heads.")] = 8,
-    head_dim: Annotated[int, typer.Option(min=1, help="Dimension of a head.")] = 128,
+    heads: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HEADS:KV_HEADS:DIM",
+            help=f"Query heads, key/value heads, dimension; may be repeated (default: {_HEADS}).",
+        ),
+    ] = None,
     shared_prefix: Annotated[
         int, typer.Option(min=0, help="Cached tokens that all sequences share as a prefix.")
     ] = 0,
+    bare: Annotated[
+        bool,
+        typer.Option(
+            "--bare",
+            help="Also call the attention of PyTorch and of flash-attn on keys and values without "
+            "pages, writing nothing.",
+        ),
+    ] = False,
+    roofline: Annotated[
+        bool, typer.Option(help="Measure first how fast the device copies and multiplies.")
+    ] = True,
+    num_layers: Annotated[
+        int | None,
+        typer.Option(
+            "--layers",
+            min=1,
+            help="Layers to run in turn (default: as many as exceed the caches of the device).",
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Repeats to take the median of.")] = 9,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     output: Annotated[
@@ -55,72 +81,64 @@ def attention_command(
 ) -> None:
     """Measure the attention of a layer, writing its keys and values to the cache included.
 
-    Runs over several layers with separate KV caches, so that none stays in the processor's caches.
-    The components are measured in turns. --dtype (default here: bfloat16), --device, --block-size,
-    --threads and --deterministic apply to all; --attention selects one, which may have options.
+    Runs over several layers with separate KV caches, so that none stays in the caches of the
+    device; planning a step, once for all its layers, is measured apart. The components are measured
+    in turns. On CUDA, time is that of the device; what can be
+    captured in a CUDA graph is also replayed from one, without the launches. --dtype (default here:
+    bfloat16), --kv-cache-dtype, --device, --block-size, --threads and --deterministic apply to all;
+    --attention selects one, which may have options. Exit status 1: a component failed.
     """
-    if num_heads % num_kv_heads:
-        raise SettingsError(
-            f"--num-heads {num_heads} is not a multiple of --num-kv-heads {num_kv_heads}"
-        )
     settings = given.resolve().settings
-    layer = LayerSpec(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        dtype="bfloat16" if settings.dtype == "auto" else settings.dtype,
-        device=_device(settings),
-        block_size=settings.block_size,
-    )
+    if settings.threads:
+        import torch
+
+        torch.set_num_threads(settings.threads)
+    layers = [
+        _layer(settings, AttentionHeads.parse(text)) for text in dict.fromkeys(heads or [_HEADS])
+    ]
     cases = [AttentionCase.parse(text) for text in batch or _CASES]
-    parts, refused = _backends(given, settings, layer, backends)
-    rows = list(_rows(parts, layer, cases, shared_prefix, repeats))
-    found: dict[str, Any] = {"machine": machine(), "refused": refused, "rows": rows}
+    served = [_backends(given, settings, layer, backends) for layer in layers]
+    rates = measure_rates(layers[0].dtype, layers[0].device) if roofline else None
+    grid = AttentionGrid(cases, shared_prefix, num_layers, repeats, rates)
+    refused = [why for _, some in served for why in some]
+    rows: list[dict[str, Any]] = []
+    with progress(len(layers) * len(cases) * (repeats + WARM_UP), "measuring") as advance:
+        for layer, (parts, _) in zip(layers, served, strict=True):
+            called = []
+            for one in BARE if bare else ():
+                if problem := one.problem(layer):
+                    refused.append(_refusal(f"bare {one.name}", problem, layer))
+                else:
+                    called.append(one)
+            rows += grid.rows(layer, parts, called, advance)
+    found = {"machine": _described(layers[0].device, rates), "refused": refused, "rows": rows}
     if output is not None:
         output.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
     if as_json:
         print_json(found)
     else:
-        _print(layer, found, repeats)
+        _print(found, repeats)
+    if any("error" in row for row in rows):
+        raise typer.Exit(1)
 
 
-def _print(layer: LayerSpec, found: dict[str, Any], repeats: int) -> None:
-    print_table(
-        f"Microseconds per layer: {layer.num_heads} heads of {layer.head_dim}, "
-        f"{layer.num_kv_heads} for keys, {layer.dtype}, blocks of {layer.block_size}, "
-        f"median of {repeats}\n"
-        f"{found['machine']['cpu']}, {found['machine']['cores']} cores"
-        + "".join(f"\n{name}: {reason}" for name, reason in found["refused"].items()),
-        ["batch", "shared prefix", "attention", "us per layer", "GB/s", "GFLOP/s"],
-        [
-            [
-                row["batch"],
-                row["shared_prefix"],
-                row["attention"],
-                f"{row['us_per_layer']:.0f}",
-                f"{row['bytes_per_s'] / 1e9:.1f}",
-                f"{row['operations_per_s'] / 1e9:.0f}",
-            ]
-            for row in found["rows"]
-        ],
+def _layer(settings: EngineSettings, heads: AttentionHeads) -> LayerSpec:
+    return LayerSpec(
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        scale=heads.head_dim**-0.5,
+        dtype="bfloat16" if settings.dtype == "auto" else settings.dtype,
+        device=device_of(settings),
+        block_size=settings.block_size,
+        kv_cache_dtype=settings.kv_cache_dtype,
     )
-
-
-def _device(settings: EngineSettings) -> str:
-    import torch
-
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    if settings.device != "auto":
-        return settings.device
-    return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
 def _backends(
     given: Given, settings: EngineSettings, layer: LayerSpec, named: Sequence[str] | None
-) -> tuple[dict[str, AttentionBackend], dict[str, str]]:
-    """Return the components that support the layer, and the reason why each other does not.
+) -> tuple[dict[str, AttentionBackend], list[dict[str, str]]]:
+    """Return the components that support the layer, and why each of the others does not.
 
     Raises:
         SettingsError: a named component does not support it, or none does.
@@ -130,7 +148,7 @@ def _backends(
     names = [name for some in named or () for name in some.split(",") if name]
     if not names and chosen.name != "auto":
         names = [chosen.name]
-    parts, refused = {}, {}
+    parts, refused = {}, []
     for name in dict.fromkeys(names or given.registry.of("attention")):
         component = given.registry.get("attention", name)
         reason = component.obstacle()
@@ -142,45 +160,63 @@ def _backends(
         if reason is None:
             parts[component.name] = made
         else:
-            refused[component.name] = reason
+            refused.append(_refusal(component.name, reason, layer))
     if refused and (names or not parts):
-        raise SettingsError("; ".join(f"attention {name}: {why}" for name, why in refused.items()))
+        raise SettingsError(
+            "; ".join(f"attention {r['component']}: {r['reason']}" for r in refused)
+        )
     return parts, refused
 
 
-def _rows(
-    parts: dict[str, AttentionBackend],
-    layer: LayerSpec,
-    cases: Sequence[AttentionCase],
-    num_shared: int,
-    repeats: int,
-) -> Iterator[dict[str, Any]]:
-    with progress(len(cases) * (repeats + _WARM_UP), "measuring") as advance:
-        for case in cases:
-            runs = {name: case.runner(part, layer, num_shared) for name, part in parts.items()}
-            seconds: dict[str, list[float]] = {name: [] for name in runs}
-            for _ in range(repeats + _WARM_UP):
-                for name, (run, num_layers) in runs.items():
-                    started = perf_counter()
-                    run()
-                    seconds[name].append((perf_counter() - started) / num_layers)
-                advance()
-            for name, found in seconds.items():
-                taken = median(found[_WARM_UP:])
-                yield {
-                    "attention": name,
-                    "batch": str(case),
-                    "num_sequences": case.num_sequences,
-                    "cached": case.num_cached,
-                    "new": case.num_new,
-                    "shared_prefix": min(num_shared, case.num_cached),
-                    "num_heads": layer.num_heads,
-                    "num_kv_heads": layer.num_kv_heads,
-                    "head_dim": layer.head_dim,
-                    "block_size": layer.block_size,
-                    "dtype": layer.dtype,
-                    "us_per_layer": round(taken * 1e6, 2),
-                    "bytes_per_s": round(case.read_bytes(layer, num_shared) / taken),
-                    "operations_per_s": round(case.operations(layer) / taken),
-                    "repeats": repeats,
-                }
+def _refusal(name: str, reason: str, layer: LayerSpec) -> dict[str, str]:
+    heads = AttentionHeads(layer.num_heads, layer.num_kv_heads, layer.head_dim)
+    return {"component": name, "reason": reason, "heads": str(heads)}
+
+
+def _described(device: str, rates: Rates | None) -> dict[str, Any]:
+    return machine(device) | {
+        "device": device,
+        "copy_bytes_per_s": rates and round(rates.copy),
+        "matmul_operations_per_s": rates and round(rates.sums),
+    }
+
+
+def _print(found: dict[str, Any], repeats: int) -> None:
+    computer, rows = found["machine"], found["rows"]
+    title = f"Microseconds per layer, median of {repeats}\n{machine_line(computer)}"
+    if computer["copy_bytes_per_s"]:
+        title += (
+            f"\ncopies {computer['copy_bytes_per_s'] / 1e9:.0f} GB/s, multiplies "
+            f"{computer['matmul_operations_per_s'] / 1e9:.0f} GFLOP/s"
+        )
+    for one in found["refused"]:
+        title += f"\n{one['component']}, heads {one['heads']}: {one['reason']}"
+    for row in rows:
+        if "error" in row:
+            title += f"\n{row['component']}, batch {row['batch']} failed: {row['error']}"
+    columns = ["heads", "dtype, blocks", "batch", "shared prefix", "attention", "us per layer"]
+    columns += ["captured", "us to plan", "GB/s", "of copy", "GFLOP/s", "of matmul"]
+    print_table(title, columns, [_line(row) for row in rows if "error" not in row])
+
+
+def _line(row: dict[str, Any]) -> list[object]:
+    captured = row["us_per_layer_captured"]
+    stored = "" if row["kv_cache_dtype"] == "auto" else f" ({row['kv_cache_dtype']})"
+    return [
+        f"{row['num_heads']}:{row['num_kv_heads']}:{row['head_dim']}",
+        f"{row['dtype']}{stored}, {row['block_size']}",
+        row["batch"],
+        row["shared_prefix"],
+        row["component"],
+        f"{row['us_per_layer']:.0f}",
+        "-" if captured is None else f"{captured:.0f}",
+        f"{row['us_plan']:.0f}",
+        f"{row['bytes_per_s'] / 1e9:.1f}",
+        _percent(row["share_of_copy"]),
+        f"{row['operations_per_s'] / 1e9:.0f}",
+        _percent(row["share_of_matmul"]),
+    ]
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}%"

@@ -6,6 +6,7 @@ import typer
 
 from paged_plugins.bench.attention_command import attention_command
 from paged_plugins.bench.compare_command import compare_command
+from paged_plugins.bench.decode_command import decode_command
 from paged_plugins.bench.latency_command import latency_command
 from paged_plugins.bench.scheduler_command import scheduler_command
 from paged_plugins.bench.throughput_command import throughput_command
@@ -13,6 +14,7 @@ from paged_plugins.bench.throughput_command import throughput_command
 app = typer.Typer(rich_markup_mode=None)
 app.command("throughput")(throughput_command)
 app.command("latency")(latency_command)
+app.command("decode")(decode_command)
 app.command("compare")(compare_command)
 app.command("scheduler")(scheduler_command)
 app.command("attention")(attention_command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,11 @@ import psutil
 import typer
 
 from paged_core.cli.options import Given
-from paged_core.errors import SettingsError
+from paged_core.errors import EngineError, SettingsError
 from paged_core.settings import EngineSettings
-from paged_plugins.bench.comparison import compare, warm_up
+from paged_plugins.bench.comparison import EngineRuns, compare, row_of, run_alone, warm_up
 from paged_plugins.bench.comparison_table import print_comparison
+from paged_plugins.bench.device import device_of
 from paged_plugins.bench.drawn_options import (
     InputLength,
     NumRequests,
@@ -32,7 +33,7 @@ from paged_plugins.bench.peer_python import PeerPython
 from paged_plugins.bench.peers.peer_engine import Task
 from paged_plugins.bench.peers.table import OURS, PEERS
 from paged_plugins.bench.progress import progress
-from paged_plugins.bench.roofline import measure_rates
+from paged_plugins.bench.rates import measure_rates
 from paged_plugins.bench.throughput_command import chosen_workloads
 from paged_plugins.bench.turns import longest
 from paged_plugins.bench.workloads import NAMED, Workload
@@ -61,6 +62,15 @@ def compare_command(
     input_len: InputLength = None,
     output_len: OutputLength = None,
     shared_prefix: SharedPrefix = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0: greedy.")] = 0.0,
+    one_at_a_time: Annotated[
+        bool,
+        typer.Option(
+            "--one-at-a-time",
+            help="Load each engine after the one before has ended, and go on if one fails (default "
+            "on CUDA: an engine takes the memory of a GPU whole).",
+        ),
+    ] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Runs to take the median of.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per workload.")] = False,
     output: Annotated[
@@ -70,10 +80,10 @@ def compare_command(
     """Compare with other engines on the same model, token ids and number of tokens.
 
     Each engine runs in its own process, all are loaded before the first is measured, and they take
-    turns within every repeat, so that other load on the machine affects all of them alike. Two
-    short requests run as a warm-up. Conversations run turn by turn: all first turns, then all
-    second turns. Give --model and --dtype; --threads and --kv-cache-memory apply to the others too,
-    all other settings to this engine alone.
+    turns within every repeat, so that other load on the machine affects all of them alike; on CUDA
+    they run one after another. Two short requests run as a warm-up. Conversations run turn by turn:
+    all first turns, then all second turns. Give --model and --dtype; --threads and
+    --kv-cache-memory apply to the others too, all other settings to this engine alone.
     """
     settings = given.resolve().settings
     _check(settings.model, settings.dtype)
@@ -81,22 +91,23 @@ def compare_command(
     chosen = chosen_workloads(workload, described) or list(NAMED.values())
     tell = partial(typer.echo, err=True)
     if peer:
-        peers = named_peers(peer, settings.model, settings.dtype)
+        peers = named_peers(peer, settings.model, settings.dtype, temperature)
     else:
-        peers = installed_peers(settings.model, settings.dtype, tell)
-    task = task_for(settings, chosen)
+        peers = installed_peers(settings.model, settings.dtype, tell, temperature)
+    device = device_of(settings)
+    task = task_for(settings, chosen, device=device, temperature=temperature)
+    engines = [Choice(OURS, PeerPython()), *peers]
+    measured = _alone if one_at_a_time or device != "cpu" else _in_turns
     rows = []
     try:
         with ExitStack() as stack:
             lines = [sys.stdout] if as_json else []
             if output is not None:
                 lines.append(stack.enter_context(_open(output)))
-            engines = [
-                stack.enter_context(PeerProcess(some.peer, task, some.python))
-                for some in [Choice(OURS, PeerPython()), *peers]
-            ]
-            warm_up(engines, tell)
-            for row in _rows(settings, chosen, engines, repeats):
+            for row in measured(task, chosen, engines, repeats, tell):
+                row |= {"model": settings.model, "dtype": settings.dtype, "repeats": repeats}
+                row |= {"device": device, "temperature": temperature}
+                row["read_bytes_per_s"] = round(measure_rates(settings.dtype, device).read)
                 rows.append(row)
                 for file in lines:
                     file.write(json.dumps(row) + "\n")
@@ -106,19 +117,55 @@ def compare_command(
             print_comparison(rows)
 
 
-def _rows(
-    settings: EngineSettings,
+def _in_turns(
+    task: Task,
     workloads: Sequence[Workload],
-    engines: Sequence[PeerProcess],
+    choices: Sequence[Choice],
     repeats: int,
+    tell: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
     """Yield the result row of each workload as soon as it is measured."""
-    with progress(len(workloads) * repeats * len(engines), "comparing") as advance:
+    with (
+        ExitStack() as stack,
+        progress(len(workloads) * repeats * len(choices), "comparing") as advance,
+    ):
+        engines = [
+            stack.enter_context(PeerProcess(some.peer, task, some.python)) for some in choices
+        ]
+        warm_up(engines, tell)
         for workload in workloads:
-            row = compare(workload, engines, repeats, advance)
-            row |= {"model": settings.model, "dtype": settings.dtype, "repeats": repeats}
-            row["read_bytes_per_s"] = round(measure_rates(settings.dtype, "cpu").read)
-            yield row
+            yield compare(workload, engines, repeats, advance)
+
+
+def _alone(
+    task: Task,
+    workloads: Sequence[Workload],
+    choices: Sequence[Choice],
+    repeats: int,
+    tell: Callable[[str], None],
+) -> Iterator[dict[str, Any]]:
+    """Yield the result rows after all engines have run; of another engine that failed, they say
+    why.
+
+    Raises:
+        EngineError: our own engine failed.
+    """
+    found: list[list[EngineRuns]] = []
+    vocab_size = None
+    with progress(len(workloads) * repeats * len(choices), "comparing") as advance:
+        for some in choices:
+            try:
+                with PeerProcess(some.peer, task, some.python) as engine:
+                    vocab_size = vocab_size or engine.vocab_size
+                    warm_up([engine], tell)
+                    found.append(run_alone(engine, workloads, repeats, vocab_size, advance))
+            except EngineError as error:
+                if some.peer is OURS:
+                    raise
+                tell(f"left out {some.peer.name}: {error}")
+                found.append([EngineRuns(some.peer.name, error=str(error))] * len(workloads))
+    for workload, runs in zip(workloads, zip(*found, strict=True), strict=True):
+        yield row_of(workload, runs)
 
 
 def _open(output: Path) -> TextIO:
@@ -142,7 +189,13 @@ def _check(model: str, dtype: str) -> None:
         )
 
 
-def task_for(settings: EngineSettings, workloads: Sequence[Workload]) -> Task:
+def task_for(
+    settings: EngineSettings,
+    workloads: Sequence[Workload],
+    *,
+    device: str = "cpu",
+    temperature: float = 0.0,
+) -> Task:
     """Return the task of all engines; ``max_model_len`` is the longest request, rounded up to a
     multiple of 1,024 tokens.
     """
@@ -158,6 +211,8 @@ def task_for(settings: EngineSettings, workloads: Sequence[Workload]) -> Task:
         longest_request=length,
         cache_gib=max(1, round(memory / (1 << 30))) if memory else _CACHE_GIB,
         settings=settings.model_dump(mode="json", exclude_unset=True),
+        device=device,
+        temperature=temperature,
     )
 
 

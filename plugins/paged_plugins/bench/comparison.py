@@ -1,10 +1,11 @@
-"""Runs workloads on several engines in turns and compares their times."""
+"""Runs workloads on several engines, in turns or one after another; compares their times."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 from paged_core.errors import EngineError
 from paged_plugins.bench.peer_process import PeerProcess
@@ -29,6 +30,39 @@ def warm_up(engines: Sequence[PeerProcess], tell: Callable[[str], None]) -> None
             )
 
 
+@dataclass(slots=True)
+class EngineRuns:
+    """What one engine did with a workload, or why it could not."""
+
+    name: str
+    version: str | None = None
+    start_seconds: float = 0.0
+    elapsed: list[float] = field(default_factory=list)
+    """Seconds of each repeat."""
+    peak_memory: int = 0
+    """Bytes."""
+    outputs: list[list[int]] = field(default_factory=list)
+    """The tokens of the first repeat."""
+    error: str | None = None
+
+    @classmethod
+    def of(cls, engine: PeerProcess) -> Self:
+        """Begin the runs of an engine."""
+        return cls(engine.name, engine.version, engine.start_seconds)
+
+    def add(self, engine: PeerProcess, items: Sequence[Item]) -> None:
+        """Run one repeat.
+
+        Raises:
+            EngineError: the engine failed, or generated a wrong number of tokens.
+        """
+        answer = engine.run(items)
+        _check_lengths(engine.name, answer["outputs"], items)
+        self.elapsed.append(answer["elapsed"])
+        self.peak_memory = answer["peak_memory"]
+        self.outputs = self.outputs or answer["outputs"]
+
+
 def compare(
     workload: Workload,
     engines: Sequence[PeerProcess],
@@ -42,45 +76,76 @@ def compare(
         advance: called once for each run.
 
     Returns:
-        A row: the workload, and ``contenders``, an entry per engine with the medians over the
-        repeats.
+        As :func:`row_of`.
 
     Raises:
         EngineError: an engine failed, or generated a wrong number of tokens.
     """
-    elapsed: dict[str, list[float]] = {engine.name: [] for engine in engines}
-    peaks: dict[str, int] = {}
-    outputs: dict[str, list[list[int]]] = {}
+    runs = {engine.name: EngineRuns.of(engine) for engine in engines}
     for turn in range(repeats):
         items = workload.items(turn, vocab_size=engines[0].vocab_size or _ANY_TOKEN)
         first = turn % len(engines)
         for engine in [*engines[first:], *engines[:first]]:
-            answer = engine.run(items)
-            _check_lengths(engine.name, answer["outputs"], items)
-            elapsed[engine.name].append(answer["elapsed"])
-            peaks[engine.name] = answer["peak_memory"]
-            outputs.setdefault(engine.name, answer["outputs"])
+            runs[engine.name].add(engine, items)
             engine.settle()
             advance()
-    medians = {name: median(seconds) for name, seconds in elapsed.items()}
+    return row_of(workload, list(runs.values()))
+
+
+def run_alone(
+    engine: PeerProcess,
+    workloads: Sequence[Workload],
+    repeats: int,
+    vocab_size: int | None,
+    advance: Callable[[], None],
+) -> list[EngineRuns]:
+    """Run all workloads on one engine, while no other is loaded.
+
+    Args:
+        advance: called once for each run.
+
+    Raises:
+        EngineError: the engine failed, or generated a wrong number of tokens.
+    """
+    found = []
+    for workload in workloads:
+        runs = EngineRuns.of(engine)
+        for turn in range(repeats):
+            runs.add(engine, workload.items(turn, vocab_size=vocab_size or _ANY_TOKEN))
+            advance()
+        found.append(runs)
+    return found
+
+
+def row_of(workload: Workload, runs: Sequence[EngineRuns]) -> dict[str, Any]:
+    """Return the workload, and ``contenders``, an entry per engine with the medians of its runs.
+
+    Args:
+        runs: of our own engine first; another one may have failed.
+    """
+    items = workload.items()
+    medians = {one.name: median(one.elapsed) for one in runs if one.error is None}
     num_output = sum(item.num_output for item in items)
+
+    def entry(one: EngineRuns) -> dict[str, Any]:
+        if one.error is not None:
+            return {"name": one.name, "version": one.version, "error": one.error}
+        return {
+            "name": one.name,
+            "version": one.version,
+            "start_s": round(one.start_seconds, 2),
+            "elapsed_s": [round(seconds, 4) for seconds in one.elapsed],
+            "output_tokens_per_s": round(num_output / medians[one.name], 1),
+            "peak_memory_bytes": one.peak_memory,
+            "ratio": round(medians[one.name] / medians[OURS.name], 3),
+            "same_tokens": _share(one.outputs, runs[0].outputs),
+        }
+
     return {
         "workload": workload.name,
         "requests": len(items),
         "output_tokens": num_output,
-        "contenders": [
-            {
-                "name": engine.name,
-                "version": engine.version,
-                "start_s": round(engine.start_seconds, 2),
-                "elapsed_s": [round(seconds, 4) for seconds in elapsed[engine.name]],
-                "output_tokens_per_s": round(num_output / medians[engine.name], 1),
-                "peak_memory_bytes": peaks[engine.name],
-                "ratio": round(medians[engine.name] / medians[OURS.name], 3),
-                "same_tokens": _share(outputs[engine.name], outputs[OURS.name]),
-            }
-            for engine in engines
-        ],
+        "contenders": [entry(one) for one in runs],
         **_against_best(medians),
     }
 
@@ -104,6 +169,7 @@ def _check_lengths(name: str, outputs: Sequence[list[int]], items: Sequence[Item
 
 
 def _share(outputs: Sequence[list[int]], ours: Sequence[list[int]]) -> float:
-    """Return the share of requests with the same tokens; in 16-bit dtypes it is rarely 1."""
+    """Return the share of requests with the same tokens; rarely 1 in 16-bit dtypes, and where
+    tokens are sampled."""
     same = sum(one == other for one, other in zip(outputs, ours, strict=True))
     return round(same / len(ours), 3)

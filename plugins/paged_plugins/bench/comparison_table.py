@@ -8,7 +8,9 @@ from typing import Any
 import typer
 
 from paged_core.cli.output import print_table
-from paged_plugins.bench.machine import machine
+from paged_plugins.bench.machine import machine, machine_line
+
+_FAILED = "failed"
 
 
 def print_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -18,10 +20,11 @@ def print_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
         rows: results of :func:`~paged_plugins.bench.comparison.compare`, with ``model``,
             ``dtype`` and ``repeats``.
     """
-    computer, first = machine(), rows[0]
+    first = rows[0]
+    computer = machine(first.get("device", "cpu"))
     typer.echo(
-        f"{first['model']} in {first['dtype']}: output tokens/s, median of {first['repeats']}, in "
-        f"turns\n{computer['cpu']}, {computer['cores']} cores, {computer['python']}"
+        f"{first['model']} in {first['dtype']}: output tokens/s, median of {first['repeats']}\n"
+        f"{machine_line(computer)}"
     )
     names = [row["workload"] for row in rows]
     print_table("", ["engine", *names], speeds(rows))
@@ -40,12 +43,13 @@ def memory(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[object]]:
     """Yield a row per engine: peak MiB after each workload, and the seconds to start."""
     lines = _lines(rows, lambda engine: engine["peak_memory_bytes"] >> 20)
     for line, engine in zip(lines, rows[0]["contenders"], strict=True):
-        yield [*line, engine["start_s"]]
+        yield [*line, engine.get("start_s", _FAILED)]
 
 
 def _lines(
     rows: Sequence[Mapping[str, Any]], figure: Callable[[Mapping[str, Any]], object]
 ) -> Iterator[list[object]]:
     for place, engine in enumerate(rows[0]["contenders"]):
-        name = f"{engine['name']} {engine['version']}"
-        yield [name, *(figure(row["contenders"][place]) for row in rows)]
+        name = engine["name"] + (f" {engine['version']}" if engine["version"] else "")
+        entries = (row["contenders"][place] for row in rows)
+        yield [name, *(_FAILED if one.get("error") else figure(one) for one in entries)]

@@ -9,11 +9,28 @@ from typing import Any
 from paged_plugins.machine import cpu_model
 
 
-def machine() -> dict[str, Any]:
-    """Return what must be reported with every result: processor, cores, Python, platform."""
-    return {
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """Return what must be reported with every result: processor, cores, Python, platform.
+
+    Args:
+        device: what computed, as torch names it; of a GPU, its name and the versions of torch and
+            CUDA are reported too.
+    """
+    found: dict[str, Any] = {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "platform": platform.platform(),
     }
+    if device.startswith("cuda"):
+        import torch
+
+        found["gpu"] = torch.cuda.get_device_name(device)
+        found["torch"] = torch.__version__
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def machine_line(found: dict[str, Any]) -> str:
+    """Return the machine in a line, for the head of a table."""
+    return f"{found.get('gpu') or found['cpu']}, {found['cores']} cores, {found['python']}"

@@ -18,7 +18,8 @@ from paged_core.llm import LLM
 from paged_core.text.outputs import RequestOutput
 from paged_plugins.bench.completion import complete
 from paged_plugins.bench.memory_peak import peak_memory, reset_peak
-from paged_plugins.bench.roofline import least_seconds, measure_rates
+from paged_plugins.bench.rates import measure_rates
+from paged_plugins.bench.roofline import least_seconds
 from paged_plugins.bench.turns import longest, prompt_lengths
 from paged_plugins.bench.workloads import Item, Workload
 
@@ -62,7 +63,7 @@ class Bench:
     @property
     def dtype(self) -> str | None:
         """The model's dtype; ``None``: there is no model."""
-        size = self._size()
+        size = self.size()
         return size.layers[0].dtype if size else None
 
     @property
@@ -177,13 +178,13 @@ class Bench:
             "steps": round(median(run.num_steps for run in runs)),
             "cached_tokens": round(median(run.num_cached for run in runs)),
             "preemptions": round(median(run.num_preemptions for run in runs)),
-            "components": self._components(),
+            "components": self.components(),
             "seconds": phases,
             "digest": digest.hexdigest()[:10],
         }
 
     def _roofline(self, items: Sequence[Item], runs: list[Run]) -> dict[str, Any] | None:
-        size = self._size()
+        size = self.size()
         if size is None:
             return None
         rates = measure_rates(size.layers[0].dtype, size.layers[0].device)
@@ -196,7 +197,7 @@ class Bench:
             "operations_per_s": round(rates.sums),
         }
 
-    def _components(self) -> dict[str, str]:
+    def components(self) -> dict[str, str]:
         """Return the name of the component of each slot that has one."""
         return {
             key: value.name
@@ -204,7 +205,8 @@ class Bench:
             if isinstance(value, ComponentSettings)
         }
 
-    def _size(self) -> ModelSize | None:
+    def size(self) -> ModelSize | None:
+        """Return the size of the model; ``None``: there is none."""
         executor = self.llm.engine.executor
         return executor.model_size() if isinstance(executor, SupportsModelSize) else None
 

@@ -8,71 +8,14 @@ together. A conversation is one sequence that stays cached: each turn computes o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median
-from time import perf_counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from paged_core.interfaces.model_size import ModelSize
+from paged_plugins.bench.rates import Rates
 from paged_plugins.bench.turns import conversations
 from paged_plugins.bench.workloads import Item
 
-if TYPE_CHECKING:
-    import torch
-
-_READ_BYTES = 1 << 29
-"""More than any processor's caches hold."""
-_REPEATS = 3
 _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """The machine's peak rates, with the number of threads that torch uses now."""
-
-    read: float
-    """Bytes per second."""
-    sums: float
-    """Floating-point operations per second of a product of large matrices, in the model's dtype or
-    in float32, whichever is faster: some processors are slower in 16 bits."""
-
-
-def measure_rates(dtype: str, device: str) -> Rates:
-    """Measure reading and multiplying; takes about a second."""
-    import torch
-
-    kind = getattr(torch, dtype)
-    numbers = torch.ones(_READ_BYTES // 4, device=device)
-    summing = _seconds(numbers.sum, device)
-    matrix = numbers.view(kind).view(-1, 1024)
-    vector = torch.ones(1, 1024, dtype=kind, device=device)
-    multiplying = _seconds(lambda: torch.mm(vector, matrix.T), device)
-    size = 2048
-    fastest = min(_product_seconds(size, kind, device) for kind in {kind, torch.float32})
-    return Rates(_READ_BYTES / min(summing, multiplying), 2 * size**3 / fastest)
-
-
-def _product_seconds(size: int, kind: torch.dtype, device: str) -> float:
-    """Measure a product of two square matrices."""
-    import torch
-
-    left, right = (torch.ones(size, size, dtype=kind, device=device) for _ in range(2))
-    return _seconds(lambda: left @ right, device)
-
-
-def _seconds(work: Callable[[], object], device: str) -> float:
-    import torch
-
-    def once() -> float:
-        started = perf_counter()
-        work()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        return perf_counter() - started
-
-    once()
-    return median(once() for _ in range(_REPEATS))
 
 
 def least_seconds(items: Sequence[Item], model: ModelSize, rates: Rates, num_shared: int) -> float:

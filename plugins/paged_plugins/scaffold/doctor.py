@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,8 +21,14 @@ from paged_plugins.machine import describe
 def command(
     given: Given,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the same JSON to a file.")
+    ] = None,
 ) -> None:
-    """Look at this machine and say which components can serve on it. Takes seconds."""
+    """Look at this machine and say which components can serve on it. Takes seconds.
+
+    Of a component that cannot, it says why, and which command would change that, if one would.
+    """
     machine = describe() | {"cache_dir": str(cache_dir(given.environ))}
     components = _components(given.registry)
     broken = [
@@ -26,16 +36,16 @@ def command(
         for p in given.registry.plugins
         if p.status == "broken"
     ]
+    found = {
+        "machine": machine,
+        "components": components,
+        "broken_plugins": broken,
+        "conflicts": list(given.registry.conflicts.values()),
+    }
+    if output is not None:
+        output.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
     if as_json:
-        conflicts = list(given.registry.conflicts.values())
-        print_json(
-            {
-                "machine": machine,
-                "components": components,
-                "broken_plugins": broken,
-                "conflicts": conflicts,
-            }
-        )
+        print_json(found)
         return
     print_table("Machine", ("what", "value"), _flat(machine))
     print_table(
@@ -43,6 +53,7 @@ def command(
         ("slot", "name", "can serve here"),
         [(c["slot"], c["name"], _answer(c["reason"], c["details"])) for c in components],
     )
+    _print_remedies(components)
     for plugin in broken:
         message = f"plugin {plugin['name']!r} ({plugin['distribution']} {plugin['version']})"
         typer.echo(f"warning: {message} is broken: {plugin['reason']}", err=True)
@@ -57,7 +68,13 @@ def _components(registry: Registry) -> list[dict[str, Any]]:
             reason = component.obstacle()
             details = _details(component) if reason is None else ""
             found.append(
-                {"slot": slot, "name": component.name, "reason": reason, "details": details}
+                {
+                    "slot": slot,
+                    "name": component.name,
+                    "reason": reason,
+                    "commands": _commands(reason),
+                    "details": details,
+                }
             )
     return found
 
@@ -72,6 +89,22 @@ def _details(component: Component) -> str:
         return f"its details failed: {type(error).__name__}: {error}"
 
 
+def _commands(reason: str | None) -> list[str]:
+    """Return the commands that a reason names: they are in backticks, and have several words."""
+    return [text for text in re.findall(r"`([^`]+)`", reason or "") if " " in text]
+
+
+def _print_remedies(components: Sequence[dict[str, Any]]) -> None:
+    """Print what would make more components serve: each command, and for which it is."""
+    names: dict[str, list[str]] = {}
+    for component in components:
+        for command in component["commands"]:
+            names.setdefault(command, []).append(f"{component['slot']} {component['name']}")
+    if names:
+        rows = [(command, ", ".join(served)) for command, served in names.items()]
+        print_table("To make more of them serve", ("command", "for"), rows)
+
+
 def _answer(reason: str | None, details: str) -> str:
     if reason is not None:
         return f"no: {reason}"
@@ -82,7 +115,18 @@ def _flat(machine: dict[str, Any]) -> list[tuple[str, object]]:
     rows: list[tuple[str, object]] = []
     for key, value in machine.items():
         if isinstance(value, dict):
-            rows += [(f"{key}.{name}", own) for name, own in value.items()]
+            rows += [(f"{key}.{name}", _shown(own)) for name, own in value.items()]
         else:
             rows.append((key, value))
     return rows
+
+
+def _shown(value: object) -> object:
+    """Return a value for the table; devices by a line each."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "; ".join(
+            f"{one['name']}, compute capability {one['compute_capability']}, "
+            f"{one['memory_bytes'] / (1 << 30):.0f} GiB, {one['multiprocessors']} multiprocessors"
+            for one in value
+        )
+    return value

@@ -12,12 +12,18 @@ from paged_plugins.bench.workloads import Item
 class PagedCore(PeerEngine):
     """An ``LLM`` with the settings of the task."""
 
+    @staticmethod
+    def problem(temperature: float) -> str | None:
+        """Return ``None``: it decodes greedily and samples."""
+        return None
+
     def __init__(self, task: Task) -> None:
         from paged_core import LLM, __version__
         from paged_core.cli.logs import configure_logs
 
         configure_logs(None, os.environ)
         self.version = __version__
+        self._temperature = task.temperature
         self._llm = LLM(**task.settings)
         capacity = self._llm.engine.capacity
         if task.longest_request > capacity.max_model_len:
@@ -33,6 +39,11 @@ class PagedCore(PeerEngine):
 
         outputs = self._llm.generate(
             [item.prompt for item in items],
-            [SamplingParams(max_tokens=item.num_output, ignore_eos=True) for item in items],
+            [
+                SamplingParams(
+                    temperature=self._temperature, max_tokens=item.num_output, ignore_eos=True
+                )
+                for item in items
+            ],
         )
         return [output.outputs[0].token_ids for output in outputs]

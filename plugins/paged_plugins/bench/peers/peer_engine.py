@@ -26,10 +26,14 @@ class Task:
     """GiB of KV cache, for peers that need to be told."""
     settings: dict[str, Any]
     """Settings of our own engine."""
+    device: str = "cpu"
+    """As torch names it, for peers that need to be told."""
+    temperature: float = 0.0
+    """0: greedy."""
 
 
 class PeerEngine(ABC):
-    """An engine with its model loaded; decoding is greedy and ignores end-of-sequence tokens.
+    """An engine with its model loaded; it ignores end-of-sequence tokens.
 
     A subclass imports its package in ``__init__``: its static methods also run where that package
     is not installed.
@@ -57,6 +61,11 @@ class PeerEngine(ABC):
         """Return which file is missing beside the model, and how to make it; ``None``: none."""
         return None
 
+    @staticmethod
+    def problem(temperature: float) -> str | None:
+        """Return why it cannot decode at this temperature; ``None``: it can."""
+        return "it is run greedily only" if temperature else None
+
     def prepare(self, num_sequences: int, num_tokens: int) -> None:  # noqa: B027 - few need it
         """Prepare, unmeasured, for requests of these sizes.
 
@@ -68,3 +77,6 @@ class PeerEngine(ABC):
     @abstractmethod
     def run(self, items: Sequence[Item], /) -> list[list[int]]:
         """Return the tokens that each item generates; the prompts are complete."""
+
+    def close(self) -> None:  # noqa: B027 - few need it
+        """End what would keep the process alive."""

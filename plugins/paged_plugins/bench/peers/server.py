@@ -40,6 +40,7 @@ def serve(name: str) -> None:
         reply({"version": engine.version, "vocab_size": engine.vocab_size})
         for line in sys.stdin:
             reply(measure(engine, [Item(**fields) for fields in json.loads(line)]))
+        engine.close()
     except BrokenPipeError:
         os._exit(1)  # the parent has ended; skip the destructors of the libraries, which may print
     except Exception as error:  # noqa: BLE001 - third-party code: every error is reported

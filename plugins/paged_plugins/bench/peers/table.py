@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paged_plugins.bench.peers.llama_cpp import LlamaCpp
+from paged_plugins.bench.peers.nano_vllm import NanoVllm
 from paged_plugins.bench.peers.openvino import OpenVino
 from paged_plugins.bench.peers.paged_core import PagedCore
 from paged_plugins.bench.peers.peer_engine import PeerEngine
 from paged_plugins.bench.peers.transformers import BATCH, TransformersSingle, TransformersStatic
+from paged_plugins.bench.peers.transformers_continuous import TransformersContinuous
 from paged_plugins.bench.peers.vllm import Vllm
 
 
@@ -44,6 +46,20 @@ PEERS = {
             "transformers",
             TransformersSingle,
             "transformers generate for one request after another",
+        ),
+        Peer(
+            "transformers_continuous",
+            "transformers",
+            "transformers",
+            TransformersContinuous,
+            "transformers with continuous batching",
+        ),
+        Peer(
+            "nano_vllm",
+            "nanovllm",
+            "git+https://github.com/GeeeekExplorer/nano-vllm",
+            NanoVllm,
+            "nano-vLLM on a GPU",
         ),
         Peer("vllm", "vllm", "vllm", Vllm, "vLLM in one process"),
         Peer(

@@ -26,6 +26,7 @@ class _Transformers(PeerEngine):
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             task.model, dtype=getattr(torch, task.dtype), attn_implementation="sdpa"
         ).eval()
+        self._model.to(task.device)
         self._model.generation_config.eos_token_id = None
         self._model.generation_config.pad_token_id = 0
 
@@ -45,7 +46,7 @@ class _Transformers(PeerEngine):
 
         width = max(len(item.prompt) for item in items)
         longest = max(item.num_output for item in items)
-        tokens = torch.zeros(len(items), width, dtype=torch.long)
+        tokens = torch.zeros(len(items), width, dtype=torch.long, device=self._model.device)
         mask = torch.zeros_like(tokens)
         for row, item in enumerate(items):
             tokens[row, width - len(item.prompt) :] = torch.tensor(item.prompt)

@@ -1,4 +1,4 @@
-"""vLLM on a CPU, in its fastest configuration there: one process on all cores."""
+"""vLLM in one process; on a CPU, that is its fastest configuration there, on all cores."""
 
 from __future__ import annotations
 
@@ -37,11 +37,17 @@ class Vllm(PeerEngine):
             found["HF_HUB_OFFLINE"] = "1"
         return found
 
+    @staticmethod
+    def problem(temperature: float) -> str | None:
+        """Return ``None``: it decodes greedily and samples."""
+        return None
+
     def __init__(self, task: Task) -> None:
         vllm = import_module("vllm")
 
         self.version = vllm.__version__
         self._sampling = vllm.SamplingParams
+        self._temperature = task.temperature
         self._llm = vllm.LLM(
             model=task.model,
             dtype=task.dtype,
@@ -57,7 +63,10 @@ class Vllm(PeerEngine):
             [{"prompt_token_ids": item.prompt} for item in items],
             [
                 self._sampling(
-                    temperature=0.0, max_tokens=item.num_output, ignore_eos=True, detokenize=False
+                    temperature=self._temperature,
+                    max_tokens=item.num_output,
+                    ignore_eos=True,
+                    detokenize=False,
                 )
                 for item in items
             ],

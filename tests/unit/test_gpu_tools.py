@@ -1,0 +1,177 @@
+"""The scripts for a GPU machine: they run from a checkout, with nothing installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ROOT / "tools"
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="the scripts are for Linux")
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import a module of the folder."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+
+    def load(name: str) -> ModuleType:
+        return import_module(name)
+
+    return load
+
+
+def script(name: str, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with a Python that has no packages but those of ``PYTHONPATH``."""
+    python = getattr(sys, "_base_executable", sys.executable)
+    return subprocess.run(
+        [python, "-S", str(TOOLS / f"{name}.py"), *argv],
+        env={"PATH": os.environ["PATH"], **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def third_party(folder: Path) -> str:
+    """Make a folder with all packages of this environment except ours."""
+    for place in map(Path, filter(os.path.isdir, sys.path)):
+        if place.name != "site-packages":
+            continue
+        for package in place.iterdir():
+            target = folder / package.name
+            if "paged" not in package.name and not target.exists():
+                target.symlink_to(package)
+    return str(folder)
+
+
+def stages(path: Path) -> dict[str, dict[str, Any]]:
+    return {stage["name"]: stage for stage in json.loads(path.read_text("utf-8"))["stages"]}
+
+
+# ---------------------------------------------------------------------- from a checkout
+
+
+def test_nothing_of_ours_needs_to_be_installed(tmp_path: Path) -> None:
+    packages, found = tmp_path / "packages", tmp_path / "found.json"
+    packages.mkdir()
+    done = script(
+        "gpu_check",
+        *("--cpu", "--only", "build", "--output", str(found), "--folder", str(tmp_path / "made")),
+        PYTHONPATH=third_party(packages),
+        OMP_NUM_THREADS="1",
+    )
+    assert done.returncode == 0, done.stdout
+    record = stages(found)
+    assert list(record) == ["environment", "build"]
+    assert {row["component"] for row in record["build"]["result"]["rows"]} >= {"torch"}
+    assert "build: passed" in done.stdout
+
+
+def test_what_is_missing_is_named_with_the_command_that_fetches_it(tmp_path: Path) -> None:
+    found = tmp_path / "gpu-check.json"
+    done = script("gpu_check", "--folder", str(tmp_path / "made"), OUT=str(tmp_path))
+    assert done.returncode == 1
+    record = stages(found)
+    said = record["environment"]["tail"]
+    assert "pydantic>=" in said
+    assert "pip download --dest wheels --only-binary=:all:" in said
+    assert f"--python-version {sys.version_info[0]}.{sys.version_info[1]}" in said
+    assert "WHEELS=wheels" in said
+    assert said in done.stdout
+    later = [stage for name, stage in record.items() if name != "environment"]
+    assert {stage["status"] for stage in later} == {"not run"}
+    assert all("lacks" in stage["reason"] for stage in later)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpu_check", "gpu_bench"])
+def test_every_stage_passes_on_a_cpu(name: str, tmp_path: Path) -> None:
+    packages, found = tmp_path / "packages", tmp_path / "found.json"
+    packages.mkdir()
+    done = script(
+        name,
+        *("--cpu", "--output", str(found), "--folder", str(tmp_path / "made")),
+        PYTHONPATH=third_party(packages),
+    )
+    assert done.returncode == 0, done.stdout
+    assert {stage["status"] for stage in stages(found).values()} == {"passed"}
+
+
+def test_wheels_are_installed_beside_the_checkout(tool: Any, tmp_path: Path) -> None:
+    offline = tool("offline")
+    with pytest.raises(SystemExit, match="has no file"):
+        offline.install(tmp_path, tmp_path / "target")
+    (tmp_path / "broken-1-py3-none-any.whl").write_bytes(b"no archive")
+    with pytest.raises(SystemExit, match="cannot be installed"):
+        offline.install(tmp_path, tmp_path / "target")
+
+
+def test_versions_are_compared_by_number(tool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    offline = tool("offline")
+    monkeypatch.setattr(offline, "version", lambda name: "5.10.1+cu130")
+    assert offline.missing(["torch>=5.9", "torch>=5.10", "torch"]) == []
+    assert offline.missing(["torch>=5.11", "torch>=6"]) == ["torch>=5.11", "torch>=6"]
+
+
+# ---------------------------------------------------------------------- stages
+
+
+@pytest.fixture
+def record(tool: Any, tmp_path: Path) -> Any:
+    return tool("stages").Record(tmp_path / "record.json", 60.0, dict(os.environ), {"name": "try"})
+
+
+def test_a_stage_is_recorded_with_its_result(tool: Any, record: Any) -> None:
+    write = "import sys; print('made'); open(sys.argv[1], 'w').write('{\"a\": 1}')"
+    stage = tool("stages").Stage("make it", ["-S", "-c", write, "{result}"], 30, "made")
+    assert record.run(stage) == {"a": 1}
+    found = stages(record.path)["make it"]
+    assert (found["status"], found["exit_status"]) == ("passed", 0)
+    assert found["tail"] == "made\n"
+    assert json.loads(record.path.read_text())["passed"]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected", "status"),
+    [
+        ("raise SystemExit('broken')", "", "failed"),
+        ("print('a')", "b", "failed"),
+        ("import time; print('began', flush=True); time.sleep(60)", "", "timed out"),
+    ],
+)
+def test_a_stage_that_does_not_pass_stops_no_other(
+    tool: Any, record: Any, code: str, expected: str, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = tool("stages").Stage
+    limit = 0.5 if status == "timed out" else 30
+    monkeypatch.setattr(tool("stages"), "_LEAST", 0.0)
+    assert record.run(stage("first", ["-S", "-c", code], limit, expected)) is None
+    record.run(stage("second", ["-S", "-c", "pass"], 30))
+    found = stages(record.path)
+    assert (found["first"]["status"], found["second"]["status"]) == (status, "passed")
+    assert not json.loads(record.path.read_text())["passed"]
+    if status == "timed out":
+        assert found["first"]["tail"] == "began\n"
+
+
+def test_lines_of_json_are_a_list_and_other_text_is_nothing(tool: Any, record: Any) -> None:
+    write = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
+    for text, result in (('{"a": 1}\n{"a": 2}\n', [{"a": 1}, {"a": 2}]), ("none", None)):
+        arguments = ["-S", "-c", write, "{result}", text]
+        assert record.run(tool("stages").Stage("lines", arguments, 30)) == result
+
+
+def test_no_stage_is_started_after_the_deadline(tool: Any, record: Any) -> None:
+    record.seconds = 0.0
+    assert record.run(tool("stages").Stage("late", ["-c", "pass"], 30)) is None
+    assert stages(record.path)["late"]["status"] == "not run"

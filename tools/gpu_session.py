@@ -1,0 +1,135 @@
+"""What the GPU scripts have in common: options, the environment, and the record of their stages.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from offline import ROOT, how_to_carry, install, missing, requirements, search_path, write_metadata
+from stages import Record, Stage, say
+
+
+@dataclass
+class Session:
+    """One run of a script."""
+
+    record: Record
+    folder: Path
+    """For what it makes."""
+    cpu: bool
+    """Whether to run tiny sizes on the CPU, to try the script itself."""
+    only: list[str]
+    """Names of the stages to run; empty: all."""
+    problem: str | None = None
+    """Why no stage can run."""
+
+    @property
+    def device(self) -> list[str]:
+        """The option that names the device."""
+        return ["--device", "cpu" if self.cpu else "cuda"]
+
+    def bench(self, name: str, limit: float, command: str, *options: str) -> Stage:
+        """Return a benchmark on the device whose result is recorded."""
+        arguments = ["-m", "paged_core", "bench", command, *options, *self.device]
+        return Stage(name, [*arguments, "--output", "{result}"], limit)
+
+    def run(self, stage: Stage) -> Any:
+        """Run a stage if it is among those asked for; return its result."""
+        if self.only and stage.name not in self.only:
+            return None
+        if self.problem:
+            self.record.skip(stage, self.problem)
+            return None
+        return self.record.run(stage)
+
+    def prepare(self, wheels: Path | None) -> None:
+        """Make the packages importable by the stages; record what is missing."""
+        began = monotonic()
+        entry: dict[str, Any] = {"name": "environment", "status": "passed"}
+        try:
+            write_metadata(self.folder / "metadata")
+            if wheels is not None:
+                install(wheels, self.folder / "packages")
+            sys.path[:0] = search_path(self.folder)
+            if absent := missing(requirements()):
+                self.problem = f"this Python lacks {', '.join(absent)}"
+                entry |= {"status": "failed", "tail": how_to_carry(absent)}
+        except SystemExit as error:
+            self.problem = str(error)
+            entry |= {"status": "failed", "tail": self.problem}
+        self.record.add(entry | {"seconds": round(monotonic() - began, 2)})
+
+
+def main(name: str, seconds: float, run: Callable[[Session], None]) -> None:
+    """Run a script, and exit with 1 if a stage did not pass.
+
+    Args:
+        name: of the script, and of its file of results.
+        seconds: the deadline of all stages together.
+    """
+    given = _options(name)
+    output = given.output.absolute()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    folder = (given.folder or ROOT / "build" / "gpu").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {
+        "name": name,
+        "on": "cpu" if given.cpu else "cuda",
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+    path = [*search_path(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environ = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "COLUMNS": "160",
+    }
+    record = Record(output, given.seconds or seconds, environ, facts)
+    session = Session(record, folder, given.cpu, [s for s in given.only.split(",") if s])
+    session.prepare(given.wheels)
+    try:
+        run(session)
+    finally:
+        record.write()
+        say(f"written: {output}")
+    sys.exit(0 if record.passed else 1)
+
+
+def _options(name: str) -> argparse.Namespace:
+    folder = os.environ.get("OUT")
+    wheels = os.environ.get("WHEELS")
+    parser = argparse.ArgumentParser(prog=name)
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path(folder) if folder else ROOT / "build",
+        help="the file of results, or its folder (default: $OUT, or else build)",
+    )
+    parser.add_argument(
+        "--wheels",
+        type=Path,
+        default=Path(wheels) if wheels else None,
+        help="a folder of wheels that this Python lacks (default: $WHEELS)",
+    )
+    parser.add_argument("--folder", type=Path, help="for what is made (default: build/gpu)")
+    parser.add_argument("--only", default="", help="names of stages, comma-separated")
+    parser.add_argument("--seconds", type=float, help="the deadline of all stages together")
+    parser.add_argument(
+        "--cpu", action="store_true", help="tiny sizes on the CPU, to try the script itself"
+    )
+    given = parser.parse_args()
+    if given.output.suffix != ".json":
+        given.output /= f"{name}.json"
+    return given

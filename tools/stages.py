@@ -1,0 +1,163 @@
+"""Runs commands one after another, each within a time limit, and records what came of them.
+
+Standard library only. A stage that fails does not stop the others; the record is written after
+every stage, so that it is there whatever happens later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+_TAIL = 8000
+_SHOWN = 2500
+"""Characters of a stage's output that are recorded, and that are printed."""
+_LEAST = 5.0
+"""Seconds under which no stage is started."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command of this Python, and how long it may take."""
+
+    name: str
+    arguments: Sequence[str]
+    """What follows the interpreter; ``{result}`` stands for the file that it writes, JSON or lines
+    of JSON, to be put into the record."""
+    limit: float
+    """Seconds."""
+    expected: str = ""
+    """What its output must contain."""
+
+
+@dataclass
+class Record:
+    """What is written: facts, and an entry per stage."""
+
+    path: Path
+    seconds: float
+    """The deadline, in seconds from now, of all stages together."""
+    environ: Mapping[str, str]
+    facts: dict[str, Any]
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    started: float = field(default_factory=monotonic)
+
+    def run(self, stage: Stage) -> Any:
+        """Run a stage and record it; return its result, ``None`` if there is none."""
+        limit = min(stage.limit, self.started + self.seconds - monotonic())
+        entry: dict[str, Any] = {"name": stage.name, "limit_s": stage.limit}
+        if limit < _LEAST:
+            self.add(entry | {"status": "not run", "reason": "the deadline of all stages"})
+            return None
+        say(f"{stage.name} ...")
+        log = self.path.parent / f"{self.path.stem}.{stage.name.replace(' ', '_')}.log"
+        result = log.with_suffix(".json")
+        result.unlink(missing_ok=True)
+        command = [
+            sys.executable,
+            *(part.replace("{result}", str(result)) for part in stage.arguments),
+        ]
+        began = monotonic()
+        status = _run(command, log, limit, self.environ)
+        output = log.read_text("utf-8", "replace")
+        found = _json(result)
+        entry |= {
+            "status": _status(status, stage.expected, output),
+            "exit_status": status,
+            "seconds": round(monotonic() - began, 2),
+            "command": command[1:],
+            "tail": output[-_TAIL:],
+            "result": found,
+        }
+        self.add(entry)
+        return found
+
+    def skip(self, stage: Stage, reason: str) -> None:
+        """Record a stage that is not run."""
+        self.add({"name": stage.name, "status": "not run", "reason": reason})
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Add a stage, and write the record."""
+        self.stages.append(entry)
+        self.write()
+        seconds = f" after {entry['seconds']} s" if "seconds" in entry else ""
+        say(f"{entry['name']}: {entry['status']}{seconds}")
+        if entry["status"] != "passed" or entry.get("result") is not None:
+            say(entry.get("tail", entry.get("reason", ""))[-_SHOWN:])
+
+    def write(self) -> None:
+        """Write the record, all or nothing."""
+        whole = self.facts | {
+            "seconds": round(monotonic() - self.started, 2),
+            "passed": self.passed,
+            "stages": self.stages,
+        }
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+        partial.replace(self.path)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every stage was run, and passed."""
+        return all(entry["status"] == "passed" for entry in self.stages)
+
+
+def options(text: str) -> list[str]:
+    """Return the words of a command line that has no quotes."""
+    return text.split()
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _status(status: int | None, expected: str, output: str) -> str:
+    if status is None:
+        return "timed out"
+    return "passed" if status == 0 and expected in output else "failed"
+
+
+def _run(command: list[str], log: Path, limit: float, environ: Mapping[str, str]) -> int | None:
+    """Return the exit status; ``None``: it ran out of time, and was killed with its children."""
+    with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environ),
+            start_new_session=True,
+        )
+        try:
+            return process.wait(limit)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _json(path: Path) -> Any:
+    """Return the content of a file of JSON, or the list of its lines; ``None``: there is none."""
+    if not path.is_file():
+        return None
+    text = path.read_text("utf-8")
+    path.unlink()
+    try:
+        return json.loads(text)
+    except ValueError:
+        with suppress(ValueError):
+            return [json.loads(line) for line in text.splitlines()]
+    return None
