@@ -231,7 +231,7 @@ def _member(
         known = did_you_mean(chosen.name, found)
         raise SettingsError(f"attention.{role}: no attention is called {chosen.name!r}{known}")
     own = _options(role, chosen, found[chosen.name].settings)
-    obstacle = found[chosen.name].obstacle()
+    obstacle = found[chosen.name].obstacle(own)
     made = None if obstacle else make_component(registry, "attention", own, parts)
     return Member(role, chosen.name, made, obstacle)
 

@@ -151,11 +151,12 @@ def _backends(
     parts, refused = {}, []
     for name in dict.fromkeys(names or given.registry.of("attention")):
         component = given.registry.get("attention", name)
-        reason = component.obstacle()
+        own = component.name == chosen.name
+        options = chosen if own else component.settings.model_validate({})
+        reason = component.obstacle(options)
         if reason is None:
-            own = component.name == chosen.name
-            options = chosen if own else component.settings.model_validate({})
-            made = component.load()(options, AttentionParts(settings=settings))
+            given_parts = AttentionParts(settings=settings, registry=given.registry)
+            made = component.load()(options, given_parts)
             reason = made.check(layer)
         if reason is None:
             parts[component.name] = made

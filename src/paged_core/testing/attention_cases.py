@@ -67,7 +67,7 @@ class AttentionCases(ComponentConformance):
 
     def make(self) -> AttentionBackend:
         """A fresh component; the test is skipped where it cannot serve."""
-        reason = self.record.obstacle()
+        reason = self.record.obstacle(self.options)
         if reason:
             pytest.skip(reason)
         settings = EngineSettings(deterministic=self.deterministic)
