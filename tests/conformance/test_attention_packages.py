@@ -35,6 +35,14 @@ class OverStandIns(AttentionConformance):
         super().test_a_sequence_of_several_thousand_blocks()
 
     @pytest.mark.slow
+    def test_a_result_hardly_depends_on_the_rest_of_the_batch(self) -> None:
+        super().test_a_result_hardly_depends_on_the_rest_of_the_batch()
+
+    @pytest.mark.slow
+    def test_the_same_batch_gives_the_same_bits(self) -> None:
+        super().test_the_same_batch_gives_the_same_bits()
+
+    @pytest.mark.slow
     @pytest.mark.parametrize("changes", [{}, {"sliding_window": 100}], ids=str)
     def test_sequences_may_begin_with_the_same_blocks(self, changes: dict[str, Any]) -> None:
         super().test_sequences_may_begin_with_the_same_blocks(changes)
@@ -46,6 +54,7 @@ class TestFlashAttn2(OverStandIns):
     block_multiple = 256
 
 
+@pytest.mark.slow
 class TestFlashAttn2Deterministic(OverStandIns):
     component: ClassVar[Mapping[str, Any]] = {"name": "flash_attn", "provider": "fa2"}
     packages = ("fa2",)
