@@ -88,6 +88,6 @@ class HybridSettings(ComponentSettings):
         "name and options",
     )
     decode: ChosenAttention = Field(
-        ChosenAttention(name="flashinfer"),
+        ChosenAttention(name="triton"),
         description="attention of sequences with one new token, likewise",
     )
