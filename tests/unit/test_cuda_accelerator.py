@@ -14,7 +14,7 @@ from integration.step_driver import StepDriver, make_executor, run_at_random, se
 from paged_backends.executors import cuda_accelerator
 from paged_backends.executors.cuda_accelerator import CudaAccelerator
 from paged_core.errors import SettingsError
-from unit.fake_cuda import CPU, FakeTensor, install
+from unit.fake_torch_cuda import CPU, FakeTensor, install
 
 
 def test_work_is_called_at_once_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
