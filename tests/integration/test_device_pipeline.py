@@ -6,6 +6,7 @@ The accelerator is emulated: work runs when it is awaited, what is reused too ea
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,15 +51,16 @@ SAMPLED = [
 ]
 """Greedy, drawn on the device, and in need of the host."""
 
+SMALL_CHUNKS: dict[str, Any] = {
+    "block_size": 4,
+    "scheduler": {"max_num_batched_tokens": 7, "max_num_seqs": 16},
+}
 WAYS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "not ahead": {"async_scheduling": False},
     "eager": {"enforce_eager": True},
     "no graphs for large batches": {"scheduler": {"max_num_seqs": 3}},
-    "small chunks": {
-        "block_size": 4,
-        "scheduler": {"max_num_batched_tokens": 7, "max_num_seqs": 16},
-    },
+    "small chunks": SMALL_CHUNKS,
     "many sizes of graphs": {"scheduler": {"max_num_seqs": 60}},
     "recompute": {"block_size": 4, "num_blocks": 11},
     "swap": {"block_size": 4, "num_blocks": 11, "preemption": "swap"},
@@ -190,6 +192,33 @@ def test_text_does_not_depend_on_the_schedule(
     ) as llm:
         key, sampling = ("sampled", SAMPLED) if sampled else ("greedy", GREEDY)
         assert generate(llm, sampling) == expected[key]
+        assert_whole(llm)
+
+
+@pytest.mark.parametrize("fails_in", range(1, 9, 2))
+def test_after_a_failure_of_the_device_others_are_served(
+    llama: Path,
+    expected: dict[str, list[list[list[int]]]],
+    monkeypatch: pytest.MonkeyPatch,
+    fails_in: int,
+) -> None:
+    with build(llama, enforce_eager=True, **SMALL_CHUNKS) as llm:
+        runner: Any = llm.engine.executor._loaded.runner  # type: ignore[attr-defined]
+        forward, calls = runner.forward, count()
+
+        def fails_once(*arguments: Any) -> Any:
+            if next(calls) == fails_in:
+                raise RuntimeError("an illegal memory access was encountered")
+            return forward(*arguments)
+
+        monkeypatch.setattr(runner, "forward", fails_once)
+        outputs = llm.generate(PROMPTS, GREEDY)
+        reasons = [made.outputs[0].finish_reason for made in outputs]
+        assert "error" in reasons
+        for made, reason, whole in zip(outputs, reasons, expected["greedy"], strict=True):
+            assert reason == "error" or [made.outputs[0].token_ids] == whole
+        assert_whole(llm)
+        assert generate(llm, GREEDY) == expected["greedy"]
         assert_whole(llm)
 
 

@@ -257,7 +257,7 @@ def test_a_cpu_captures_and_measures_nothing() -> None:
     assert not (device.runs_ahead or device.measures_memory)
     assert 0 < device.memory().free <= device.memory().total
     with pytest.raises(RuntimeError, match="cpu has no graphs"):
-        device.capture(tuple)
+        device.capture(lambda: torch.zeros(1))
     with pytest.raises(RuntimeError, match="is not measured on cpu"):
         device.peak(dict)
 

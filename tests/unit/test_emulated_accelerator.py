@@ -78,15 +78,15 @@ def test_a_pinned_buffer_that_is_taken_again_holds_junk() -> None:
     assert first.tolist() == [JUNK] * 2
 
 
-def test_a_graph_works_over_the_tensors_of_its_capture_and_its_outputs_stay_in_place() -> None:
+def test_a_graph_works_over_the_tensors_of_its_capture_and_its_output_stays_in_place() -> None:
     accelerator, inputs = EmulatedAccelerator(), torch.tensor([1, 2])
-    graph = accelerator.capture(lambda inputs=inputs: (inputs + 1,))  # type: ignore[misc]
-    other = accelerator.capture(lambda inputs=inputs: (inputs * 2,))  # type: ignore[misc]
-    (output,) = graph.outputs
+    graph = accelerator.capture(lambda inputs=inputs: inputs + 1)  # type: ignore[misc]
+    other = accelerator.capture(lambda inputs=inputs: inputs * 2)  # type: ignore[misc]
+    output = graph.output
     inputs.copy_(torch.tensor([5, 6]))
     graph.replay()
     assert output.tolist() == [6, 7]
-    assert graph.outputs[0] is output
+    assert graph.output is output
     other.replay()
     assert output.tolist() == [JUNK] * 2, "graphs share their memory"
 

@@ -51,8 +51,8 @@ class Stream(ABC):
 class Graph(Protocol):
     """Captured work."""
 
-    outputs: tuple[Tensor, ...]
-    """What the work returned: the same tensors for every replay, good until any graph of the
+    output: Tensor
+    """What the work returned: the same tensor for every replay, good until any graph of the
     accelerator is replayed."""
 
     def replay(self) -> None:
@@ -95,7 +95,7 @@ class Accelerator(ABC):
         """Called before pinned memory is written anew, when no work should need it any more."""
 
     @abstractmethod
-    def capture(self, work: Callable[[], tuple[Tensor, ...]], /) -> Graph:
+    def capture(self, work: Callable[[], Tensor], /) -> Graph:
         """Capture ``work``, which was done once before, and uses the same memory every time.
 
         Raises:

@@ -68,8 +68,8 @@ class CudaStream(Stream):
 class CudaGraph:
     """A CUDA graph."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: tuple[Tensor, ...]) -> None:
-        self.outputs = outputs
+    def __init__(self, graph: torch.cuda.CUDAGraph, output: Tensor) -> None:
+        self.output = output
         self._graph = graph
 
     def replay(self) -> None:
@@ -106,7 +106,7 @@ class CudaAccelerator(Accelerator):
     def reuse(self, buffer: Tensor, /) -> None:
         """Do nothing."""
 
-    def capture(self, work: Callable[[], tuple[Tensor, ...]], /) -> CudaGraph:
+    def capture(self, work: Callable[[], Tensor], /) -> CudaGraph:
         """Capture ``work`` in a CUDA graph; all graphs share one memory pool."""
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
@@ -114,8 +114,8 @@ class CudaAccelerator(Accelerator):
             torch.cuda.device(self.device),
             torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
         ):
-            outputs = work()
-        return CudaGraph(graph, outputs)
+            output = work()
+        return CudaGraph(graph, output)
 
     def memory(self) -> DeviceMemory:
         """Return the memory once PyTorch has given back what it holds and does not use."""

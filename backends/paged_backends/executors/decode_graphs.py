@@ -1,6 +1,9 @@
-"""Decode steps as captured graphs, one for each size of a batch.
+"""The model's work of decode steps as captured graphs, one for each size of a batch.
 
-Shapes: B rows of a graph, S of them with a sequence, V vocabulary.
+Logits and sampling follow kernel by kernel, while the graph runs: the logits of every graph would
+take gigabytes, and what sampling needs depends on the requests.
+
+Shapes: B rows of a graph, S of them with a sequence.
 """
 
 # ruff: noqa: N803, N815 - the shape of a tensor is the upper-case end of its name
@@ -18,7 +21,7 @@ from paged_backends.attention.step_attention import StepAttention
 from paged_backends.executors.accelerator import Graph
 from paged_backends.executors.batch import Batch
 from paged_backends.executors.decode_inputs import DecodeInputs
-from paged_backends.executors.device_sampler import DeviceSampler, Scores
+from paged_backends.executors.device_sampler import DeviceSampler
 from paged_backends.executors.loaded_model import LoadedModel
 from paged_core.errors import error_text
 from paged_core.interfaces.attention import SupportsGraphCapture
@@ -47,8 +50,8 @@ class _Captured:
 class GraphedStep:
     """The model's work of one step."""
 
-    run: Callable[[], Scores]
-    """Queues it, and returns what the sequences of the batch score; to be launched."""
+    run: Callable[[], Tensor]
+    """Queues it, and returns hidden states [S, hidden]; to be launched."""
     targets_S: Tensor
     """The rows of :class:`DeviceSampler` that get their tokens."""
     give_back: Callable[[], None]
@@ -98,11 +101,11 @@ class DecodeGraphs:
         captured = self._captured[size]
         staged = self._inputs.stage(batch, size)
 
-        def run() -> Scores:
+        def run() -> Tensor:
             staged.copy()
             self._backend.update_capture(captured.plan, staged.attention)
             captured.graph.replay()
-            return Scores(*(output[:count] for output in captured.graph.outputs))
+            return captured.graph.output[:count]
 
         return GraphedStep(run, self._inputs.targets(count), staged.give_back)
 
@@ -114,12 +117,10 @@ class DecodeGraphs:
 
     def _decode(
         self, plan: Any, tokens_B: Tensor, sources_B: Tensor, positions_B: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        runner = self._model.runner
+    ) -> Tensor:
         attend = StepAttention(self._model.layers, plan)
         tokens = self._device_sampler.known(tokens_B, sources_B)
-        scores = Scores.of(runner.logits(runner.forward(tokens, positions_B, attend)))
-        return scores.logits_RV, scores.best_R, scores.peaks_R
+        return self._model.runner.forward(tokens, positions_B, attend)
 
 
 def capture_decode_graphs(

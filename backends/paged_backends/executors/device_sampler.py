@@ -29,25 +29,11 @@ _MAX_TEMPERATURE = 1e30
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """The logits of the sequences that draw, their best tokens, and what these score."""
-
-    logits_RV: Tensor
-    best_R: Tensor
-    peaks_R: Tensor
-
-    @classmethod
-    def of(cls, logits_RV: Tensor) -> Scores:
-        best_R = best_token(logits_RV)
-        return cls(logits_RV, best_R, logits_RV.gather(1, best_R[:, None])[:, 0])
-
-
-@dataclass(frozen=True, slots=True)
 class Draw:
     """The tokens that a step draws for the sequences at ``places_R`` of its batch."""
 
-    finish: Callable[[Scores | None], None]
-    """Samples and queues the copy to the host, if anything is scored; to be launched."""
+    finish: Callable[[Tensor], None]
+    """Samples from logits [R, V] and queues the copy to the host; to be launched."""
     places_R: NDArray[np.int64]
     results_2R: Tensor
     """[2, R] int32 on the host: tokens, and the bits of their rows' greatest logits."""
@@ -85,16 +71,17 @@ class DeviceSampler:
         buffer = self._results.take()
         results_2R = buffer[: 2 * len(places_R)].view(2, -1)
 
-        def finish(scores: Scores | None) -> None:
-            if scores is None:
-                return
-            tokens_R = scores.best_R
-            if params_5R is not None:
-                drawn_R = device_sample(scores.logits_RV, _device_params(params_5R))
+        def finish(logits_RV: Tensor) -> None:
+            if params_5R is None:
+                tokens_R = best_token(logits_RV)
+                peaks_R = logits_RV.gather(1, tokens_R[:, None])[:, 0]
+            else:
+                peaks_R = logits_RV.amax(-1)
+                tokens_R = device_sample(logits_RV, _device_params(params_5R))
                 # a row that is not finite may draw anything, and the next step embeds it
-                tokens_R = drawn_R.clamp(0, scores.logits_RV.shape[1] - 1)
+                tokens_R = tokens_R.clamp(0, logits_RV.shape[1] - 1)
             self.newest_C.index_copy_(0, targets_R, tokens_R)
-            made_2R = torch.stack((tokens_R.int(), scores.peaks_R.float().view(torch.int32)))
+            made_2R = torch.stack((tokens_R.int(), peaks_R.view(torch.int32)))
             results_2R.copy_(made_2R, non_blocking=True)
 
         return Draw(finish, places_R, results_2R, buffer)

@@ -7,7 +7,7 @@ runs alone, once the steps before it are done.
 Shapes: T tokens of S sequences in the batch, R rows of logits.
 """
 
-# ruff: noqa: N806 - the shape of a tensor is the upper-case end of its name
+# ruff: noqa: N803, N806 - the shape of a tensor is the upper-case end of its name
 from __future__ import annotations
 
 from collections import deque
@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paged_backends.executors.accelerator import Event
 from paged_backends.executors.batch import Batch
 from paged_backends.executors.decode_graphs import DecodeGraphs
-from paged_backends.executors.device_sampler import DeviceSampler, Draw, Scores
+from paged_backends.executors.device_sampler import DeviceSampler, Draw
 from paged_backends.executors.host_steps import HostSteps
 from paged_backends.executors.loaded_model import LoadedModel
 from paged_backends.executors.model_timer import ModelTimer
@@ -108,50 +109,48 @@ class DeviceSteps:
     # ------------------------------------------------------------------ one step
 
     def _launch(self, batch: Batch, started: float) -> _Launched:
-        compute, graphs = self._model.accelerator.compute, self._graphs
-        timer: list[ModelTimer] = []
-        scores: list[Scores | None] = []
+        """Launch the model, and what draws from its hidden states [R, hidden]."""
+        model, graphs = self._model, self._graphs
+        compute = model.accelerator.compute
         if graphs is not None and graphs.fits(batch):
             places_R = np.arange(len(batch.sequences))
             graphed = graphs.prepare(batch)
-            run: Callable[[], Scores | None] = graphed.run
-            targets_R, give_back = graphed.targets_S, graphed.give_back
+            run, targets_R, give_back = graphed.run, graphed.targets_S, graphed.give_back
         else:
             places_R = np.flatnonzero(batch.complete_S)
-            targets_R = self._model.accelerator.upload(batch.rows_S[places_R])
-            run, give_back = self._eager(batch), _nothing
+            targets_R = model.accelerator.upload(batch.rows_S[places_R])
+            run, give_back = self._eager(batch, places_R), _nothing
+        timer: list[ModelTimer] = []
+        hidden_RH: list[Tensor] = []
 
         def run_model() -> None:
-            timer.append(ModelTimer(self._model.accelerator.device))
-            scores.append(run())
+            timer.append(ModelTimer(model.accelerator.device))
+            hidden_RH.append(run())
             timer[0].stop()
 
         compute.launch(run_model)
         # what follows is prepared while the model runs
         draw = self._device_sampler.prepare(batch, places_R, targets_R)
-        compute.launch(lambda: draw.finish(scores.pop()))
+        if len(places_R):
+            compute.launch(lambda: draw.finish(model.runner.logits(hidden_RH.pop())))
         return _Launched(batch, draw, compute.record(), give_back, timer, perf_counter() - started)
 
-    def _eager(self, batch: Batch) -> Callable[[], Scores | None]:
-        """Return the model's work of a step, kernel by kernel; it returns what sequences score
-        that draw a token, if any does."""
-        model, upload = self._model, self._model.accelerator.upload
+    def _eager(self, batch: Batch, places_R: NDArray[np.int64]) -> Callable[[], Tensor]:
+        """Return the model's work of a step, kernel by kernel."""
+        model, upload, sampler = self._model, self._model.accelerator.upload, self._device_sampler
         tokens_T, positions_T = upload(batch.tokens_T), upload(batch.positions_T)
         attention = batch.attention(upload)
-        last_R = upload(batch.last_S[batch.complete_S])
+        last_R = upload(batch.last_S[places_R])
         unknown: tuple[Tensor, Tensor] | None = None
         if batch.unknown_S.any():
             places = np.flatnonzero(batch.unknown_S)
             unknown = upload(batch.last_S[places]), upload(batch.rows_S[places])
 
-        def run() -> Scores | None:
+        def run() -> Tensor:
             if unknown is not None:
                 places, rows = unknown
-                tokens_T.index_copy_(0, places, self._device_sampler.newest_C.index_select(0, rows))
-            hidden = model.forward(tokens_T, positions_T, attention)
-            if not len(last_R):
-                return None
-            return Scores.of(model.runner.logits(hidden.index_select(0, last_R)))
+                tokens_T.index_copy_(0, places, sampler.newest_C.index_select(0, rows))
+            return model.forward(tokens_T, positions_T, attention).index_select(0, last_R)
 
         return run
 
@@ -165,16 +164,18 @@ class DeviceSteps:
         except Exception as error:  # noqa: BLE001 - raised again by collect
             handle.error = error
             return
-        token_ids, failed = self._device_sampler.read(work.draw, work.batch)
+        batch = work.batch
+        token_ids, failed = self._device_sampler.read(work.draw, batch)
         self._device_sampler.give_back(work.draw)
         work.give_back()
-        self._model.rows.learn(work.batch, token_ids)
-        batch = work.batch
+        self._model.rows.learn(batch, token_ids)
         ids = [batch.sequences[place].id for place in np.flatnonzero(batch.complete_S).tolist()]
-        kept = [place for place, seq_id in enumerate(ids) if seq_id not in failed]
+        if failed:
+            kept = [place for place, seq_id in enumerate(ids) if seq_id not in failed]
+            ids, token_ids = [ids[place] for place in kept], [token_ids[place] for place in kept]
         handle.result = StepResult(
-            sequence_ids=[ids[place] for place in kept] if failed else ids,
-            token_ids=[token_ids[place] for place in kept] if failed else token_ids,
+            sequence_ids=ids,
+            token_ids=token_ids,
             failed=failed,
             seconds={
                 "prepare": work.prepare,

@@ -79,22 +79,18 @@ class EmulatedStream(Stream):
 
 
 class EmulatedGraph:
-    """Work, and the tensors that it returned when it was captured."""
+    """Work, and the tensor that it returned when it was captured."""
 
-    def __init__(
-        self, work: Callable[[], tuple[Tensor, ...]], siblings: list[EmulatedGraph]
-    ) -> None:
+    def __init__(self, work: Callable[[], Tensor], siblings: list[EmulatedGraph]) -> None:
         self._work = work
         self._siblings = siblings
-        self.outputs = tuple(output.clone() for output in work())
+        self.output = work().clone()
 
     def replay(self) -> None:
         """Do the work; the outputs of all other graphs are lost, for they share their memory."""
         for graph in self._siblings:
-            for output in graph.outputs:
-                _fill(output)
-        for output, made in zip(self.outputs, self._work(), strict=True):
-            output.copy_(made)
+            _fill(graph.output)
+        self.output.copy_(self._work())
 
 
 class EmulatedAccelerator(Accelerator):
@@ -136,7 +132,7 @@ class EmulatedAccelerator(Accelerator):
         """Fill ``buffer`` with junk: work that still needs it comes to light."""
         _fill(buffer)
 
-    def capture(self, work: Callable[[], tuple[Tensor, ...]], /) -> EmulatedGraph:
+    def capture(self, work: Callable[[], Tensor], /) -> EmulatedGraph:
         """Do ``work`` now, and keep it."""
         graph = EmulatedGraph(work, self._graphs)
         self._graphs.append(graph)

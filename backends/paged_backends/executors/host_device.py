@@ -62,7 +62,7 @@ class HostDevice(Accelerator):
     def reuse(self, buffer: Tensor, /) -> None:
         """Do nothing: there is no work that could need it."""
 
-    def capture(self, work: Callable[[], tuple[Tensor, ...]], /) -> Graph:
+    def capture(self, work: Callable[[], Tensor], /) -> Graph:
         """Raise: there are no graphs here."""
         raise RuntimeError(f"{self.device} has no graphs")
 
