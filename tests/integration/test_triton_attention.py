@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 SHARED = list(range(60, 73))
-PROMPTS = [list(range(40, 56)), [23, 29, 31], [*SHARED, 5], [*SHARED, 6]]
-GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
+PROMPTS = [list(range(40, 56)), [*SHARED, 5], [*SHARED, 6]]
+GREEDY = SamplingParams(max_tokens=5, ignore_eos=True)
 
 CHUNKED = {"num_blocks": 9, "scheduler": {"max_num_batched_tokens": 7}}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -45,4 +45,4 @@ def test_text_is_that_of_torch(tmp_path: Path, way: str) -> None:
         if settings["num_blocks"] == 9:
             assert llm.engine.metrics.num_preemptions, "the pool was meant to be too small"
         if way == "prefix hits":
-            assert [output.num_cached_tokens for output in outputs] == [12, 0, 12, 12]
+            assert [output.num_cached_tokens for output in outputs] == [12, 12, 12]

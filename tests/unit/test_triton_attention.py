@@ -32,6 +32,7 @@ from paged_core.testing.attention_batch import attention_batch
 if not triton_obstacle.is_interpreted():
     pytest.skip("there is a GPU, and Triton interprets nothing", allow_module_level=True)
 
+from paged_backends.attention import triton_layer
 from paged_backends.attention.triton_layer import Gpu
 from unit.triton_kernels import A100, FLOAT8, H200, LAYER, RTX_3090, LaunchedFor, check, scene
 
@@ -105,6 +106,33 @@ def test_every_byte_of_float8_is_read_as_torch_reads_it(native: bool) -> None:
     # the interpreter takes the two NaN for numbers where a GPU has instructions
     known = wanted.isfinite() if native else torch.full((256,), True)
     torch.testing.assert_close(numbers[known], wanted[known], rtol=0, atol=0, equal_nan=True)
+
+
+# ------------------------------------------------------------------ grids
+
+
+@pytest.mark.parametrize("chunks", [[(0, 66_000)], [(0, 1)] * 66_000], ids=["one", "many"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_tokens_and_sequences_are_in_the_first_dimension_of_a_grid(
+    chunks: list[tuple[int, int]], deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others end at 65,535."""
+    grids: list[tuple[int, ...]] = []
+
+    class Launched:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            grids.append(grid)
+            return lambda *args, **named: None
+
+    for name in ("write_tokens", "attend_tiles", "attend_splits", "merge_splits"):
+        monkeypatch.setattr(triton_layer, name, Launched())
+    made = LaunchedFor(H200, deterministic=deterministic)
+    bound = made.bind(LAYER, torch.zeros(made.cache_shape(LAYER, 1)))
+    tables = np.zeros((len(chunks), -(-chunks[0][1] // 16)), np.int32)
+    rows = [torch.zeros(66_000, heads, 32) for heads in (4, 2, 2)]
+    bound.forward(*rows, made.plan(attention_batch(tables, chunks, 16)))
+    assert len(grids) == 2
+    assert all(max(grid[1:]) <= MAX_SPLITS for grid in grids)
 
 
 # ------------------------------------------------------------------ splits

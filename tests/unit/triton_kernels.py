@@ -14,6 +14,7 @@ from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
 from paged_core.testing import AttentionConformance
 from paged_core.testing.attention_scene import Scene
+from unit.writes_only import WritesOnly
 
 A100, RTX_3090, H200 = Gpu((8, 0), 108), Gpu((8, 6), 82), Gpu((9, 0), 132)
 
@@ -27,17 +28,6 @@ LAYER = LayerSpec(
     block_size=16,
 )
 FLOAT8 = replace(LAYER, dtype="bfloat16", kv_cache_dtype="fp8_e4m3")
-
-
-class WritesOnly:
-    """Writes the tokens of a batch into the cache, and does not attend."""
-
-    def __init__(self, layer: Any) -> None:
-        self._layer = layer
-
-    def forward(self, query: Any, key: Any, value: Any, plan: Any, /) -> Any:
-        self._layer.write(key, value, plan)
-        return query
 
 
 class LaunchedFor(TritonAttention):
