@@ -1,18 +1,19 @@
 // Attention of several new tokens of a sequence on tensor cores, over the paged cache
 // (FlashAttention-2; Dao, 2023).
 //
-// A block of threads computes a tile of rows of one key/value head of one sequence; a row is a token
-// and one of the query heads that share the key, so that keys are read once for all of them. Keys and
-// values come through shared memory, some tokens at a time: while the scores are computed the values
-// arrive, and while the result is, the next keys. Which keys are taken together depends on their
-// positions alone, so that a row's result does not depend on what else is in the batch.
+// A block of threads computes a tile of rows of one key/value head of one sequence; a row is a
+// token and one of the query heads that share the key, so that keys are read once for all of them.
+// Keys and values come through shared memory, some tokens at a time: while the scores are computed
+// the values arrive, and while the result is, the next keys. Which keys are taken together depends
+// on their positions alone, so that a row's result does not depend on what else is in the batch.
 #pragma once
 
 #include "cache.h"
 #include "softmax.h"
 #include "tensor_core.h"
 
-/// Rows in shared memory are longer than they must be, so that eight of them lie in different banks.
+/// Rows in shared memory are longer than they must be, so that eight of them lie in different
+/// banks.
 constexpr int kGap = 8;
 
 /// Keys or values of some tokens, as T; in a cache of 8-bit floats they come through an inbox.
@@ -278,7 +279,10 @@ class Tiles {
     greatest[band][i] = top;
     sum[band][i] *= factor;
 #pragma unroll
-    for (int j = 0; j < kDims; ++j) out[band][j][i * 2] *= factor, out[band][j][i * 2 + 1] *= factor;
+    for (int j = 0; j < kDims; ++j) {
+      out[band][j][i * 2] *= factor;
+      out[band][j][i * 2 + 1] *= factor;
+    }
 #pragma unroll
     for (int column = 0; column < kColumns; ++column)
 #pragma unroll

@@ -7,7 +7,7 @@
 #include "small_floats.h"
 
 #define __device__
-#define __forceinline__ inline __attribute__((always_inline))
+#define __forceinline__ inline
 
 // ------------------------------------------------------------------ vectors
 
