@@ -16,6 +16,10 @@ struct Scorer {
     return {is_capped ? call.scale / call.soft_cap : call.scale * kLog2E, call.soft_cap * kLog2E,
             is_capped, call.slopes != nullptr};
   }
+  /// Whether a score is the product times `inner`, and the greatest of both are the same.
+  __device__ __forceinline__ bool is_product() const {
+    return !is_capped && !is_biased && inner > 0;
+  }
   /// Of a query head; 0 if there is no bias.
   __device__ __forceinline__ float slope(const Call& call, int head) const {
     return is_biased ? call.slopes[head] * 1.4426950408889634f : 0;

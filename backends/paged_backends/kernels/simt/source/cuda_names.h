@@ -40,6 +40,12 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int flip, SIMT_WHERE) {
   return simt::from_lane(mask, value, simt::self->lane ^ flip, where);
 }
+SIMT_UNCHECKED inline int __any_sync(unsigned mask, int predicate, SIMT_WHERE) {
+  simt::Values all = simt::meet(mask, predicate != 0, where);
+  for (int lane = 0; lane < 32; ++lane)
+    if (mask >> lane & 1 && all[lane]) return 1;
+  return 0;
+}
 
 // ------------------------------------------------------------------ arithmetic
 
