@@ -200,7 +200,7 @@ class Decode {
       if (is_whole) {
         long long out = static_cast<long long>(row.token) * call.heads + head + j;
         static_cast<T*>(call.out)[out * call.dim + d] =
-            from_float<T>(quotient(all.values[0], all.sum));
+            from_float<T>(all.values[0] * reciprocal(all.sum));
         continue;
       }
       long long index = static_cast<long long>(blockIdx.x) * call.heads + head + j;

@@ -53,7 +53,5 @@ struct Softmax {
   __device__ __forceinline__ float weight(float score) const { return exp2_of(score - base()); }
 };
 
-/// A sum of weighted values divided by the sum of weights; 0 where no key was seen.
-__device__ __forceinline__ float quotient(float value, float sum) {
-  return sum == 0 ? 0 : value / sum;
-}
+/// What weighted values are multiplied by at the end; 0 where no key was seen.
+__device__ __forceinline__ float reciprocal(float sum) { return sum == 0 ? 0 : 1 / sum; }

@@ -353,14 +353,15 @@ class Tiles {
         all += __shfl_xor_sync(~0u, all, 2);
         int row = first_row + lane_row(band, i);
         if (row >= rows) continue;
+        float factor = reciprocal(all);
         long long to = static_cast<long long>(sequence.first_token + row / group) * call.heads +
                        kv_head * group + row % group;
 #pragma unroll
         for (int j = 0; j < kDims; ++j) {
           int dim = j * 8 + t * 2;
-          unsigned pair = pack<T>(quotient(out[band][j][i * 2], all),
-                                  quotient(out[band][j][i * 2 + 1], all));
-          if (dim < call.dim) memcpy(static_cast<T*>(call.out) + to * call.dim + dim, &pair, 4);
+          unsigned pair = pack<T>(out[band][j][i * 2] * factor, out[band][j][i * 2 + 1] * factor);
+          if (dim < call.dim)
+            *reinterpret_cast<unsigned*>(static_cast<T*>(call.out) + to * call.dim + dim) = pair;
         }
       }
   }
