@@ -21,11 +21,10 @@ _FUNCTION = re.compile(
 SHORT = (("sm_90", Variant("bfloat16", 128, 2, "auto")),)
 LONG = tuple(
     (architecture, Variant(dtype, dim, group, cache))
-    for architecture, dtype, dim, group, cache in product(
+    for architecture, (dtype, group), dim, cache in product(
         ("sm_80", "sm_90"),
-        ("float32", "bfloat16", "float16"),
+        (("bfloat16", 1), ("bfloat16", 8), ("float16", 8), ("float32", 8)),
         (64, 96, 128, 256),
-        (1, 2, 8),
         ("auto", "fp8_e4m3"),
     )
 )
