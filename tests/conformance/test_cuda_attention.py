@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from paged_backends.attention.cuda_attention import CudaAttention
 from paged_backends.kernels.build import CannotCompile
@@ -100,6 +101,14 @@ class TestCudaDeterministic(OnEmulatedGpu):
     deterministic = True
     keeps_bits = True
     order = "down"
+
+    @pytest.mark.slow
+    def test_more_tokens_than_a_dimension_of_a_grid_may_have(self) -> None:
+        """Of one sequence: a tile for each of 66,000 takes minutes here."""
+        layer = self.layer("bfloat16", num_heads=1, num_kv_heads=1, sliding_window=1)
+        scene = self.scene(self.make(), layer, [(0, 66_000)], 14)
+        (out,) = scene.run([0])
+        torch.testing.assert_close(out[-1], scene.values[0][-1])
 
 
 @pytest.mark.slow
