@@ -16,6 +16,7 @@ from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBatch, AttentionParts
 from paged_core.interfaces.layer import LayerSpec
+from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
 from paged_plugins.bench import attention_command, bare_attention
 from paged_plugins.bench.attention_case import AttentionCase
@@ -33,6 +34,7 @@ LAYER = LayerSpec(
     device="cpu",
     block_size=4,
 )
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 SMALL = (
     *("--heads", "4:2:8", "--block-size", "4", "--dtype", "float32", "--repeats", "2"),
     "--no-roofline",
@@ -192,6 +194,24 @@ def test_one_that_fails_does_not_take_the_others(
     assert "bare sdpa, batch 2x9+1 failed: RuntimeError" in run(capsys, *argv, status=1)
 
 
+def test_one_that_cannot_be_built_does_not_take_the_others(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("the compiler broke")
+
+    monkeypatch.setattr(TorchAttention, "check", fails)
+    registry = Registry.discover()
+    others = (name for name in registry.of("attention") if name != "torch")
+    serving = [name for name in others if registry.get("attention", name).obstacle() is None]
+    if "cpu" not in serving:
+        pytest.skip("torch is the only component here")
+    found = json.loads(run(capsys, *SMALL, "--batch", "2x9", "--json", status=1))
+    reasons = {one["component"]: one["reason"] for one in found["refused"]}
+    assert reasons["torch"] == "it failed: OSError: the compiler broke"
+    assert "cpu" in {row["component"] for row in found["rows"]}
+
+
 def test_a_table(capsys: Capture) -> None:
     out = run(capsys, *SMALL, "--batch", "1x3", "--backends", "torch")
     assert "1x3+1" in out
@@ -213,6 +233,7 @@ def test_the_component_of_the_settings_is_measured_alone(capsys: Capture) -> Non
         (("--heads", "4x2x8"), "such as 16:8:128"),
         (("--heads", "0:2:8"), "such as 16:8:128"),
         (("--backends", "cpu", "--dtype", "float16"), "cpu"),
+        pytest.param(("--device", "cuda"), "finds no CUDA device", marks=WITHOUT_GPU),
     ],
 )
 def test_what_is_refused(capsys: Capture, argv: tuple[str, ...], said: str) -> None:
