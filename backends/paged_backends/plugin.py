@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_backends.attention.settings import CpuSettings, TorchSettings
+from paged_backends.attention.settings import (
+    CpuSettings,
+    CudaSettings,
+    FlashAttnSettings,
+    FlashInferSettings,
+    HybridSettings,
+    TorchSettings,
+    TritonSettings,
+)
+from paged_backends.attention.triton_obstacle import rank as triton_rank
 from paged_backends.executors.settings import LocalSettings, MemorySettings
 from paged_backends.runners.settings import NativeSettings, TransformersSettings
 from paged_core.component import Component
@@ -27,6 +36,49 @@ def paged_core_components() -> Iterator[Component]:
         check="paged_backends.kernels.cpu.obstacle:obstacle",
         details="paged_backends.kernels.cpu.obstacle:details",
         summary="our own kernels for CPUs (AVX-512, AVX2, portable), compiled on first use",
+    )
+    yield Component(
+        "attention",
+        TritonSettings,
+        "paged_backends.attention.triton_attention:TritonAttention",
+        rank=triton_rank(),
+        check="paged_backends.attention.triton_obstacle:obstacle",
+        details="paged_backends.attention.triton_obstacle:details",
+        summary="our own kernels in Triton, for CUDA devices; compiled on first use",
+    )
+    yield Component(
+        "attention",
+        CudaSettings,
+        "paged_backends.attention.cuda_attention:CudaAttention",
+        rank=20,
+        check="paged_backends.kernels.cuda.obstacle:obstacle",
+        details="paged_backends.kernels.cuda.obstacle:details",
+        summary="our own CUDA C++ kernels, compiled on first use; emulated on the CPU for tests",
+    )
+    yield Component(
+        "attention",
+        FlashAttnSettings,
+        "paged_backends.attention.flash_attn.backend:FlashAttnAttention",
+        rank=40,
+        check="paged_backends.attention.flash_attn.obstacle:obstacle",
+        details="paged_backends.attention.flash_attn.obstacle:details",
+        summary="flash-attn 3, 2 or 4, or PyTorch's own flash attention, on NVIDIA GPUs",
+    )
+    yield Component(
+        "attention",
+        FlashInferSettings,
+        "paged_backends.attention.flashinfer_attention:FlashInferAttention",
+        rank=30,
+        check="paged_backends.attention.flashinfer_package:obstacle",
+        summary="the package FlashInfer, on NVIDIA GPUs",
+    )
+    yield Component(
+        "attention",
+        HybridSettings,
+        "paged_backends.attention.hybrid_attention:make_hybrid",
+        rank=None,
+        details="paged_backends.attention.hybrid_attention:details",
+        summary="two components over one cache: one for prefill, one for decoding",
     )
     yield Component(
         "runner",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
@@ -42,11 +43,11 @@ class Component:
     factory: str
     """``"package.module:Class"``, imported when the component is chosen. It is called with the
     options, and with what else the slot's interface says."""
-    rank: int = 0
-    """``auto`` prefers higher ranks."""
+    rank: int | None = 0
+    """``auto`` prefers higher ranks; ``None``: it never tries the component."""
     check: str | None = None
-    """``"package.module:function"``: without arguments, returns why the component cannot run on
-    this machine or in this environment, or ``None``. It builds nothing."""
+    """``"package.module:function"``: returns why the component cannot run on this machine or in
+    this environment, or ``None``. It gets the options if it has a parameter. It builds nothing."""
     details: str | None = None
     """``"package.module:function"``: returns how it would run here, in a few words."""
     summary: str = ""
@@ -75,14 +76,20 @@ class Component:
         """Import the factory and return it; PluginError, with the cause, if that fails."""
         return load(self.factory, f"{self.slot} {self.name!r}")
 
-    def obstacle(self) -> str | None:
+    def obstacle(self, options: ComponentSettings | None = None) -> str | None:
         """Return why the component cannot run here, or ``None``; it is imported, not built.
 
         It never raises: a check that raises is an obstacle itself.
+
+        Args:
+            options: as it is chosen; ``None``: the defaults.
         """
         try:
             check = self.check and load(self.check, f"check of {self.slot} {self.name!r}")
-            reason: str | None = check() if check else None
+            reason: str | None = None
+            if check:
+                given = (options or self.settings.model_validate({}),)
+                reason = check(*given[: len(signature(check).parameters)])
             if reason is None:
                 self.load()
         except PluginError as error:

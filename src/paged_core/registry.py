@@ -147,7 +147,8 @@ class Registry:
 
     def candidates(self, slot: str, /) -> list[Component]:
         """Return the components of a slot as ``auto`` tries them: by rank, highest first."""
-        return sorted(self.of(slot).values(), key=lambda part: (-part.rank, part.name))
+        ranked = [(part.rank, part) for part in self.of(slot).values() if part.rank is not None]
+        return [part for _, part in sorted(ranked, key=lambda pair: (-pair[0], pair[1].name))]
 
     @cached_property
     def conflicts(self) -> Mapping[str, str]:

@@ -107,7 +107,7 @@ PARTS = {
         1600,
     ),
     "checks of what components do": ("checked/", 315),
-    "the command and the contracts": ("cli/ interfaces/", 2150),
+    "the command and the contracts": ("cli/ interfaces/", 2250),
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is
 the engine: requests, blocks and steps."""

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from integration import tiny_models
-from integration.step_driver import StepDriver, load_runner, make_executor, run_at_random, settings
-from paged_backends.executors.model_timer import ModelTimer
+from integration.step_driver import StepDriver, make_executor, run_at_random, settings
 from unit.test_attention_plans import CHUNKS, LAYER, batch, make
 
 NUM_TOKENS = 8
@@ -47,14 +46,6 @@ def test_low_precision(dtype: str, tmp_path: Path) -> None:
     assert [len(output) for output in outputs] == [NUM_TOKENS] * len(tiny_models.PROMPTS)
 
 
-def test_auto_chooses_cuda_and_measures_its_memory(tmp_path: Path) -> None:
-    folder = tiny_models.save("llama", tmp_path)
-    assert load_runner(settings(folder, device="auto")).layers[0].device.startswith("cuda")
-    executor = make_executor(settings(folder, device="auto"), needs_host_blocks=True)
-    capacity = executor.start()
-    assert capacity.num_blocks == capacity.num_host_blocks == 128
-
-
 def test_a_step_of_attention_does_not_wait_for_the_device() -> None:
     layer = replace(LAYER, device="cuda")
     backend = make("torch")
@@ -67,13 +58,3 @@ def test_a_step_of_attention_does_not_wait_for_the_device() -> None:
         bound.forward(query, key, value, backend.plan(made))
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_the_model_is_timed_by_the_device() -> None:
-    device = torch.device("cuda")
-    timer = ModelTimer(device)
-    torch.cuda._sleep(50_000_000)
-    timer.stop()
-    before = timer.seconds()
-    torch.cuda.synchronize(device)
-    assert before < 0.01 < timer.seconds()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
@@ -17,7 +17,7 @@ from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings, TransformersSettings
 from paged_backends.runners.transformers.runner import TransformersRunner
 from paged_core.ids import BlockId, SeqId
-from paged_core.interfaces.attention import AttentionParts
+from paged_core.interfaces.attention import AttentionBackend, AttentionParts
 from paged_core.interfaces.executor import ExecutorParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner, RunnerParts
@@ -33,6 +33,7 @@ def settings(folder: Path | str, **changes: Any) -> Any:
     values: dict[str, Any] = {
         "model": str(folder),
         "dtype": "auto",
+        "kv_cache_dtype": "auto",
         "device": "cpu",
         "threads": 1,
         "max_model_len": None,
@@ -43,6 +44,7 @@ def settings(folder: Path | str, **changes: Any) -> Any:
         "seed": 0,
         "trust_remote_code": False,
         "allow_pickle": False,
+        "enforce_eager": False,
         "scheduler": SimpleNamespace(max_num_seqs=8),
     }
     return SimpleNamespace(**(values | changes))
@@ -60,31 +62,40 @@ def load_runner(chosen: Any, name: str = "transformers") -> Runner:
 
 
 def make_executor(
-    chosen: Any, *, needs_host_blocks: bool = False, runner: Runner | None = None
+    chosen: Any,
+    *,
+    needs_host_blocks: bool = False,
+    runner: Runner | None = None,
+    attention: AttentionBackend | None = None,
+    accelerator: Literal["auto", "emulated"] = "auto",
 ) -> LocalExecutor:
     """An executor that is not started; a loaded ``runner`` is used as it is."""
     return LocalExecutor(
-        LocalSettings(),
+        LocalSettings(accelerator=accelerator),
         LoadedParts(
             settings=chosen,
             registry=Registry(()),
             needs_host_blocks=needs_host_blocks,
             runner=runner,
+            attention=attention,
         ),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedParts(ExecutorParts):
-    """Parts with a runner that is loaded already, if there is one, and the attention ``torch``."""
+    """Parts with a runner that is loaded already, if there is one, and an attention backend that
+    is made already, or else ``torch``."""
 
     runner: Runner | None
+    attention: AttentionBackend | None
 
     def make_runner(self) -> Runner:
         return self.runner or load_runner(self.settings)
 
-    def make_attention(self, layers: Sequence[LayerSpec]) -> TorchAttention:
-        return TorchAttention(TorchSettings(), AttentionParts(settings=self.settings))
+    def make_attention(self, layers: Sequence[LayerSpec]) -> AttentionBackend:
+        parts = AttentionParts(settings=self.settings)
+        return self.attention or TorchAttention(TorchSettings(), parts)
 
 
 class Sequence_:  # noqa: N801

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from threading import Event, Thread
 from time import monotonic
 from typing import Any
@@ -71,6 +74,25 @@ class TestWatchedCalls:
         engine.executor.submit = lambda step: Event().wait()  # type: ignore[method-assign]
         with pytest.raises(CallDoesNotReturn, match="step"), watched_calls(0.1):
             serve(engine, FORKED)
+
+    def test_a_call_may_wait_longer_while_a_child_process_computes(self) -> None:
+        def compute() -> None:
+            # it computes for a while, and then waits
+            code = "import time\nwhile time.process_time() < 1.3: pass\ntime.sleep(60)"
+            with subprocess.Popen([sys.executable, "-c", code]) as child:
+                try:
+                    child.wait()
+                finally:
+                    child.kill()
+
+        engine = build_memory_engine()
+        engine.executor.submit = lambda step: compute()  # type: ignore[assignment, return-value]
+        started = os.times()
+        with pytest.raises(CallDoesNotReturn, match="step"), watched_calls(0.1):
+            serve(engine, FORKED)
+        ended = os.times()
+        computed = ended.children_user + ended.children_system
+        assert computed - started.children_user - started.children_system > 1.2
 
     def test_a_component_that_catches_all_exceptions_does_not_catch_it(self) -> None:
         assert not issubclass(CallDoesNotReturn, Exception)

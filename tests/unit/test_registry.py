@@ -252,7 +252,8 @@ def test_a_component_says_why_it_cannot_serve() -> None:
     assert made("json:dumps", "platform:python_version").obstacle() is not None
     assert "No module named 'no_such_package'" in (made("no_such_package:X").obstacle() or "")
     assert "has no attribute 'Nothing'" in (made("json:Nothing").obstacle() or "")
-    reason = made("json:dumps", "json:loads").obstacle()  # called without what it needs
+    assert made("json:dumps", "builtins:repr").obstacle(LifoSettings()) == repr(LifoSettings())
+    reason = made("json:dumps", "json:loads").obstacle()  # called with what it does not take
     assert reason is not None
     assert reason.startswith("its check failed: TypeError")
 

@@ -28,16 +28,11 @@ class TensorLayout:
 
     def block_bytes(self, layer: LayerSpec, /) -> int:
         """Bytes that one block of ``layer`` takes."""
-        return prod(self._backend.cache_shape(layer, 1)) * _dtype(layer).itemsize
+        return prod(self._backend.cache_shape(layer, 1)) * cache_dtype(layer).itemsize
 
     def allocate_cache(self, layer: LayerSpec, num_blocks: int, device: str, /) -> Tensor:
         """Return zeros; on a CPU they take memory once they are written to."""
-        shape, dtype = self._backend.cache_shape(layer, num_blocks), _dtype(layer)
-        if device != "cpu":
-            return torch.zeros(shape, dtype=dtype, device=device)
-        # unlike torch, numpy asks the system for zeros, which are mapped on first use
-        zeros = np.zeros(prod(shape) * dtype.itemsize, np.uint8)
-        return torch.from_numpy(zeros).view(dtype).view(shape)
+        return zeros(self._backend.cache_shape(layer, num_blocks), cache_dtype(layer), device)
 
     def copy_blocks(
         self, source: Tensor, origins: Sequence[int], target: Tensor, destinations: Sequence[int], /
@@ -50,7 +45,17 @@ class TensorLayout:
         )
 
 
-def _dtype(layer: LayerSpec) -> torch.dtype:
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
+    """Return zeros; on a CPU they take memory once they are written to."""
+    if device != "cpu" or not prod(shape):
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    # unlike torch, numpy asks the system for zeros, which are mapped on first use
+    mapped = np.zeros(prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(mapped).view(dtype).view(tuple(shape))
+
+
+def cache_dtype(layer: LayerSpec) -> torch.dtype:
+    """Return the dtype of the layer's cache where its shape is ``cache_shape``."""
     if layer.kv_cache_dtype != "auto":
         return torch.uint8
     dtype: torch.dtype = getattr(torch, layer.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paged_backends.kernels.cpu.set_names import InstructionSetName
 from paged_core.component import ComponentSettings
@@ -24,4 +24,70 @@ class CpuSettings(ComponentSettings):
         "auto",
         description="auto: the best that processor and compiler have; naming one that the "
         "processor lacks is an error",
+    )
+
+
+class TritonSettings(ComponentSettings):
+    """Our own kernels in Triton, for CUDA devices."""
+
+    name: Literal["triton"] = "triton"
+
+
+class CudaSettings(ComponentSettings):
+    """Our own CUDA C++ kernels, compiled on first use by nvcc or NVRTC."""
+
+    name: Literal["cuda"] = "cuda"
+    target: Literal["auto", "emulated", "emulated_checked"] = Field(
+        "auto",
+        description="auto: the GPU that the model is on; emulated: the CPU, slowly, for tests; "
+        "emulated_checked: likewise, every access to memory looked at",
+    )
+
+
+class FlashAttnSettings(ComponentSettings):
+    """Flash attention over the paged cache, by the best of several packages."""
+
+    name: Literal["flash_attn"] = "flash_attn"
+    provider: Literal["auto", "fa3", "fa2", "fa4", "torch"] = Field(
+        "auto",
+        description="auto: the first that serves a layer, of flash-attn 3, flash-attn 2, "
+        "flash-attn-4 and PyTorch's own",
+    )
+
+
+class FlashInferSettings(ComponentSettings):
+    """Attention by the package FlashInfer."""
+
+    name: Literal["flashinfer"] = "flashinfer"
+
+
+class ChosenAttention(BaseModel):
+    """An attention component by its name, or by a table of its name and options, which are checked
+    when it is made."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name if not self.model_extra else self.model_dump_json()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: object) -> object:
+        return {"name": value} if isinstance(value, str) else value
+
+
+class HybridSettings(ComponentSettings):
+    """Two attention components over one cache: one for prefill, one for decoding."""
+
+    name: Literal["hybrid"] = "hybrid"
+    prefill: ChosenAttention = Field(
+        ChosenAttention(name="flash_attn"),
+        description="attention of sequences with several new tokens: a name, or a table of the "
+        "name and options",
+    )
+    decode: ChosenAttention = Field(
+        ChosenAttention(name="triton"),
+        description="attention of sequences with one new token, likewise",
     )

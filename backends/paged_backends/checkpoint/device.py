@@ -56,6 +56,13 @@ def free_memory(device: torch.device) -> int:
     return min(psutil.virtual_memory().available, _free_in_control_group())
 
 
+def total_memory(device: torch.device) -> int:
+    """Return the bytes that the device, or the machine, has in all."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return int(psutil.virtual_memory().total)
+
+
 def _free_in_control_group() -> int:
     """Return the bytes left to a container; outside of one, more than any machine has."""
     group = Path("/sys/fs/cgroup")

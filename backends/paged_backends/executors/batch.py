@@ -1,4 +1,4 @@
-"""One step's work as arrays and tensors, made anew or from the step before.
+"""One step's work as arrays, made anew or from the step before.
 
 Sequences that decode together do so for many steps: what stays the same between two of them (the
 sequences, their rows, their block tables but for single entries) is kept.
@@ -9,14 +9,14 @@ Shapes: T tokens of S sequences in the batch, W blocks per sequence.
 # ruff: noqa: N806, N815 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged_backends.attention.transfer import to_device
 from paged_backends.executors.known_sequence import KnownSequence
 from paged_backends.executors.sequence_rows import SequenceRows
 from paged_core.ids import SeqId
@@ -29,11 +29,13 @@ _SPARE_BLOCKS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One step's work. Arrays and tensors are good until the next batch is made."""
+    """One step's work. Its arrays are never written again."""
 
     sequences: list[KnownSequence]
     rows_S: NDArray[np.int64]
     """The sequences' rows in the arrays of :class:`SequenceRows`."""
+    tenants_S: NDArray[np.int64]
+    """Of these rows, see there."""
     counts_S: NDArray[np.int64]
     """Tokens to compute in this step."""
     computed_S: NDArray[np.int64]
@@ -42,28 +44,50 @@ class Batch:
     """Index in T of each sequence's last token of this step."""
     complete_S: NDArray[np.bool_]
     """Whether all tokens of the sequence are computed after this step, so that it can draw one."""
-    tokens_T: Tensor
-    positions_T: Tensor
-    attention: AttentionBatch
+    unknown_S: NDArray[np.bool_]
+    """Whether the token to compute is drawn by a step under way: it is on the device only."""
+    tokens_T: NDArray[np.int64]
+    """Any number where the token is unknown."""
+    positions_T: NDArray[np.int64]
+    slots_T: NDArray[np.int64]
+    starts: NDArray[np.int32]
+    """[S + 1]: the sequences' tokens in T."""
+    lengths_S: NDArray[np.int32]
+    tables_SW: NDArray[np.int32]
+    """The same array as in the step before if it has not changed."""
+    max_query_len: int
+    max_seq_len: int
+
+    def attention(self, upload: Callable[[NDArray[Any]], Tensor]) -> AttentionBatch:
+        """Return what attention needs; ``upload`` copies an array to the device."""
+        return AttentionBatch(
+            query_start=upload(self.starts),
+            seq_lens=upload(self.lengths_S),
+            block_tables=upload(self.tables_SW),
+            slot_mapping=upload(self.slots_T),
+            query_start_host=self.starts,
+            seq_lens_host=self.lengths_S,
+            block_tables_host=self.tables_SW,
+            max_query_len=self.max_query_len,
+            max_seq_len=self.max_seq_len,
+        )
 
 
 class _DecodeBatch:
     """Sequences that decode one token each, step after step."""
 
-    def __init__(self, ids: list[SeqId], rows: SequenceRows, device: torch.device) -> None:
+    def __init__(self, ids: list[SeqId], rows: SequenceRows) -> None:
         count = len(ids)
         self.ids = ids
         self.sequences = rows.of(ids)
         self.rows_S = np.fromiter((sequence.row for sequence in self.sequences), np.int64, count)
+        self.tenants_S = rows.tenant_C[self.rows_S]
         self.owner_S = np.arange(count)
         self.ones_S = np.ones(count, np.int64)
-        self.starts_S = np.arange(count + 1, dtype=np.int32)
-        self.starts = to_device(self.starts_S, device)
+        self.starts = np.arange(count + 1, dtype=np.int32)
         self._places = {seq_id: place for place, seq_id in enumerate(ids)}
         self._rows = rows
-        self._device = device
         self.tables_SW: NDArray[np.int32] = np.zeros((count, 0), np.int32)
-        self.tables = torch.empty(0)
 
     def edit(self, step: StepInput) -> None:
         """Set single entries of the block tables, as was done in those of the rows."""
@@ -72,28 +96,26 @@ class _DecodeBatch:
         if max(step.edit_indices) >= self.tables_SW.shape[1]:
             self.tables_SW = self.tables_SW[:, :0]  # read again by reach()
         else:
+            self.tables_SW = self.tables_SW.copy()
             for seq_id, index, block in zip(
                 step.edit_ids, step.edit_indices, step.edit_blocks, strict=True
             ):
                 place = self._places.get(seq_id)
                 if place is not None:
                     self.tables_SW[place, index] = block
-            self.tables = to_device(self.tables_SW, self._device)
 
     def reach(self, num_blocks: int) -> None:
         """Widen the tables to ``num_blocks`` at least."""
         if num_blocks > self.tables_SW.shape[1]:
             self.tables_SW = self._rows.tables_CW[self.rows_S, : num_blocks + _SPARE_BLOCKS]
-            self.tables = to_device(self.tables_SW, self._device)
 
 
 class BatchMaker:
     """Makes the batch of each step from the rows of its sequences."""
 
-    def __init__(self, rows: SequenceRows, block_size: int, device: torch.device) -> None:
+    def __init__(self, rows: SequenceRows, block_size: int) -> None:
         self._rows = rows
         self._block_size = block_size
-        self._device = device
         self._decode: _DecodeBatch | None = None
 
     def make(self, step: StepInput) -> Batch | None:
@@ -103,7 +125,7 @@ class BatchMaker:
             return self._mixed(step) if step.sequence_ids else None
         decode = self._decode
         if decode is None or step.added or step.removed or step.sequence_ids != decode.ids:
-            decode = self._decode = _DecodeBatch(list(step.sequence_ids), self._rows, self._device)
+            decode = self._decode = _DecodeBatch(list(step.sequence_ids), self._rows)
         else:
             decode.edit(step)
         return self._decoding(decode)
@@ -121,23 +143,20 @@ class BatchMaker:
         return Batch(
             sequences=decode.sequences,
             rows_S=rows_S,
+            tenants_S=decode.tenants_S,
             counts_S=decode.ones_S,
             computed_S=computed_S,
             last_S=decode.owner_S,
             complete_S=lengths_S == rows.num_tokens_C[rows_S],
-            tokens_T=self._tensor(rows.next_token_C[rows_S]),
-            positions_T=self._tensor(computed_S),
-            attention=AttentionBatch(
-                query_start=decode.starts,
-                seq_lens=self._tensor(lengths_S),
-                block_tables=decode.tables,
-                slot_mapping=self._tensor(slots_S),
-                query_start_host=decode.starts_S,
-                seq_lens_host=lengths_S,
-                block_tables_host=decode.tables_SW,
-                max_query_len=1,
-                max_seq_len=max_seq_len,
-            ),
+            unknown_S=rows.num_unknown_C[rows_S] > 0,
+            tokens_T=rows.next_token_C[rows_S],
+            positions_T=computed_S,
+            slots_T=slots_S,
+            starts=decode.starts,
+            lengths_S=lengths_S,
+            tables_SW=decode.tables_SW,
+            max_query_len=1,
+            max_seq_len=max_seq_len,
         )
 
     def _mixed(self, step: StepInput) -> Batch:
@@ -164,24 +183,18 @@ class BatchMaker:
         return Batch(
             sequences=sequences,
             rows_S=rows_S,
+            tenants_S=rows.tenant_C[rows_S],
             counts_S=counts_S,
             computed_S=computed_S,
             last_S=starts[1:].astype(np.int64) - 1,
             complete_S=lengths_S == rows.num_tokens_C[rows_S],
-            tokens_T=self._tensor(tokens_T),
-            positions_T=self._tensor(positions_T),
-            attention=AttentionBatch(
-                query_start=self._tensor(starts),
-                seq_lens=self._tensor(lengths_S),
-                block_tables=self._tensor(tables_SW),
-                slot_mapping=self._tensor(slots_T),
-                query_start_host=starts,
-                seq_lens_host=lengths_S,
-                block_tables_host=tables_SW,
-                max_query_len=int(counts_S.max()),
-                max_seq_len=max_seq_len,
-            ),
+            unknown_S=rows.num_unknown_C[rows_S] > 0,
+            tokens_T=tokens_T,
+            positions_T=positions_T,
+            slots_T=slots_T,
+            starts=starts,
+            lengths_S=lengths_S,
+            tables_SW=tables_SW,
+            max_query_len=int(counts_S.max()),
+            max_seq_len=max_seq_len,
         )
-
-    def _tensor(self, array: NDArray[np.generic]) -> Tensor:
-        return to_device(array, self._device)

@@ -10,6 +10,7 @@ import torch
 
 from paged_backends.attention.cache_layout import layout_of
 from paged_backends.checkpoint.device import free_memory
+from paged_backends.executors.profile_pass import MemoryProfile
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.layer import LayerSpec
@@ -19,12 +20,16 @@ if TYPE_CHECKING:
     from paged_core.settings import EngineSettings
 
 _GIB = 1 << 30
+_UTILISATION = 0.9
+"""Of all memory of a device that is profiled; the rest is for graphs, fragments and libraries."""
 _DEVICE_SHARE = 0.8
 """Of the memory that is free after the weights are loaded; the rest is for activations."""
 _CPU_SHARE = 0.25
 _CPU_LIMIT = 4 * _GIB
 """Unless settings ask for more: the memory of a CPU is shared with all other processes."""
 _HOST_SHARE = 0.5
+_PINNED_LIMIT = 8 * _GIB
+"""Unless settings ask for more: pinned memory is taken at once, and never paged out."""
 _UNKNOWN_LENGTH = 2048
 _DEFAULT_NUM_SEQS = 256
 
@@ -47,25 +52,28 @@ def decide_cache_size(
     *,
     model_length: int | None,
     needs_host_blocks: bool,
+    profile: MemoryProfile | None = None,
 ) -> CacheSize:
     """Return the size of the cache for ``layers``, whose weights are loaded already.
 
-    The default is a share of the free memory, and never more than the sequences that may run at
-    once could fill.
+    The default on a device that is profiled is nine tenths of its memory, less what is used, less
+    what the largest step takes; elsewhere a share of the free memory. It is never more than the
+    sequences that may run at once could fill.
 
     Args:
         model_length: positions of the model; ``None``: it does not say.
         needs_host_blocks: whether preemption may swap.
+        profile: of the device, if there is one and :func:`needs_profile` says so.
 
     Raises:
         SettingsError: the settings ask for more memory than is free, or for more tokens than the
             model has positions.
     """
-    length = _length(settings, model_length)
+    length = longest_sequence(settings, model_length)
     layout = layout_of(backend)
     block_bytes = sum(layout.block_bytes(layer) for layer in layers)
     device = torch.device(layers[0].device)
-    num_blocks = _device_blocks(settings, block_bytes, device, length)
+    num_blocks = _device_blocks(settings, block_bytes, device, length, profile)
     pool = num_blocks * settings.block_size
     if settings.max_model_len is None and pool < length:
         log.warning(
@@ -84,7 +92,23 @@ def decide_cache_size(
     )
 
 
-def _length(settings: EngineSettings, model_length: int | None) -> int:
+def needs_profile(settings: EngineSettings) -> bool:
+    """Whether the size of the cache depends on what else the device has to hold."""
+    asked = settings.kv_cache_memory
+    return settings.num_blocks is None and (asked is None or isinstance(asked, float))
+
+
+def max_num_seqs(settings: EngineSettings) -> int:
+    """Return how many sequences may run at once."""
+    return getattr(settings.scheduler, "max_num_seqs", None) or _DEFAULT_NUM_SEQS
+
+
+def longest_sequence(settings: EngineSettings, model_length: int | None) -> int:
+    """Return the tokens that a sequence may have if the cache has room for it.
+
+    Raises:
+        SettingsError: the settings ask for more than the model has positions.
+    """
     asked = settings.max_model_len
     if asked is None:
         if model_length is None:
@@ -99,11 +123,16 @@ def _length(settings: EngineSettings, model_length: int | None) -> int:
 
 
 def _device_blocks(
-    settings: EngineSettings, block_bytes: int, device: torch.device, length: int
+    settings: EngineSettings,
+    block_bytes: int,
+    device: torch.device,
+    length: int,
+    profile: MemoryProfile | None,
 ) -> int:
-    free, asked = free_memory(device), settings.num_blocks
+    free, asked = free_memory(device) if profile is None else _free(profile), settings.num_blocks
     if asked is None:
-        return _fitting_blocks(settings, block_bytes, free, device, length)
+        budget = _budget(settings, free, device, profile)
+        return _fitting_blocks(settings, block_bytes, budget, device, length)
     if asked * block_bytes > free:
         raise SettingsError(
             f"num_blocks: {asked} blocks take {_size(asked * block_bytes)}, and {_size(free)} are "
@@ -112,23 +141,36 @@ def _device_blocks(
     return asked
 
 
-def _fitting_blocks(
-    settings: EngineSettings, block_bytes: int, free: int, device: torch.device, length: int
+def _free(profile: MemoryProfile) -> int:
+    """Return what is free while the largest step runs."""
+    return max(0, profile.memory.free - profile.activations)
+
+
+def _budget(
+    settings: EngineSettings, free: int, device: torch.device, profile: MemoryProfile | None
 ) -> int:
+    """Return the bytes that the cache may take."""
     asked = settings.kv_cache_memory
-    if asked is None:
-        budget = int(free * _DEVICE_SHARE)
-        if device.type == "cpu":
-            budget = min(int(free * _CPU_SHARE), _CPU_LIMIT)
-    elif isinstance(asked, float):
-        budget = int(free * asked)
-    else:
-        budget = asked
-    if budget > free:
-        raise SettingsError(
-            f"kv_cache_memory: {_size(budget)} are asked for and {_size(free)} are free on "
-            f"{device}; lower it, or leave it out"
-        )
+    if isinstance(asked, float):
+        return int(free * asked)
+    if asked is not None:
+        if asked > free:
+            raise SettingsError(
+                f"kv_cache_memory: {_size(asked)} are asked for and {_size(free)} are free on "
+                f"{device}; lower it, or leave it out"
+            )
+        return asked
+    if profile is not None:
+        unused = profile.memory.total - int(profile.memory.total * _UTILISATION)
+        return max(0, free - unused)
+    if device.type == "cpu":
+        return min(int(free * _CPU_SHARE), _CPU_LIMIT)
+    return int(free * _DEVICE_SHARE)
+
+
+def _fitting_blocks(
+    settings: EngineSettings, block_bytes: int, budget: int, device: torch.device, length: int
+) -> int:
     num_blocks = budget // block_bytes
     if num_blocks < 1:
         raise SettingsError(
@@ -136,8 +178,7 @@ def _fitting_blocks(
             f"{settings.block_size} tokens takes {_size(block_bytes)}; raise kv_cache_memory or "
             "lower block_size"
         )
-    num_seqs = getattr(settings.scheduler, "max_num_seqs", None) or _DEFAULT_NUM_SEQS
-    return min(num_blocks, num_seqs * -(-length // settings.block_size))
+    return min(num_blocks, max_num_seqs(settings) * -(-length // settings.block_size))
 
 
 def _host_blocks(
@@ -161,7 +202,10 @@ def _host_blocks(
         return asked
     if not needed:
         return 0
-    fitting = int(free * _HOST_SHARE) // block_bytes
+    budget = int(free * _HOST_SHARE)
+    if device.type == "cuda":
+        budget = min(budget, _PINNED_LIMIT)
+    fitting = budget // block_bytes
     if fitting < num_blocks:
         log.warning("host_blocks_lowered", from_blocks=num_blocks, to_blocks=fitting)
     return min(num_blocks, fitting)

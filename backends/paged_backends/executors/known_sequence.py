@@ -9,10 +9,13 @@ from paged_core.step import NewSequence
 class KnownSequence:
     """A sequence: its row in the arrays, its tokens, and how it is sampled.
 
-    Only :meth:`~paged_backends.executors.sequence_rows.SequenceRows.advance` changes one.
+    Only :class:`~paged_backends.executors.sequence_rows.SequenceRows` changes one.
     """
 
-    __slots__ = ("fan_out", "id", "num_candidates", "prompt_logprobs", "row", "sampling", "tokens")
+    __slots__ = (
+        *("asks_host", "fan_out", "id", "num_candidates", "prompt_logprobs"),
+        *("row", "sampling", "tokens"),
+    )
 
     def __init__(self, new: NewSequence, row: int) -> None:
         self.id = new.id
@@ -28,6 +31,19 @@ class KnownSequence:
             index=new.index,
             request_id=new.request_id,
         )
+        self.asks_host = bool(
+            self.sampling.processed
+            or new.sampling.min_tokens
+            or new.sampling.needed_logprobs is not None
+            or new.sampling.prompt_logprobs is not None
+            or new.num_candidates
+        )
+        """Its tokens are always chosen on the host, which has to know all of them."""
+
+    @property
+    def needs_host(self) -> bool:
+        """Its next token is chosen there."""
+        return self.asks_host or self.fan_out > 1
 
     def fan_out_rows(self) -> list[Row]:
         """Return a row for the sampler for each token to draw: several if the sequence fans out."""

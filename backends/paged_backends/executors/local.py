@@ -1,63 +1,61 @@
 """Component ``local``: the model runs in this process.
 
-A step is three phases: prepare applies the step's changes and makes its batch, forward runs the
-model, sample draws. The sequences advance once all of it is done, so a step that raises leaves them
-as they were for the next one.
-
-Shapes: T tokens of S sequences in the batch.
+On a CPU a step is done when it is submitted. On a GPU it is launched then, and done when it is
+collected; ``docs/architecture.md`` says in what order things happen there.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from time import perf_counter
+from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
 
 import paged_backends.executors.forks  # noqa: F401 - what it does when a process forks
-from paged_backends.attention.step_attention import StepAttention
-from paged_backends.executors.batch import Batch, BatchMaker
-from paged_backends.executors.cache_size import CacheSize, decide_cache_size
-from paged_backends.executors.model_timer import ModelTimer
+from paged_backends.executors.accelerator import Accelerator
+from paged_backends.executors.batch import BatchMaker
+from paged_backends.executors.cache_size import (
+    CacheSize,
+    decide_cache_size,
+    longest_sequence,
+    max_num_seqs,
+    needs_profile,
+)
+from paged_backends.executors.decode_graphs import capture_decode_graphs
+from paged_backends.executors.device_sampler import DeviceSampler
+from paged_backends.executors.device_steps import DeviceSteps
+from paged_backends.executors.host_device import HostDevice
+from paged_backends.executors.host_steps import HostSteps
+from paged_backends.executors.loaded_model import LoadedModel
 from paged_backends.executors.paged_cache import PagedCache
+from paged_backends.executors.profile_pass import MemoryProfile, profile_pass
 from paged_backends.executors.sequence_rows import SequenceRows
 from paged_backends.executors.settings import LocalSettings
 from paged_backends.executors.step_sampler import StepSampler
 from paged_backends.kernels.cpu.tensor_kernels import UsesKernels
 from paged_backends.sampling import Sampler, kernel_random_sample, random_sample
 from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
-from paged_core.errors import EngineError
-from paged_core.interfaces.attention import AttentionBackend, LayerAttention
+from paged_core.errors import EngineError, SettingsError
+from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
 from paged_core.interfaces.model_size import ModelSize
 from paged_core.interfaces.runner import Runner, SupportsModelSize
 from paged_core.settings import EngineSettings
 from paged_core.step import StepInput, StepResult
 
-
-@dataclass(slots=True)
-class _Loaded:
-    """What exists between start and close."""
-
-    runner: Runner
-    backend: AttentionBackend
-    cache: PagedCache
-    layers: list[LayerAttention]
-    rows: SequenceRows
-    batches: BatchMaker
-    sampler: StepSampler
-    device: torch.device
+_SPARE_ROWS = 64
+"""Of sequences that are known beyond those that run, for which the device can draw."""
 
 
 class LocalExecutor(Executor):
-    """Runs steps at once, on one device."""
+    """Runs steps on one device."""
 
     def __init__(self, options: LocalSettings, parts: ExecutorParts, /) -> None:
+        self._options = options
         self._parts = parts
-        self._loaded: _Loaded | None = None
+        self._loaded: LoadedModel | None = None
+        self._steps: HostSteps | DeviceSteps | None = None
 
     # ------------------------------------------------------------------ life
 
@@ -67,14 +65,21 @@ class LocalExecutor(Executor):
         torch.set_num_threads(settings.threads or _default_threads())
         runner = self._parts.make_runner()
         backend = self._parts.make_attention(runner.layers)
+        accelerator = self._make_accelerator(torch.device(runner.layers[0].device))
+        with torch.inference_mode():
+            profile = _profile(settings, accelerator, runner, backend)
         size = decide_cache_size(
             settings,
             runner.layers,
             backend,
             model_length=runner.max_model_len,
             needs_host_blocks=self._parts.needs_host_blocks,
+            profile=profile,
         )
-        self._loaded = _set_up(settings, runner, backend, size)
+        self._loaded = _load(settings, accelerator, runner, backend, size)
+        with torch.inference_mode():
+            self._steps = _make_steps(settings, self._loaded, size)
+        self.runs_in_background = accelerator.runs_ahead
         return Capacity(
             num_blocks=size.num_blocks,
             num_host_blocks=size.num_host_blocks,
@@ -85,7 +90,7 @@ class LocalExecutor(Executor):
 
     def close(self) -> None:
         """Release the model and the cache."""
-        self._loaded = None
+        self._loaded = self._steps = None
 
     def model_size(self) -> ModelSize | None:
         """Return the model's size; ``None`` before the start, or if its runner cannot tell."""
@@ -103,94 +108,78 @@ class LocalExecutor(Executor):
             settings.tokenizer or settings.model, trust_remote_code=settings.trust_remote_code
         )
 
+    def _make_accelerator(self, device: torch.device) -> Accelerator:
+        if self._options.accelerator == "emulated":
+            from paged_backends.executors.emulated_accelerator import EmulatedAccelerator
+
+            if device.type != "cpu":
+                raise SettingsError(
+                    f"executor.accelerator: a GPU is emulated on a CPU, and the model is on "
+                    f"{device}; set device to cpu, or executor.accelerator to auto"
+                )
+            return EmulatedAccelerator()
+        if device.type == "cuda":
+            from paged_backends.executors.cuda_accelerator import CudaAccelerator
+
+            return CudaAccelerator(device)
+        return HostDevice(device)
+
     # ------------------------------------------------------------------ steps
 
-    def submit(self, step: StepInput, /) -> StepResult:
-        """Run the whole step; the handle is its result."""
-        if self._loaded is None:
+    def submit(self, step: StepInput, /) -> Any:
+        """Launch a step, or run it where nothing is gained by that."""
+        if self._steps is None:
             raise EngineError("the executor is not running; start it first")
         with torch.inference_mode():
-            return self._run(self._loaded, step)
+            return self._steps.submit(step)
 
-    def collect(self, handle: StepResult, /) -> StepResult:
-        """Return what :meth:`submit` computed."""
-        return handle
-
-    def _run(self, loaded: _Loaded, step: StepInput) -> StepResult:
-        started = perf_counter()
-        self._apply(loaded, step)
-        batch = loaded.batches.make(step)
-        prepared = perf_counter()
-        if batch is None:
-            return StepResult(seconds={"prepare": prepared - started})
-        timer = ModelTimer(loaded.device)
-        hidden = self._forward(loaded, batch)
-        timer.stop()
-        result = self._sample(loaded, batch, hidden)
-        model = timer.seconds()
-        seconds = {
-            "prepare": prepared - started,
-            "model": model,
-            "sample": perf_counter() - prepared - model,
-        }
-        return replace(result, seconds=seconds)
-
-    def _apply(self, loaded: _Loaded, step: StepInput) -> None:
-        """Apply what changed since the last step, in the order that :class:`StepInput` says."""
-        rows, cache = loaded.rows, loaded.cache
-        rows.remove(step.removed)
-        cache.swap_out(step.swap_out_sources, step.swap_out_targets)
-        cache.swap_in(step.swap_in_sources, step.swap_in_targets)
-        cache.copy(step.copy_sources, step.copy_targets)
-        for new in step.added:
-            rows.add(new)
-        rows.edit(step.edit_ids, step.edit_indices, step.edit_blocks)
-
-    def _forward(self, loaded: _Loaded, batch: Batch) -> Tensor:
-        """Return hidden states [T, hidden]."""
-        attend = StepAttention(loaded.layers, loaded.backend.plan(batch.attention))
-        return loaded.runner.forward(batch.tokens_T, batch.positions_T, attend)
-
-    def _sample(self, loaded: _Loaded, batch: Batch, hidden: Tensor) -> StepResult:
-        """Sample for the batch, and only then advance its sequences."""
-        sampler, result = loaded.sampler, StepResult()
-        drawn = sampler.draw_best(batch, hidden)
-        if drawn is None:
-            prompt_logprobs = sampler.prompt_logprobs(batch, hidden)
-            candidates = sampler.rank(batch, hidden)
-            drawn = sampler.draw(batch, hidden)
-            result = StepResult(
-                logprobs=drawn.logprobs,
-                prompt_logprobs=prompt_logprobs,
-                candidates=candidates.logprobs,
-                failed=candidates.failed | drawn.failed,
-            )
-        loaded.rows.advance(batch, drawn.places_R, drawn.token_ids, drawn.failed)
-        ids = [batch.sequences[place].id for place in drawn.places_R.tolist()]
-        return replace(result, sequence_ids=ids, token_ids=drawn.token_ids)
+    def collect(self, handle: Any, /) -> StepResult:
+        """Wait for a step."""
+        if self._steps is None:
+            raise EngineError("the executor is not running; start it first")
+        with torch.inference_mode():
+            return self._steps.collect(handle)
 
 
-def _set_up(
-    settings: EngineSettings, runner: Runner, backend: AttentionBackend, size: CacheSize
-) -> _Loaded:
+def _profile(
+    settings: EngineSettings, accelerator: Accelerator, runner: Runner, backend: AttentionBackend
+) -> MemoryProfile | None:
+    """Measure the largest step where that can be done and matters."""
+    if not (accelerator.measures_memory and needs_profile(settings)):
+        return None
+    length = longest_sequence(settings, runner.max_model_len)
+    budget = getattr(settings.scheduler, "max_num_batched_tokens", None) or max(length, 2048)
+    return profile_pass(
+        accelerator,
+        runner,
+        backend,
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs(settings),
+        max_model_len=length,
+    )
+
+
+def _load(
+    settings: EngineSettings,
+    accelerator: Accelerator,
+    runner: Runner,
+    backend: AttentionBackend,
+    size: CacheSize,
+) -> LoadedModel:
     """Allocate the cache of a loaded model, and make what steps over it need."""
-    device = torch.device(runner.layers[0].device)
     cache = PagedCache(
         runner.layers,
         backend,
+        accelerator,
         num_blocks=size.num_blocks,
         num_host_blocks=size.num_host_blocks,
     )
-    kernels = runner.kernels if isinstance(runner, UsesKernels) else None
-    sampler = Sampler(
-        vocab_size=runner.vocab_size,
-        seed=settings.seed,
-        eos_token_ids=runner.eos_token_ids,
-        device=device,
-        random_sample=random_sample if kernels is None else kernel_random_sample(kernels),
+    rows = SequenceRows(
+        -(-size.max_model_len // settings.block_size),
+        num_device_rows=_num_device_rows(settings) if accelerator.runs_ahead else 0,
     )
-    rows = SequenceRows(-(-size.max_model_len // settings.block_size))
-    return _Loaded(
+    return LoadedModel(
+        accelerator=accelerator,
         runner=runner,
         backend=backend,
         cache=cache,
@@ -199,10 +188,43 @@ def _set_up(
             for layer, tensor in zip(runner.layers, cache.layers, strict=True)
         ],
         rows=rows,
-        batches=BatchMaker(rows, settings.block_size, device),
-        sampler=StepSampler(runner, sampler, rows),
-        device=device,
+        batches=BatchMaker(rows, settings.block_size),
     )
+
+
+def _num_device_rows(settings: EngineSettings) -> int:
+    return max_num_seqs(settings) + _SPARE_ROWS
+
+
+def _make_steps(
+    settings: EngineSettings, model: LoadedModel, size: CacheSize
+) -> HostSteps | DeviceSteps:
+    """Return what runs the steps of ``model``."""
+    runner = model.runner
+    kernels = runner.kernels if isinstance(runner, UsesKernels) else None
+    sampler = Sampler(
+        vocab_size=runner.vocab_size,
+        seed=settings.seed,
+        eos_token_ids=runner.eos_token_ids,
+        device=model.accelerator.device,
+        random_sample=random_sample if kernels is None else kernel_random_sample(kernels),
+    )
+    host_steps = HostSteps(model, StepSampler(runner, sampler, model.rows))
+    if not model.accelerator.runs_ahead:
+        return host_steps
+    device_sampler = DeviceSampler(
+        model.accelerator, model.rows, num_rows=_num_device_rows(settings), seed=settings.seed
+    )
+    graphs = None
+    if not settings.enforce_eager:
+        graphs = capture_decode_graphs(
+            model,
+            device_sampler,
+            max_num_seqs=max_num_seqs(settings),
+            block_size=settings.block_size,
+            max_model_len=size.max_model_len,
+        )
+    return DeviceSteps(model, device_sampler, host_steps, graphs)
 
 
 def _default_threads() -> int:

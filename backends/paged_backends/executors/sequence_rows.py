@@ -3,6 +3,10 @@
 A step over many sequences that each compute one token is a handful of array operations, whatever
 their number; Python looks at single sequences only when they are added, removed, or get a block.
 
+A sequence advances when its step is done (:meth:`SequenceRows.advance`), or, if the next step is to
+be made before that, when its step is launched (:meth:`SequenceRows.expect`): the tokens that it
+draws are then counted, and named later (:meth:`SequenceRows.learn`).
+
 Shapes: C rows of the arrays, W blocks per row, S sequences of a batch, R tokens drawn for them.
 """
 
@@ -29,9 +33,15 @@ _FIRST_BLOCKS = 16
 class SequenceRows:
     """All sequences that a step added and none has removed."""
 
-    def __init__(self, max_blocks: int) -> None:
-        """``max_blocks``: blocks of the longest sequence; bounds the width of the block tables."""
+    def __init__(self, max_blocks: int, num_device_rows: int = 0) -> None:
+        """
+        Args:
+            max_blocks: blocks of the longest sequence; bounds the width of the block tables.
+            num_device_rows: sequences in rows from here on cannot be drawn for on the device.
+        """
         self._max_blocks = max_blocks
+        self._num_device_rows = num_device_rows
+        self._num_for_host = 0
         self._known: dict[SeqId, KnownSequence] = {}
         self._free = list(reversed(range(_FIRST_ROWS)))
         self.tables_CW: NDArray[np.int32] = np.zeros(
@@ -45,6 +55,10 @@ class SequenceRows:
         """Fans out, is a beam, or asks for log-probabilities of its prompt."""
         self.plain_C: NDArray[np.bool_] = np.zeros(_FIRST_ROWS, np.bool_)
         """Greedy, and asks for nothing but the token."""
+        self.num_unknown_C: NDArray[np.int64] = np.zeros(_FIRST_ROWS, np.int64)
+        """Tokens that are counted in ``num_tokens_C`` and not named yet."""
+        self.tenant_C: NDArray[np.int64] = np.zeros(_FIRST_ROWS, np.int64)
+        """Counts the sequences that had the row: a later one is not taken for an earlier one."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -62,7 +76,13 @@ class SequenceRows:
         for seq_id in ids:
             known = self._known.pop(seq_id, None)
             if known is not None:
+                self._num_for_host -= known.needs_host
                 self._free.append(known.row)
+
+    def need_host(self, ids: Sequence[SeqId]) -> bool:
+        """Whether the tokens of one of these cannot be drawn on the device."""
+        known = self._known
+        return self._num_for_host > 0 and any(known[seq_id].needs_host for seq_id in ids)
 
     def add(self, new: NewSequence) -> None:
         """Give a sequence a row; one of the same id is replaced."""
@@ -72,6 +92,10 @@ class SequenceRows:
         self._widen(len(new.blocks))
         row = self._free.pop()
         known = self._known[new.id] = KnownSequence(new, row)
+        known.asks_host |= row >= self._num_device_rows
+        self._num_for_host += known.needs_host
+        self.num_unknown_C[row] = 0
+        self.tenant_C[row] += 1
         self.tables_CW[row, : len(new.blocks)] = new.blocks
         self.tables_CW[row, len(new.blocks) :] = 0
         self.num_computed_C[row] = new.num_computed
@@ -108,9 +132,7 @@ class SequenceRows:
                 submitted already may compute a token of theirs: it gets their last one again.
         """
         sequences = batch.sequences
-        self.num_computed_C[batch.rows_S] += batch.counts_S
-        for place in np.flatnonzero(~batch.complete_S).tolist():
-            self._set_next_token(sequences[place])
+        self._count_computed(batch)
         repeated_R = np.append(False, places_R[1:] == places_R[:-1])
         if repeated_R.any():
             for place in places_R[repeated_R].tolist():
@@ -127,11 +149,37 @@ class SequenceRows:
             self.num_tokens_C[sequence.row] += 1
             self.next_token_C[sequence.row] = sequence.tokens[-1]
 
+    def expect(self, batch: Batch) -> None:
+        """Count what a step that was launched computes, and a token for each complete sequence."""
+        self._count_computed(batch)
+        rows_R = batch.rows_S[batch.complete_S]
+        self.num_tokens_C[rows_R] += 1
+        self.num_unknown_C[rows_R] += 1
+
+    def learn(self, batch: Batch, token_ids: Sequence[int]) -> None:
+        """Name the tokens [R] that the step of ``batch`` drew for its complete sequences."""
+        places_R = np.flatnonzero(batch.complete_S)
+        for place, token in zip(places_R.tolist(), token_ids, strict=True):
+            batch.sequences[place].tokens.append(token)
+        rows_R = batch.rows_S[places_R]
+        held_R = self.tenant_C[rows_R] == batch.tenants_S[places_R]
+        rows_R = rows_R[held_R]
+        self.num_unknown_C[rows_R] -= 1
+        newest_R = self.num_unknown_C[rows_R] == 0
+        self.next_token_C[rows_R[newest_R]] = np.asarray(token_ids, np.int64)[held_R][newest_R]
+
+    def _count_computed(self, batch: Batch) -> None:
+        self.num_computed_C[batch.rows_S] += batch.counts_S
+        for place in np.flatnonzero(~batch.complete_S).tolist():
+            self._set_next_token(batch.sequences[place])
+
     def _set_next_token(self, sequence: KnownSequence) -> None:
         self.next_token_C[sequence.row] = sequence.tokens[int(self.num_computed_C[sequence.row])]
 
     def _end_fan_out(self, sequence: KnownSequence) -> None:
-        sequence.fan_out = 1
+        if sequence.fan_out > 1:
+            sequence.fan_out = 1
+            self._num_for_host -= not sequence.needs_host
         self.special_C[sequence.row] = sequence.prompt_logprobs is not None
 
     def _add_rows(self) -> None:
@@ -143,6 +191,8 @@ class SequenceRows:
         self.next_token_C = np.concatenate([self.next_token_C, np.zeros(count, np.int64)])
         self.special_C = np.concatenate([self.special_C, np.zeros(count, np.bool_)])
         self.plain_C = np.concatenate([self.plain_C, np.zeros(count, np.bool_)])
+        self.num_unknown_C = np.concatenate([self.num_unknown_C, np.zeros(count, np.int64)])
+        self.tenant_C = np.concatenate([self.tenant_C, np.zeros(count, np.int64)])
 
     def _widen(self, num_blocks: int) -> None:
         rows, width = self.tables_CW.shape

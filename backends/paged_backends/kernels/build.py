@@ -14,7 +14,7 @@ class CannotCompile(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """A shared library: its sources and how they are compiled."""
+    """A compiled file: its sources and how they are compiled."""
 
     name: str
     """First part of the file's name."""
@@ -23,22 +23,30 @@ class Build:
     units: tuple[str, ...]
     """Files of that folder that are compiled; the others are included by these."""
     flags: tuple[str, ...]
-    """All arguments of the compiler except the names of files."""
+    """All arguments of the compiler except the names of files and folders."""
+    includes: tuple[Path, ...] = ()
+    """Further folders whose files these include; a change to any of them counts as well."""
+    suffix: str = ".so"
+    """Of the file: a shared library's, or that of code for another processor."""
 
     def paths(self) -> list[Path]:
         """Return the paths of the units."""
         return [self.sources / unit for unit in self.units]
 
+    def arguments(self) -> tuple[str, ...]:
+        """Return the arguments of the compiler except the names of files."""
+        return (*self.flags, *(f"-I{folder}" for folder in self.includes))
+
 
 class Compiler(Protocol):
-    """Compiles a library."""
+    """Compiles a library, or code for another processor."""
 
     @property
     def identity(self) -> tuple[str, ...]:
         """Command and version; another identity means another library."""
 
     def build(self, sources: Sequence[Path], flags: Sequence[str], target: Path, /) -> None:
-        """Compile ``sources`` and link them to the shared library ``target``.
+        """Compile ``sources`` to the one file ``target``.
 
         Raises:
             CannotCompile: it failed; the message ends with the compiler's own.

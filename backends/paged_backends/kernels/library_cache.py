@@ -44,7 +44,7 @@ def library(build: Build, compiler: Compiler | CannotCompile, folder: Path | Non
         if not found:
             raise compiler
         return found[0]
-    path = cached / f"{_stem(build)}-{_digest(*compiler.identity)}.so"
+    path = cached / f"{_stem(build)}-{_digest(*compiler.identity)}{build.suffix}"
     if _is_intact(path):
         return path
     with _locked(path.with_suffix(".lock")):
@@ -53,7 +53,7 @@ def library(build: Build, compiler: Compiler | CannotCompile, folder: Path | Non
         started = perf_counter()
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            compiler.build(build.paths(), build.flags, unfinished)
+            compiler.build(build.paths(), build.arguments(), unfinished)
             _checksum_file(path).write_text(_hash(unfinished), "ascii")
             unfinished.replace(path)
         finally:
@@ -77,14 +77,15 @@ def discard(path: Path) -> None:
 
 
 def _find(folder: Path, build: Build) -> list[Path]:
-    return [path for path in folder.glob(f"{_stem(build)}-*.so") if _is_intact(path)]
+    return [path for path in folder.glob(f"{_stem(build)}-*{build.suffix}") if _is_intact(path)]
 
 
 def _stem(build: Build) -> str:
     """The name, and a hash of all that a library depends on except the compiler."""
     parts: list[str | bytes] = [platform.system(), platform.machine(), *build.flags, *build.units]
-    for path in sorted(build.sources.iterdir()):
-        parts += [path.name, path.read_bytes()]
+    for folder in (build.sources, *build.includes):
+        for path in sorted(folder.iterdir()):
+            parts += [path.name, path.read_bytes()]
     return f"{build.name}-{_digest(*parts)}"
 
 

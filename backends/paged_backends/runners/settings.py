@@ -24,7 +24,11 @@ class NativeSettings(ComponentSettings):
         default="checkpoint",
         description="`random`: generated from the seed, to benchmark with a config.json alone.",
     )
-    kernels: Literal["auto", InstructionSetName, "off"] = Field(
+    kernels: Literal["auto", InstructionSetName, "triton", "off"] = Field(
         default="auto",
-        description="kernels for CPUs, by instruction set; off: plain PyTorch, as on other devices",
+        description="auto: triton on a GPU, on a CPU the best instruction set; off: plain PyTorch",
+    )
+    compile: bool = Field(
+        default=False,
+        description="torch.compile PyTorch's operations, in place of our own kernels",
     )

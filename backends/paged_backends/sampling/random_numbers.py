@@ -18,8 +18,13 @@ def uniform(row: Row, engine_seed: int) -> float:
     It is a function of the request's seed (or else of the engine's seed and the request's id), of
     the sequence's index, and of the position to be filled.
     """
+    return uniform_at(row, len(row.tokens), engine_seed)
+
+
+def uniform_at(row: Row, position: int, engine_seed: int) -> float:
+    """As :func:`uniform`, for the token at ``position``, whatever tokens are known yet."""
     seed = row.sampling.seed
     source = f"request:{seed}" if seed is not None else f"engine:{engine_seed}:{row.request_id}"
-    key = f"{source}:{row.index}:{len(row.tokens)}:0"
+    key = f"{source}:{row.index}:{position}:0"
     digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

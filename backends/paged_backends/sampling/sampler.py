@@ -103,13 +103,13 @@ class Sampler:
         best = best_token(logits)
         peaks = logits.gather(1, best[:, None])[:, 0]
         if all(row.plain for row in rows):
-            return Draws(best.tolist(), None, _unfit(peaks))
+            return Draws(best.tolist(), None, unfit_rows(peaks))
         processed = self._process(logits, rows)
         if processed.places:
             at = torch.tensor(processed.places, device=logits.device)
             best[at] = best_token(processed.logits)
             peaks[at] = processed.logits.gather(1, best[at][:, None])[:, 0]
-        failed = {**_unfit(peaks), **processed.failed}
+        failed = {**unfit_rows(peaks), **processed.failed}
 
         token_ids: list[int] = best.tolist()
         sampled = [place for place, row in enumerate(rows) if row.sampled and place not in failed]
@@ -144,13 +144,13 @@ class Sampler:
     def _rank(
         self, logits: Tensor, rows: Sequence[Row], counts: Sequence[int]
     ) -> tuple[list[dict[int, float]], dict[int, str]]:
-        failed = _unfit(logits.amax(-1))
+        failed = unfit_rows(logits.amax(-1))
         logprobs = logits.log_softmax(-1)
         processed = self._process(logprobs, rows)
         if processed.places:
             logprobs[torch.tensor(processed.places, device=logits.device)] = processed.logits
             peaks = logprobs.amax(-1)
-            unfit = {place: why for place, why in _unfit(peaks).items() if peaks[place] != -inf}
+            unfit = {place: why for place, why in unfit_rows(peaks).items() if peaks[place] != -inf}
             failed |= processed.failed | unfit
         values, ids = _best(logprobs, min(max(counts), logprobs.shape[1]))
         found = []
@@ -255,7 +255,7 @@ def _rows_of(logits: Tensor, numbers: list[int]) -> Tensor:
     return logits[torch.tensor(numbers, device=logits.device)]
 
 
-def _unfit(peaks: Tensor) -> dict[int, str]:
+def unfit_rows(peaks: Tensor) -> dict[int, str]:
     """Return why no token can be drawn from some rows, by row; ``peaks`` [R]: largest logits."""
     if bool(peaks.isfinite().all()):
         return {}

@@ -154,12 +154,13 @@ def _backends(
     parts, refused = {}, []
     for name in dict.fromkeys(names or given.registry.of("attention")):
         component = given.registry.get("attention", name)
-        reason = component.obstacle()
+        own = component.name == chosen.name
+        options = chosen if own else component.settings.model_validate({})
+        reason = component.obstacle(options)
         if reason is None:
-            own = component.name == chosen.name
-            options = chosen if own else component.settings.model_validate({})
             try:
-                made = component.load()(options, AttentionParts(settings=settings))
+                given_parts = AttentionParts(settings=settings, registry=given.registry)
+                made = component.load()(options, given_parts)
                 reason = made.check(layer)
             except Exception as error:  # noqa: BLE001 - one component must not take the others
                 reason = f"{_FAILED}: {told(error)}"

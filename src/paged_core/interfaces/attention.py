@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from paged_core.registry import Registry
     from paged_core.settings import EngineSettings
 
 
@@ -22,6 +23,8 @@ class AttentionParts:
     """What the factory of a backend gets in addition to its options."""
 
     settings: EngineSettings
+    registry: Registry | None = None
+    """Where a backend made of others finds them; ``None``: among what is installed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

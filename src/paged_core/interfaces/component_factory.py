@@ -68,7 +68,7 @@ def make_attention(
 
     def check(options: ComponentSettings) -> AttentionBackend:
         backend: AttentionBackend = make_component(
-            registry, "attention", options, AttentionParts(settings=settings)
+            registry, "attention", options, AttentionParts(settings=settings, registry=registry)
         )
         for layer in dict.fromkeys(layers):
             reason = backend.check(layer)
@@ -87,7 +87,7 @@ def _choose(
 ) -> Part:
     """Build what ``options`` name; for ``auto`` the candidate of highest rank that serves."""
     if options.name != "auto":
-        reason = registry.get(slot, options.name).obstacle()
+        reason = registry.get(slot, options.name).obstacle(options)
         if reason:
             raise SettingsError(f"{slot} {options.name!r} cannot be used here: {reason}")
         return build(options)

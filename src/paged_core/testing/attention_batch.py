@@ -32,10 +32,9 @@ def attention_batch(
     new = [count for _, count in chunks]
     starts = np.cumsum([0, *new], dtype=np.int32)
     lengths = np.array([sum(both) for both in chunks], np.int32)
-    slots = []
-    for table, (cached, count) in zip(tables, chunks, strict=True):
-        positions = np.arange(cached, cached + count)
-        slots.append(table[positions // block_size] * block_size + positions % block_size)
+    owners = np.repeat(np.arange(len(chunks)), new)
+    positions = np.arange(len(owners)) - (starts[1:] - lengths)[owners]
+    slots = tables[owners, positions // block_size] * block_size + positions % block_size
     blocks = np.ascontiguousarray(tables, np.int32)
 
     def tensor(array: NDArray[Any]) -> Any:
@@ -45,7 +44,7 @@ def attention_batch(
         query_start=tensor(starts),
         seq_lens=tensor(lengths),
         block_tables=tensor(blocks),
-        slot_mapping=tensor(np.concatenate(slots).astype(np.int64)),
+        slot_mapping=tensor(slots.astype(np.int64)),
         query_start_host=starts,
         seq_lens_host=lengths,
         block_tables_host=blocks,

@@ -42,17 +42,19 @@ class Scene:
         order = torch.randperm(self.num_blocks, generator=random)
         self.tables = order[: width * len(chunks)].view(len(chunks), width)
 
-        def tokens(count: int, heads: int) -> Any:
-            values = torch.randn(count, heads, layer.head_dim, generator=random)
+        def tokens(heads: int) -> Any:
+            values = torch.randn(sum(lengths), heads, layer.head_dim, generator=random)
             return values.to(layer.device, dtype)
 
-        def cached(count: int) -> Any:
-            rows = tokens(count, layer.num_kv_heads)
-            return rows if layer.kv_cache_dtype == "auto" else _rounded(torch, rows)
+        def stored() -> list[Any]:
+            rows = tokens(layer.num_kv_heads)
+            if layer.kv_cache_dtype != "auto":
+                rows = _rounded(torch, rows)
+            return list(rows.split(lengths))
 
-        self.queries = [tokens(new, layer.num_heads) for _, new in chunks]
-        self.keys = [cached(length) for length in lengths]
-        self.values = [cached(length) for length in lengths]
+        queries = tokens(layer.num_heads).split(lengths)
+        self.queries = [rows[-new:] for rows, (_, new) in zip(queries, chunks, strict=True)]
+        self.keys, self.values = stored(), stored()
         self.cache = self._allocate(layer.device)
         self._attention = backend.bind(layer, self.cache)
         # what is cached is written by attention whose results are dropped: let it see little

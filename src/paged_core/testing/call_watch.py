@@ -7,13 +7,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, thread_time
 from types import FrameType
 from typing import Any
 
 import hypothesis
+import psutil
 
 _KIT = str(Path(__file__).parent)
 _HYPOTHESIS = str(Path(hypothesis.__file__).parent)
@@ -21,6 +22,8 @@ _TICK = 0.25
 """Seconds between two looks at the stack."""
 _WAITING = 15
 """Seconds that a call may wait at most, if no other process is at work for it."""
+_AT_WORK = 0.05
+"""Seconds that child processes compute in a second at least, if they are at work."""
 
 
 class CallDoesNotReturn(BaseException):
@@ -39,7 +42,7 @@ def watched_calls(seconds: float) -> Iterator[None]:
 
     Args:
         seconds: of processor time of this thread; a call that waits may take four times as long,
-            15 s at most, or eight times that while child processes run, such as a compiler.
+            15 s at most, or eight times that while child processes compute, such as a compiler.
 
     Raises:
         CallDoesNotReturn: in the call; the message names it, and the line at which it is.
@@ -86,6 +89,7 @@ class _CallWatch:
         self._waiting = min(4 * seconds, _WAITING)
         self._since: dict[FrameType, tuple[float, float]] = {}
         """Calls that had not returned at the last tick, and when they were first seen."""
+        self._children = _ChildProcesses()
         self.describe: Callable[[], str] | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -94,10 +98,14 @@ class _CallWatch:
         self._since = {call: self._since.get(call, (computed, passed)) for call in calls}
         for call, (computed_then, passed_then) in self._since.items():
             took, waited = computed - computed_then, passed - passed_then
-            too_long = waited >= self._waiting * (8 if _has_children() else 1)
-            if took >= self._seconds or too_long:
+            if took >= self._seconds or self._is_in_vain(waited):
                 self._since = {}
                 raise self._error(frame, call, max(took, waited))
+
+    def _is_in_vain(self, waited: float) -> bool:
+        if waited < self._waiting:
+            return False
+        return waited >= 8 * self._waiting or self._children.are_idle()
 
     def _error(self, frame: FrameType | None, call: FrameType, seconds: float) -> CallDoesNotReturn:
         error = CallDoesNotReturn(
@@ -111,14 +119,34 @@ class _CallWatch:
         return error
 
 
-def _has_children() -> bool:
-    """Whether child processes run; assumed where it cannot be told."""
-    if not hasattr(os, "waitid"):
-        return True
-    try:
-        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    except ChildProcessError:
-        return False
+class _ChildProcesses:
+    """What the child processes of this one compute, looked at once a second."""
+
+    def __init__(self) -> None:
+        self._looked = 0.0
+        self._computed = 0.0
+        self._are_idle = False
+
+    def are_idle(self) -> bool:
+        """Whether they have computed nothing since the last look; not before there were two."""
+        now = monotonic()
+        if now - self._looked >= 1:
+            is_second = now - self._looked < 2
+            computed = _seconds_of_children()
+            self._are_idle = is_second and computed - self._computed < _AT_WORK
+            self._looked, self._computed = now, computed
+        return self._are_idle
+
+
+def _seconds_of_children() -> float:
+    """Processor time of child processes, those that have ended included."""
+    times = os.times()
+    total = times.children_user + times.children_system
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            own = child.cpu_times()
+            total += own.user + own.system
+    return total
 
 
 def _calls_from_kit(frame: FrameType | None) -> list[FrameType]:

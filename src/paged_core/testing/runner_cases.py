@@ -31,7 +31,7 @@ class RunnerCases(ComponentConformance):
 
     def make(self) -> Runner:
         """A fresh runner, loaded; the test is skipped where it is not available."""
-        reason = self.record.obstacle()
+        reason = self.record.obstacle(self.options)
         if reason:
             pytest.skip(reason)
         settings = settings_class(self.registry)(**{**self.settings, "runner": self._table})

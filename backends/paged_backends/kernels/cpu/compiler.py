@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from paged_backends.kernels.build import Build, CannotCompile
+from paged_backends.kernels.compiler_process import compile_with, run
 
 SOURCES = Path(__file__).parent / "source"
 """Folder of the C++ sources."""
@@ -55,7 +55,7 @@ class CppCompiler:
             if path is None:
                 continue
             full = (path, *command[1:])
-            done = _run([*full, "--version"])
+            done = run([*full, "--version"])
             if done is not None and done.returncode == 0:
                 return cls(full, done.stdout.partition("\n")[0])
         if chosen:
@@ -68,45 +68,29 @@ class CppCompiler:
         Raises:
             CannotCompile: it failed; the message ends with the compiler's own.
         """
-        objects = [target.with_name(f"{target.name}.{source.stem}.o") for source in sources]
+        self.build_units([(source, flags) for source in sources], flags, target)
+
+    def build_units(
+        self, units: Sequence[tuple[Path, Sequence[str]]], link_flags: Sequence[str], target: Path
+    ) -> None:
+        """Compile sources, each with flags of its own, and link them.
+
+        Raises:
+            CannotCompile: it failed; the message ends with the compiler's own.
+        """
+        objects = [target.with_name(f"{target.name}.{source.stem}.o") for source, _ in units]
         jobs = [
             [*self.command, *flags, "-c", str(source), "-o", str(made)]
-            for source, made in zip(sources, objects, strict=True)
+            for (source, flags), made in zip(units, objects, strict=True)
         ]
         try:
             with ThreadPoolExecutor(len(jobs)) as pool:
-                list(pool.map(_compile, jobs))
-            _compile(
-                [*self.command, *flags, "-shared", *map(str, objects), "-o", str(target)],
-            )
+                list(pool.map(lambda job: compile_with(job, _REMEDY), jobs))
+            link = [*self.command, *link_flags, "-shared", *map(str, objects), "-o", str(target)]
+            compile_with(link, _REMEDY)
         finally:
             for made in objects:
                 made.unlink(missing_ok=True)
-
-
-def _compile(job: Sequence[str]) -> None:
-    done = _run(job, timeout=300)
-    if done is None:
-        raise CannotCompile(f"{job[0]} does not run or takes minutes; {_REMEDY}")
-    if done.returncode:
-        said = "\n".join(_essential(done.stderr)) or f"exit status {done.returncode}"
-        raise CannotCompile(f"{job[0]} failed: {said}")
-
-
-def _essential(text: str) -> Iterator[str]:
-    """The first lines that mention an error."""
-    lines = text.strip().splitlines()
-    errors = [line for line in lines if "error" in line.lower()]
-    yield from (errors or lines)[:5]
-
-
-def _run(job: Sequence[str], timeout: float = 30) -> subprocess.CompletedProcess[str] | None:
-    try:
-        return subprocess.run(
-            job, capture_output=True, text=True, errors="replace", timeout=timeout, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
 
 
 def find_compiler() -> CppCompiler | CannotCompile:

@@ -17,7 +17,7 @@ from paged_backends.checkpoint.weights import Weights
 from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.decoder import Attention, Decoder, Embedding, FeedForward, Layer
 from paged_backends.runners.native.names import WeightNames
-from paged_backends.runners.native.ops import HeadOp, Linear, Ops, RowOp, rounded
+from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Ops, rounded
 
 
 class Assembly:
@@ -72,6 +72,7 @@ class Assembly:
             project=self._linear([names.project_out], [width], hidden) if narrow else None,
             head=self._head(table),
             best=self._ops.best,
+            rotary=self._ops.rotary,
             device=self._device,
         )
         self._weights.check_all_taken(tied=config.tied)
@@ -90,7 +91,7 @@ class Assembly:
         prefix = f"{names.layers}.{index}."
         hidden = config.hidden_size
 
-        def norm(name: str) -> RowOp:
+        def norm(name: str) -> Norm:
             return self._norm(prefix + name, hidden)
 
         layer = Layer(
@@ -191,7 +192,7 @@ class Assembly:
         weight_OI = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
         return self._ops.linear(weight_OI, torch.cat(biases) if biases else None)
 
-    def _norm(self, module: str, size: int) -> RowOp:
+    def _norm(self, module: str, size: int) -> Norm:
         config, ops = self._config, self._ops
         if not config.norm_has_weights:
             return ops.layer_norm(size, None, None, config.norm_eps)

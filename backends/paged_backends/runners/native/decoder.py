@@ -7,7 +7,7 @@ K key/value heads, D head_dim, V vocabulary, P positions.
 # ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paged_backends.runners.native.config import AttentionConfig, DecoderConfig, Rope
-from paged_backends.runners.native.ops import HeadOp, Linear, RowOp, soft_cap
+from paged_backends.runners.native.ops import HeadOp, Linear, Norm, RowOp, soft_cap
 from paged_backends.runners.native.rope import Rotary, frequencies
 
 if TYPE_CHECKING:
@@ -65,19 +65,13 @@ class Attention:
     heads: HeadOp
     output: Linear
 
-    def __call__(
-        self,
-        rows_TE: Tensor,
-        rotaries: Rotaries,
-        attend: Attend,
-        residual_TE: Tensor | None,
-    ) -> Tensor:
+    def project(self, rows_TE: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value, ready for attention."""
         split = self.num_heads + self.num_kv_heads
         fused = self.query_key_value(rows_TE).view(len(rows_TE), -1, self.head_dim)
         query_THD, key_TKD = fused[:, : self.num_heads], fused[:, self.num_heads : split]
-        self.heads(query_THD, key_TKD, rotaries[self.config.rope])
-        attended_THD = attend(self.index, query_THD, key_TKD, fused[:, split:])
-        return self.output(attended_THD.flatten(1), residual_TE)
+        self.heads(query_THD, key_TKD, rotary)
+        return query_THD, key_TKD, fused[:, split:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,31 +91,46 @@ class FeedForward:
 class Layer:
     """Attention, then feed-forward, each added to the hidden states."""
 
-    attention_norm: RowOp
+    attention_norm: Norm
     attention: Attention
-    attention_output_norm: RowOp | None
-    mlp_norm: RowOp
+    attention_output_norm: Norm | None
+    mlp_norm: Norm
     mlp: FeedForward
-    mlp_output_norm: RowOp | None
+    mlp_output_norm: Norm | None
     norm_first: bool
 
     def __call__(self, hidden_TE: Tensor, rotaries: Rotaries, attend: Attend) -> Tensor:
         """Return the input of the next layer; ``hidden_TE`` is overwritten."""
+        attention = self.attention
+        query, key, value = self.begin(hidden_TE, rotaries[attention.config.rope])
+        return self.finish(attend(attention.index, query, key, value), hidden_TE)
+
+    def begin(self, hidden_TE: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value of the layer's attention."""
+        rows_TE = self.attention_norm(hidden_TE) if self.norm_first else hidden_TE
+        return self.attention.project(rows_TE, rotary)
+
+    def finish(self, attended_THD: Tensor, hidden_TE: Tensor) -> Tensor:
+        """Return the input of the next layer; ``hidden_TE`` is overwritten."""
+        attended_TO, output = attended_THD.flatten(1), self.attention.output
         if not self.norm_first:
-            hidden_TE = self.attention(hidden_TE, rotaries, attend, hidden_TE)
-            hidden_TE = self.attention_norm(hidden_TE)
+            hidden_TE = self.attention_norm(output(attended_TO, hidden_TE))
             return self.mlp_norm(self.mlp(hidden_TE, hidden_TE))
-        normed_TE = self.attention_norm(hidden_TE)
         if self.attention_output_norm is None:
-            self.attention(normed_TE, rotaries, attend, hidden_TE)
+            hidden_TE = output(attended_TO, hidden_TE)
         else:
-            added_TE = self.attention(normed_TE, rotaries, attend, None)
-            hidden_TE += self.attention_output_norm(added_TE)
+            hidden_TE = self.attention_output_norm(output(attended_TO), hidden_TE)
         normed_TE = self.mlp_norm(hidden_TE)
         if self.mlp_output_norm is None:
             return self.mlp(normed_TE, hidden_TE)
-        hidden_TE += self.mlp_output_norm(self.mlp(normed_TE, None))
-        return hidden_TE
+        return self.mlp_output_norm(self.mlp(normed_TE, None), hidden_TE)
+
+
+class RunsLayer(Protocol):
+    """Computes one layer: itself, or in another way."""
+
+    def __call__(self, hidden_TE: Tensor, rotaries: Rotaries, attend: Attend) -> Tensor:
+        """Return the input of the next layer; ``hidden_TE`` is overwritten."""
 
 
 class FusedStack(Protocol):
@@ -143,20 +152,24 @@ class Decoder:
         config: DecoderConfig,
         *,
         embedding: Embedding,
-        layers: list[Layer],
-        final_norm: RowOp | None,
+        layers: Sequence[Layer],
+        final_norm: Norm | None,
         project: Linear | None,
         head: Linear,
         best: RowOp,
+        rotary: Callable[[Tensor, Tensor], Rotary],
         device: torch.device,
     ) -> None:
         self.config = config
         self._embedding = embedding
         self.layers = layers
+        self.run: Sequence[RunsLayer] = layers
+        """What computes the layers."""
         self._final_norm = final_norm
         self._project = project
         self._head = head
         self._best = best
+        self._rotary = rotary
         self.fused: FusedStack | None = None
         """Used instead of the layers, where it can be."""
         ropes = {layer.rope for layer in config.layers if layer.rope is not None}
@@ -166,12 +179,12 @@ class Decoder:
         """Return the output of the last layer, [T, E]."""
         rotaries: dict[Rope | None, Rotary | None] = {None: None}
         for rope, frequencies_F in self._frequencies.items():
-            rotaries[rope] = Rotary(frequencies_F, positions_T)
+            rotaries[rope] = self._rotary(positions_T, frequencies_F)
         hidden_TE = self._embedding(tokens_T, positions_T)
         if self.fused is not None and self.fused.run(hidden_TE, rotaries, attend):
             return hidden_TE
-        for layer in self.layers:
-            hidden_TE = layer(hidden_TE, rotaries, attend)
+        for run in self.run:
+            hidden_TE = run(hidden_TE, rotaries, attend)
         return hidden_TE
 
     def logits(self, hidden_RE: Tensor) -> Tensor:

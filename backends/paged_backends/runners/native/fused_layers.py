@@ -26,7 +26,7 @@ from paged_backends.runners.native.kernel_ops import (
     KernelLinear,
     KernelNorm,
 )
-from paged_backends.runners.native.ops import RowOp
+from paged_backends.runners.native.ops import Norm
 from paged_core.interfaces.attention import LayerAttention
 from paged_core.interfaces.runner import SupportsFusedLayers
 
@@ -101,14 +101,18 @@ def _fused(layer: Layer, ropes: Sequence[Rope]) -> FusedLayer:
         key_norm=heads.key_norm,
         rope=None if rope is None else ropes.index(rope),
         output=output,
-        attention_output_norm=layer.attention_output_norm and _norm(layer.attention_output_norm),
+        attention_output_norm=_optional(layer.attention_output_norm),
         mlp_norm=_norm(layer.mlp_norm),
         up=up,
         down=down,
-        mlp_output_norm=layer.mlp_output_norm and _norm(layer.mlp_output_norm),
+        mlp_output_norm=_optional(layer.mlp_output_norm),
     )
 
 
-def _norm(norm: RowOp) -> FusedNorm:
+def _optional(norm: Norm | None) -> FusedNorm | None:
+    return None if norm is None else _norm(norm)
+
+
+def _norm(norm: Norm) -> FusedNorm:
     assert isinstance(norm, KernelNorm | KernelLayerNorm)
     return FusedNorm(norm.weight, norm.bias)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paged_backends.kernels.cpu.tensor_kernels import Kernels, PackedWeight
 from paged_backends.runners.native.config import Activation
-from paged_backends.runners.native.ops import HeadOp, Linear, RowOp, TorchOps
+from paged_backends.runners.native.ops import HeadOp, Linear, Norm, RowOp, TorchOps, added
 from paged_backends.runners.native.rope import Rotary
 
 
@@ -40,8 +40,9 @@ class KernelNorm:
         self._eps = eps
         self._offset = offset
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        return self._kernels.rms_norm(rows, self.weight, self._eps, None, self._offset)
+    def __call__(self, rows_TE: Tensor, residual_TE: Tensor | None = None) -> Tensor:
+        normed = self._kernels.rms_norm(rows_TE, self.weight, self._eps, None, self._offset)
+        return added(normed, residual_TE)
 
 
 class KernelLayerNorm:
@@ -55,8 +56,9 @@ class KernelLayerNorm:
         self.bias = bias
         self._eps = eps
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        return self._kernels.layer_norm(rows, self.weight, self.bias, self._eps)
+    def __call__(self, rows_TE: Tensor, residual_TE: Tensor | None = None) -> Tensor:
+        normed = self._kernels.layer_norm(rows_TE, self.weight, self.bias, self._eps)
+        return added(normed, residual_TE)
 
 
 class KernelHeadOp:
@@ -111,13 +113,13 @@ class KernelOps(TorchOps):
         """Return the linear layer with a packed copy of the weight."""
         return KernelLinear(self.kernels, self.kernels.pack(weight_OI, bias_O))
 
-    def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> RowOp:
+    def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Norm:
         """Return RMSNorm in one call."""
         return KernelNorm(self.kernels, weight_E.clone(), eps, offset)
 
     def layer_norm(
         self, size: int, weight_E: Tensor | None, bias_E: Tensor | None, eps: float
-    ) -> RowOp:
+    ) -> Norm:
         """Return LayerNorm, in one call if it has weights."""
         if weight_E is None:
             return super().layer_norm(size, weight_E, bias_E, eps)

@@ -1,7 +1,8 @@
 """The operations that layers are made of: linear, norms, rotary embedding, activations.
 
 An :class:`Ops` makes them for one device; :class:`TorchOps`, in plain PyTorch, serves any device.
-:mod:`~paged_backends.runners.native.kernel_ops` has another one, over the kernels for CPUs.
+There are others over our own kernels: for CPUs in :mod:`~paged_backends.runners.native.kernel_ops`,
+for GPUs in :mod:`~paged_backends.runners.native.triton_ops`.
 
 Shapes: T tokens, I inputs, O outputs, E hidden size, H query heads, K key/value heads, D head_dim,
 R rows that draw a token, V vocabulary.
@@ -35,6 +36,13 @@ class Linear(Protocol):
         """Return [T, O]; ``residual_TO``, if given, is added to in place and returned."""
 
 
+class Norm(Protocol):
+    """Norm of rows [T, E]."""
+
+    def __call__(self, rows_TE: Tensor, residual_TE: Tensor | None = None) -> Tensor:
+        """Return [T, E]; ``residual_TE``, if given, is added to in place and returned."""
+
+
 class HeadOp(Protocol):
     """Prepares query and key heads for attention: norms, then the rotary embedding."""
 
@@ -55,7 +63,7 @@ class Ops(ABC):
         """Return the linear layer with this weight."""
 
     @abstractmethod
-    def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> RowOp:
+    def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Norm:
         """Return RMSNorm.
 
         Args:
@@ -76,16 +84,20 @@ class Ops(ABC):
     def best(self, logits_RV: Tensor) -> Tensor:
         """Return the best token [R] int64 of each row: the first of equals."""
 
+    def rotary(self, positions_T: Tensor, frequencies_F: Tensor) -> Rotary:
+        """Return the rotary embedding of a batch, which its layers share."""
+        return Rotary.at(positions_T, frequencies_F)
+
     def layer_norm(
         self, size: int, weight_E: Tensor | None, bias_E: Tensor | None, eps: float
-    ) -> RowOp:
+    ) -> Norm:
         """Return LayerNorm."""
         weight = None if weight_E is None else weight_E.float()
         bias = None if bias_E is None else bias_E.float()
 
-        def apply(rows: Tensor) -> Tensor:
-            normed = functional.layer_norm(rows.float(), (size,), weight, bias, eps)
-            return normed.to(rows.dtype)
+        def apply(rows_TE: Tensor, residual_TE: Tensor | None = None) -> Tensor:
+            normed = functional.layer_norm(rows_TE.float(), (size,), weight, bias, eps)
+            return added(normed.to(rows_TE.dtype), residual_TE)
 
         return apply
 
@@ -103,17 +115,17 @@ class TorchOps(Ops):
         """Return ``torch.nn.functional.linear`` with this weight."""
 
         def apply(rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
-            result = functional.linear(rows_TI, weight_OI, bias_O)
-            return result if residual_TO is None else residual_TO.add_(result)
+            return added(functional.linear(rows_TI, weight_OI, bias_O), residual_TO)
 
         return apply
 
-    def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> RowOp:
+    def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Norm:
         """Return RMSNorm in float32, converted back."""
         weight = weight_E.float() + offset
 
-        def apply(rows: Tensor) -> Tensor:
-            return functional.rms_norm(rows.float(), weight.shape, weight, eps).to(rows.dtype)
+        def apply(rows_TE: Tensor, residual_TE: Tensor | None = None) -> Tensor:
+            normed = functional.rms_norm(rows_TE.float(), weight.shape, weight, eps)
+            return added(normed.to(rows_TE.dtype), residual_TE)
 
         return apply
 
@@ -160,6 +172,11 @@ _ACTIVATIONS: dict[Activation, RowOp] = {
     "gelu_tanh": _gelu_tanh,
     "relu": functional.relu,
 }
+
+
+def added(rows: Tensor, residual: Tensor | None) -> Tensor:
+    """Return ``rows``, or the residual, if there is one, to which they are added in place."""
+    return rows if residual is None else residual.add_(rows)
 
 
 def soft_cap(logits: Tensor, cap: float) -> Tensor:

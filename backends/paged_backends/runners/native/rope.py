@@ -3,10 +3,13 @@
 Shapes: T tokens, H heads, D head_dim, F rotated pairs of a head: half of D.
 """
 
-# ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
+# ruff: noqa: N802, N803, N806, N815 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from math import pi
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -33,15 +36,24 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
     return (1 - blend_F) * base_F / rope.factor + blend_F * base_F
 
 
+@dataclass(frozen=True)
 class Rotary:
     """Cosines and sines of a batch's rotary embedding: of each pair's angle at each position."""
 
-    def __init__(self, frequencies_F: Tensor, positions_T: Tensor) -> None:
-        self.rows_T = torch.arange(len(positions_T), device=positions_T.device)
-        """[T] int64: each token's row of the tables below."""
+    cos_TF: Tensor
+    """float32."""
+    sin_TF: Tensor
+
+    @classmethod
+    def at(cls, positions_T: Tensor, frequencies_F: Tensor) -> Self:
+        """Return the rotary embedding of tokens at these positions."""
         angles_TF = positions_T.float()[:, None] * frequencies_F
-        self.cos_TF = angles_TF.cos()
-        self.sin_TF = angles_TF.sin()
+        return cls(angles_TF.cos(), angles_TF.sin())
+
+    @cached_property
+    def rows_T(self) -> Tensor:
+        """[T] int64: each token's row of the tables."""
+        return torch.arange(len(self.cos_TF), device=self.cos_TF.device)
 
     def rotate(self, heads_THD: Tensor) -> None:
         """Rotate all heads, in place."""

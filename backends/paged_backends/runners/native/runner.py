@@ -12,18 +12,15 @@ from paged_backends.checkpoint.device import choose_device, free_memory
 from paged_backends.checkpoint.dtype import choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.weights import RandomWeights, Weights, open_weights
-from paged_backends.kernels.build import CannotCompile
-from paged_backends.kernels.cpu.instruction_set import NoSuchInstructions
-from paged_backends.kernels.cpu.obstacle import obstacle
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.runners.native.assembly import Assembly
+from paged_backends.runners.native.choose_ops import choose_ops
+from paged_backends.runners.native.compiled_layer import compile_layers
 from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.decoder import Decoder
 from paged_backends.runners.native.families import decoder_config
 from paged_backends.runners.native.fused_layers import fuse
-from paged_backends.runners.native.kernel_ops import KernelOps, fits
 from paged_backends.runners.native.names import weight_names
-from paged_backends.runners.native.ops import Ops, TorchOps
 from paged_backends.runners.settings import NativeSettings
 from paged_core.errors import SettingsError
 from paged_core.interfaces.layer import LayerSpec
@@ -63,7 +60,7 @@ class NativeRunner(Runner):
         weights, dtype = self._open(checkpoint, device)
         self._config = config
         self._check_memory(dtype, device)
-        ops = self._make_ops(dtype, device)
+        ops = choose_ops(self._options, dtype, device)
         try:
             self._decoder = Assembly(
                 config,
@@ -81,6 +78,8 @@ class NativeRunner(Runner):
         self._kernels = ops.kernels
         if ops.kernels is not None:
             self._decoder.fused = fuse(config, self._decoder.layers, ops.kernels)
+        if self._options.compile:
+            self._decoder.run = compile_layers(self._decoder.layers, device)
         self._layers = [
             LayerSpec(
                 num_heads=config.num_heads,
@@ -115,22 +114,6 @@ class NativeRunner(Runner):
                 f"the weights of {self._settings.model} take {needed >> 20} MiB of memory, and "
                 f"{free >> 20} MiB are free on {device}; use a smaller model or dtype"
             )
-
-    def _make_ops(self, dtype: torch.dtype, device: torch.device) -> Ops:
-        """Return operations over the kernels if these are available, else over PyTorch."""
-        chosen = self._options.kernels
-        if chosen == "off" or not fits(dtype, device):
-            return TorchOps()
-        reason = obstacle()
-        if reason is None:
-            try:
-                return KernelOps(Kernels.load(chosen))
-            except NoSuchInstructions as error:
-                raise SettingsError(f"runner.kernels: {error}") from error
-            except CannotCompile as error:
-                reason = str(error)
-        log.warning("kernels_missing", reason=reason, instead="plain PyTorch, more slowly")
-        return TorchOps()
 
     def _open(self, checkpoint: Checkpoint, device: torch.device) -> tuple[Weights, torch.dtype]:
         """Return the weights, and the dtype to compute in."""

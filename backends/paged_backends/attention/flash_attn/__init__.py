@@ -1,0 +1,1 @@
+"""Component ``flash_attn``: the packages that have flash attention over paged caches."""

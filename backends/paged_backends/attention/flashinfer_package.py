@@ -1,0 +1,53 @@
+"""The package FlashInfer, and whether it can be used here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from paged_backends.attention.compute_capability import no_gpu
+from paged_backends.attention.optional_import import Unavailable, function_of
+
+_INSTALL = "pip install flashinfer-python"
+
+
+def wrapper_class(name: str) -> Callable[..., Any]:
+    """Return a class of FlashInfer.
+
+    Raises:
+        Unavailable: it is not installed, too old, or cannot be imported.
+    """
+    return function_of(("flashinfer",), name, install=_INSTALL)
+
+
+def package_problem() -> str | None:
+    """Return why FlashInfer cannot be used, apart from the GPU, or ``None``."""
+    try:
+        wrapper_class("BatchPrefillWithPagedKVCacheWrapper")
+        wrapper_class("BatchDecodeWithPagedKVCacheWrapper")
+    except Unavailable as error:
+        return str(error)
+    return _compiler_problem()
+
+
+def obstacle() -> str | None:
+    """Return why it cannot be used here, or ``None``; without a GPU it is not imported."""
+    return no_gpu() or package_problem()
+
+
+def _compiler_problem() -> str | None:
+    """Return why its kernels cannot be had: it compiles them on first use, by nvcc."""
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
+    compilers = [Path(home, "bin", "nvcc") for home in homes if home]
+    if shutil.which("nvcc") or any(map(Path.exists, compilers)):
+        return None
+    if find_spec("flashinfer_jit_cache") is not None:
+        return None
+    return (
+        "it compiles its kernels on first use, and there is no nvcc; install the CUDA toolkit and "
+        "set CUDA_HOME, or install flashinfer-jit-cache, which has them compiled"
+    )

@@ -1,0 +1,107 @@
+"""Component ``triton``: attention over the paged cache by our own kernels in Triton.
+
+The cache is that of :mod:`~paged_backends.attention.head_major_layout`. Sequences that decode one
+token are computed in splits of their keys, as many as keep the GPU busy; chunks of several tokens
+are computed in tiles. With ``deterministic: true`` everything is computed in tiles, so that the
+bits of a result depend neither on the rest of the batch nor on how a prompt is cut into chunks.
+
+What is launched depends on the shapes of a batch and its ``max_query_len`` and ``max_seq_len``
+only: nothing waits for the device, and decoding can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paged_backends.attention.block_bounds import BlockBounds
+from paged_backends.attention.head_major_layout import head_major_shape
+from paged_backends.attention.layer_checks import dtype_problem, heads_problem
+from paged_backends.attention.settings import TritonSettings
+from paged_backends.attention.triton_obstacle import INTERPRETER, is_interpreted
+from paged_backends.attention.triton_plan import Plan
+from paged_core.interfaces.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionParts,
+    LayerAttention,
+)
+from paged_core.interfaces.layer import LayerSpec
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_LEAST_CAPABILITY = (8, 0)
+_MAX_HEAD_DIM = 256
+
+
+class TritonAttention(AttentionBackend):
+    """Component ``triton``; Triton is imported when the first layer is bound."""
+
+    def __init__(self, options: TritonSettings, parts: AttentionParts) -> None:
+        self._in_tiles = parts.settings.deterministic
+
+    def check(self, layer: LayerSpec, /) -> str | None:
+        """Return why ``layer`` cannot be served: device, GPU, dtype, head_dim, heads or slopes."""
+        if layer.head_dim > _MAX_HEAD_DIM:
+            return f"it serves a head_dim of {_MAX_HEAD_DIM} at most, and this is {layer.head_dim}"
+        return (
+            _device_problem(torch.device(layer.device))
+            or dtype_problem(layer, _DTYPES, float8=True)
+            or heads_problem(layer)
+        )
+
+    def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
+        """See :func:`~paged_backends.attention.head_major_layout.head_major_shape`."""
+        return head_major_shape(layer, num_blocks)
+
+    def plan(self, batch: AttentionBatch, /) -> Plan:
+        """Return a plan, which copies nothing to the device."""
+        tokens = np.diff(batch.query_start_host)
+        return Plan(
+            batch,
+            tile_tokens=1 if self._in_tiles else 2,
+            has_decodes=not self._in_tiles and bool((tokens == 1).any()),
+            bounds=BlockBounds(batch.block_tables_host, batch.seq_lens_host, None),
+        )
+
+    def plan_capture(self, batch: AttentionBatch, /) -> Plan:
+        """See :class:`~paged_core.interfaces.attention.SupportsGraphCapture`."""
+        return Plan(
+            batch,
+            tile_tokens=1 if self._in_tiles else 2,
+            has_decodes=not self._in_tiles,
+            bounds=None,
+        )
+
+    def update_capture(self, plan: Plan, batch: AttentionBatch, /) -> None:
+        """Do nothing: the kernels read all numbers on the device."""
+
+    def bind(self, layer: LayerSpec, cache: Tensor, /) -> LayerAttention:
+        """Return the attention of ``layer`` over ``cache``.
+
+        Raises:
+            ValueError: the cache is not contiguous.
+        """
+        from paged_backends.attention.triton_layer import Gpu, TritonLayer
+
+        if not cache.is_contiguous():
+            raise ValueError(f"the cache must be contiguous, and its strides are {cache.stride()}")
+        return TritonLayer(layer, cache, Gpu.of(cache.device))
+
+
+def _device_problem(device: torch.device) -> str | None:
+    if device.type == "cpu":
+        if is_interpreted():
+            return None
+        return (
+            f"it computes on CUDA devices, and the model is on the CPU; {INTERPRETER}=1 in the "
+            "environment has Triton interpret the kernels there, slowly, for tests"
+        )
+    if device.type != "cuda":
+        return f"it computes on CUDA devices, and the model is on {device}"
+    if is_interpreted():
+        return f"{INTERPRETER} is set, with which Triton launches nothing on a GPU: unset it"
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < _LEAST_CAPABILITY:
+        return f"it needs a GPU of compute capability 8.0, and {device} has {major}.{minor}"
+    return None

@@ -1,0 +1,32 @@
+"""The GPUs that PyTorch finds, and whether the kernels run on them."""
+
+from __future__ import annotations
+
+import torch
+
+MIN_CAPABILITY = (8, 0)
+"""Of a GPU: asynchronous copies and tensor cores of bfloat16 came with Ampere."""
+
+
+def device_problem(index: int | None) -> str | None:
+    """Return why a device cannot run the kernels, or ``None``; ``None`` is the current one."""
+    if torch.version.cuda is None:
+        return f"PyTorch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return f"PyTorch {torch.__version__} finds no CUDA device"
+    capability = torch.cuda.get_device_capability(index)
+    if capability < MIN_CAPABILITY:
+        return f"it needs compute capability 8.0, and the device is {describe(index)}"
+    return None
+
+
+def architecture(index: int) -> str:
+    """Return the device's, as compilers name it: ``sm_90``."""
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"sm_{major}{minor}"
+
+
+def describe(index: int | None) -> str:
+    """Return the device's name and compute capability."""
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"{torch.cuda.get_device_name(index)} of {major}.{minor}"

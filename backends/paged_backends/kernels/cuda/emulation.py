@@ -1,0 +1,154 @@
+"""The kernels compiled for the CPU, to be tested where there is no GPU.
+
+Every thread of a block is a fiber; see ``kernels/simt``. In the checked build, every access to
+memory is looked at.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from ctypes import c_char_p, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from paged_backends.kernels.build import Build, CannotCompile
+from paged_backends.kernels.cpu.compiler import CppCompiler, find_compiler
+from paged_backends.kernels.cuda.kernel import Geometry, Grid, KernelError
+from paged_backends.kernels.cuda.structs import Argument
+from paged_backends.kernels.cuda.variant import SHIM_SOURCES, SOURCES
+from paged_backends.kernels.library_cache import library
+
+Order = Literal["up", "down", "by chance"]
+"""In which order the threads of a block run between two barriers."""
+
+_ORDERS: Mapping[Order, int] = {"up": 0, "down": 1, "by chance": 2}
+_FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-w")
+_FAST = ("-O1",)
+_CHECKED = ("-O1", "-g1", "-DSIMT_CHECK", "-ftrivial-auto-var-init=pattern")
+_WATCHED = ("-fsanitize=thread,alignment,bounds",)
+"""The compiler then calls a function at every access; the shim has these, no library is linked."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmulationCompiler:
+    """A C++ compiler of CUDA sources; see :class:`~paged_backends.kernels.build.Compiler`."""
+
+    cpp: CppCompiler
+    kernel_flags: tuple[str, ...]
+    """Of kernels; the shim is compiled without."""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """That of the C++ compiler, and the flags."""
+        return (*self.cpp.identity, *self.kernel_flags)
+
+    def build(self, sources: Sequence[Path], flags: Sequence[str], target: Path, /) -> None:
+        """See :class:`~paged_backends.kernels.build.Compiler`."""
+        kernels = (*flags, *self.kernel_flags, "-x", "c++")
+        units = [(path, kernels if path.suffix == ".cu" else flags) for path in sources]
+        self.cpp.build_units(units, flags, target)
+
+
+def emulation_build(*, checked: bool) -> Build:
+    """Return the build of all kernels for the CPU."""
+    shim = ["runtime.cpp", "check.cpp"] if checked else ["runtime.cpp"]
+    beside = Path("..", "..", "simt", "source")
+    return Build(
+        name=f"cuda-emulated{'_checked' if checked else ''}",
+        sources=SOURCES,
+        units=(
+            *sorted(path.name for path in SOURCES.glob("host_*.cu")),
+            *(str(beside / unit) for unit in shim),
+        ),
+        flags=(*_FLAGS, *(_CHECKED if checked else _FAST)),
+        includes=(SHIM_SOURCES,),
+    )
+
+
+class EmulatedKernel:
+    """A :class:`~paged_backends.kernels.cuda.kernel.Kernel` that runs on the CPU, at once."""
+
+    def __init__(self, loaded: ctypes.CDLL, name: str, geometry: Geometry) -> None:
+        self.geometry = geometry
+        self._name = name
+        self._launch = loaded.simt_launch
+        self._error = loaded.simt_error
+        self._fixed = name.encode(), geometry.threads, geometry.shared_bytes
+
+    def launch(self, grid: Grid, argument: Argument, stream: int, /) -> None:
+        """See :class:`~paged_backends.kernels.cuda.kernel.Kernel`."""
+        name, threads, shared_bytes = self._fixed
+        if self._launch(name, *grid, threads, shared_bytes, argument.address):
+            said = self._error() or b"it failed without a message"
+            raise KernelError(f"kernel {self._name}: {said.decode(errors='replace')}")
+
+
+class EmulatedModule:
+    """All kernels, in a library for the CPU; a
+    :class:`~paged_backends.kernels.cuda.kernel.KernelModule`."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            CannotCompile: the library cannot be loaded.
+        """
+        try:
+            self._loaded = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise CannotCompile(f"the emulated kernels cannot be loaded: {error}") from error
+        self._loaded.simt_launch.argtypes = [c_char_p, *(c_uint,) * 5, c_void_p]
+        self._loaded.simt_error.restype = c_char_p
+        self._loaded.simt_order.argtypes = [c_int, c_uint64]
+        self._loaded.simt_declare.argtypes = [c_char_p, c_void_p, c_size_t]
+        self.declares = bool(self._loaded.simt_is_checked())
+        self._kernels: dict[str, EmulatedKernel] = {}
+
+    @classmethod
+    def load(cls, *, checked: bool) -> EmulatedModule:
+        """Load the library, compiled first if it is not in the cache.
+
+        Raises:
+            CannotCompile: there is no C++ compiler, or it fails.
+        """
+        found = find_compiler()
+        compiler = (
+            EmulationCompiler(found, _WATCHED if checked else ())
+            if isinstance(found, CppCompiler)
+            else found
+        )
+        return cls(library(emulation_build(checked=checked), compiler))
+
+    def kernel(self, name: str, argument_bytes: int, /) -> EmulatedKernel:
+        """See :class:`~paged_backends.kernels.cuda.kernel.KernelModule`."""
+        if name not in self._kernels:
+            try:
+                numbers = (c_uint32 * 4).in_dll(self._loaded, f"{name}_geometry")
+            except ValueError as error:
+                raise KernelError(f"there is no kernel {name} in the emulation") from error
+            geometry = Geometry(*numbers)
+            geometry.check(name, argument_bytes)
+            self._kernels[name] = EmulatedKernel(self._loaded, name, geometry)
+        return self._kernels[name]
+
+    def stream(self) -> int:
+        """Return 0: kernels run at once."""
+        return 0
+
+    def declare(self, buffers: Mapping[str, Tensor | None], /) -> None:
+        """See :class:`~paged_backends.kernels.cuda.kernel.KernelModule`."""
+        self._loaded.simt_forget()
+        for name, tensor in buffers.items():
+            if tensor is not None and tensor.numel():
+                # a view reaches from its first number to its last
+                steps = zip(tensor.shape, tensor.stride(), strict=True)
+                last = sum((size - 1) * stride for size, stride in steps)
+                size = (last + 1) * tensor.element_size()
+                self._loaded.simt_declare(name.encode(), tensor.data_ptr(), size)
+
+    def set_order(self, order: Order, seed: int = 0) -> None:
+        """Choose the order of threads, of all modules of this library."""
+        self._loaded.simt_order(_ORDERS[order], seed)

@@ -1,0 +1,59 @@
+// Defines kernels: PAGED_DECODE(bfloat16, 128, 2, auto) is paged_decode_bfloat16_128_2_auto. Types
+// and caches are named as in LayerSpec.
+#pragma once
+
+#include "combine.h"
+#include "copies.h"
+#include "decode.h"
+#include "tiles.h"
+#include "write.h"
+
+using paged_float32 = float;
+using paged_bfloat16 = __nv_bfloat16;
+using paged_float16 = __half;
+template <class T>
+using paged_stored_auto = T;
+template <class T>
+using paged_stored_fp8_e4m3 = Float8;
+
+// macros in arguments are expanded before names are made of them
+#define PAGED_WRITE(dtype, cache) PAGED_WRITE_(dtype, cache)
+#define PAGED_DECODE(dtype, dim, group, cache) PAGED_DECODE_(dtype, dim, group, cache)
+#define PAGED_COMBINE(dtype) PAGED_COMBINE_(dtype)
+#define PAGED_TILES(dtype, dim, cache) PAGED_TILES_(dtype, dim, cache)
+
+// tensor cores would round float32
+#define PAGED_TILES_(dtype, dim, cache) PAGED_TILES_##dtype(dim, cache)
+#define PAGED_TILES_float32(dim, cache)
+#define PAGED_TILES_bfloat16(dim, cache) PAGED_TILES_OF(bfloat16, dim, cache)
+#define PAGED_TILES_float16(dim, cache) PAGED_TILES_OF(float16, dim, cache)
+
+#define PAGED_WRITE_(dtype, cache)                                               \
+  SIMT_KERNEL(paged_write_##dtype##_##cache, Call, kWriteWarps * 32, 1, 0, 0) {  \
+    write_token<paged_##dtype, paged_stored_##cache<paged_##dtype>>(call);       \
+  }
+
+/// Registers are left for four blocks of threads on a multiprocessor, if a group is small.
+#define PAGED_DECODE_(dtype, dim, group, cache)                                                   \
+  using decode_##dtype##_##dim##_##group##_##cache =                                              \
+      Decode<paged_##dtype, paged_stored_##cache<paged_##dtype>, dim, group>;                     \
+  SIMT_KERNEL(paged_decode_##dtype##_##dim##_##group##_##cache, Call,                             \
+              (decode_##dtype##_##dim##_##group##_##cache::kThreads), group <= 2 ? 4 : 2,         \
+              sizeof(decode_##dtype##_##dim##_##group##_##cache::Shared), group) {                \
+    decode_##dtype##_##dim##_##group##_##cache::run(call);                                        \
+  }
+
+#define PAGED_COMBINE_(dtype)                                          \
+  SIMT_KERNEL(paged_combine_##dtype, Call, kCombineThreads, 1, 0, 0) { \
+    combine_splits<paged_##dtype>(call);                               \
+  }
+
+#define PAGED_TILES_OF(dtype, dim, cache)                                                         \
+  using tiles_##dtype##_##dim##_##cache =                                                         \
+      Tiles<paged_##dtype, paged_stored_##cache<paged_##dtype>, dim>;                             \
+  SIMT_KERNEL(paged_tiles_##dtype##_##dim##_##cache, Call,                                        \
+              (tiles_##dtype##_##dim##_##cache::kThreads), 2,                                     \
+              sizeof(tiles_##dtype##_##dim##_##cache::Shared),                                    \
+              (tiles_##dtype##_##dim##_##cache::kRows)) {                                         \
+    tiles_##dtype##_##dim##_##cache::run(call);                                                   \
+  }

@@ -1,0 +1,55 @@
+// CUDA's names on the CPU, as far as our kernels use them.
+#pragma once
+
+#include <cmath>
+
+#include "runtime.h"
+#include "small_floats.h"
+
+#define __device__
+#define __forceinline__ inline __attribute__((always_inline))
+
+// ------------------------------------------------------------------ vectors
+
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+// ------------------------------------------------------------------ indices
+
+#define threadIdx (simt::self->index)
+#define blockIdx (simt::block_index)
+#define blockDim (simt::block_size)
+#define gridDim (simt::grid_size)
+
+// ------------------------------------------------------------------ barriers and warps
+
+inline void __syncthreads(SIMT_WHERE) { simt::barrier(where); }
+inline void __syncwarp(unsigned mask = ~0u, SIMT_WHERE) { simt::sync_warp(mask, where); }
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source, SIMT_WHERE) {
+  return simt::from_lane(mask, value, source & 31, where);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int flip, SIMT_WHERE) {
+  return simt::from_lane(mask, value, simt::self->lane ^ flip, where);
+}
+
+// ------------------------------------------------------------------ arithmetic
+
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
+inline float __uint_as_float(unsigned value) { return simt::bits<float>(value); }
+inline unsigned __float_as_uint(float value) { return simt::bits<unsigned>(value); }
+template <class T>
+T __ldg(const T* place) {
+  return *place;
+}

@@ -1,0 +1,50 @@
+// What a kernel includes: CUDA itself under nvcc and NVRTC, and under a C++17 compiler the part of
+// CUDA that our kernels use, run on the CPU. One source of a kernel serves both.
+//
+// On the CPU the blocks of a grid run one after another, and the threads of a block as fibers of one
+// system thread, which change at barriers and at operations of a warp only (runtime.cpp). With
+// SIMT_CHECK every access to memory is looked at (check.cpp).
+//
+// A kernel is defined by SIMT_KERNEL and takes one struct, named `call`; its shared memory is what
+// SIMT_SHARED names. Other than that it is CUDA.
+#pragma once
+
+#if defined(__CUDACC__)
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#if defined(__CUDACC_RTC__)  // NVRTC brings no headers of the system
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+
+/// Defines kernel `name`, launched with so many `threads` and bytes of shared memory, at least
+/// `min_blocks` of them on a multiprocessor. `name_geometry` tells the host what to launch it with;
+/// `rows` is for the kernel's own use.
+#define SIMT_KERNEL(name, Call, threads, min_blocks, shared_bytes, rows)                        \
+  extern "C" __device__ unsigned name##_geometry[4] = {unsigned(threads), unsigned(shared_bytes), \
+                                                       unsigned(rows), unsigned(sizeof(Call))}; \
+  extern "C" __global__ void __launch_bounds__(threads, min_blocks)                             \
+      name(const __grid_constant__ Call call)
+
+/// The block's shared memory, as a `Type`.
+#define SIMT_SHARED(Type, name)                                 \
+  extern __shared__ __align__(16) unsigned char simt_dynamic[]; \
+  Type& name = *reinterpret_cast<Type*>(simt_dynamic)
+
+#else
+
+#include "cuda_names.h"
+
+#define SIMT_KERNEL(name, Call, threads, min_blocks, shared_bytes, rows)                         \
+  extern "C" SIMT_EXPORT unsigned name##_geometry[4];                                            \
+  unsigned name##_geometry[4] = {unsigned(threads), unsigned(shared_bytes), unsigned(rows),      \
+                                 unsigned(sizeof(Call))};                                        \
+  static void name(const Call& call);                                                            \
+  static const simt::Registration name##_registration{                                           \
+      #name, name##_geometry, [](const void* call) { name(*static_cast<const Call*>(call)); }};  \
+  static void name(const Call& call)
+
+#define SIMT_SHARED(Type, name) Type& name = *static_cast<Type*>(simt::shared(sizeof(Type)))
+
+#endif

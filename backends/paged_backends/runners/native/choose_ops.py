@@ -1,0 +1,70 @@
+"""Which operations the runner computes with, by its options and its device."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import torch
+
+from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cpu.instruction_set import NoSuchInstructions
+from paged_backends.kernels.cpu.obstacle import obstacle
+from paged_backends.kernels.cpu.tensor_kernels import Kernels
+from paged_backends.runners.native.kernel_ops import KernelOps, fits
+from paged_backends.runners.native.ops import Ops, TorchOps
+from paged_backends.runners.settings import NativeSettings
+from paged_core.errors import SettingsError
+from paged_core.log import get_logger
+
+log = get_logger()
+
+
+def choose_ops(options: NativeSettings, dtype: torch.dtype, device: torch.device) -> Ops:
+    """Return operations over the kernels for ``device``, or over PyTorch if they are missing.
+
+    Raises:
+        SettingsError: the options ask for what cannot be had here.
+    """
+    chosen = options.kernels
+    if options.compile:
+        if chosen not in ("auto", "off"):
+            raise SettingsError(
+                "runner.compile compiles PyTorch's own operations, but runner.kernels asks for "
+                f"{chosen}; leave one of them out"
+            )
+        return TorchOps()
+    if chosen == "off":
+        return TorchOps()
+    if chosen == "triton" or device.type == "cuda":
+        return _triton_ops(device)
+    if not fits(dtype, device):
+        return TorchOps()
+    reason = obstacle()
+    if reason is None:
+        try:
+            return KernelOps(Kernels.load(chosen))
+        except NoSuchInstructions as error:
+            raise SettingsError(f"runner.kernels: {error}") from error
+        except CannotCompile as error:
+            reason = str(error)
+    return _plain(reason)
+
+
+def _triton_ops(device: torch.device) -> Ops:
+    if find_spec("triton") is None:
+        return _plain("triton is not installed: pip install 'paged-core[gpu]'")
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    if device.type != "cuda" and not interpreted:
+        raise SettingsError(
+            f"runner.kernels: triton needs device: cuda, and this is {device}; in tests, "
+            "TRITON_INTERPRET=1 in the environment executes the kernels on a CPU"
+        )
+    from paged_backends.runners.native.triton_ops import TritonOps
+
+    return TritonOps()
+
+
+def _plain(reason: str) -> Ops:
+    log.warning("kernels_missing", reason=reason, instead="plain PyTorch, more slowly")
+    return TorchOps()

@@ -1,0 +1,105 @@
+"""The CUDA kernels keep the contract of attention components, emulated on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+from paged_backends.attention.cuda_attention import CudaAttention
+from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cpu.compiler import find_compiler
+from paged_backends.kernels.cuda.emulation import Order
+from paged_backends.kernels.cuda.targets import EmulatedTarget
+from paged_core.interfaces.attention import AttentionBackend
+from paged_core.testing import AttentionConformance
+from paged_core.testing.attention_cases import SHAPES
+
+
+class OnEmulatedGpu(AttentionConformance):
+    component: ClassVar[Mapping[str, Any]] = {"name": "cuda", "target": "emulated"}
+    dtypes = ("bfloat16",)
+    head_dims = (8, 16, 64, 80, 96, 128, 256)
+    max_examples = 20
+    max_seconds = 120
+    order: ClassVar[Order] = "up"
+    """In which order the threads of a block run."""
+
+    def make(self) -> AttentionBackend:
+        """Fail, not skip, where kernels do not compile and there is a compiler."""
+        try:
+            made = super().make()
+        except pytest.skip.Exception:
+            assert isinstance(find_compiler(), CannotCompile)
+            raise
+        assert isinstance(made, CudaAttention)
+        assert isinstance(made.target, EmulatedTarget)
+        made.target.emulation.set_order(self.order, seed=5)
+        return made
+
+    @pytest.mark.slow
+    def test_more_tokens_than_a_dimension_of_a_grid_may_have(self) -> None:
+        super().test_more_tokens_than_a_dimension_of_a_grid_may_have()
+
+
+class TestCuda(OnEmulatedGpu):
+    pass
+
+
+class Brief(OnEmulatedGpu):
+    """What takes seconds is among the long versions of tests."""
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+    def test_sequences_may_begin_with_the_same_blocks(self, changes: dict[str, Any]) -> None:
+        super().test_sequences_may_begin_with_the_same_blocks(changes)
+
+    @pytest.mark.slow
+    def test_a_sequence_of_several_thousand_blocks(self) -> None:
+        super().test_a_sequence_of_several_thousand_blocks()
+
+    @pytest.mark.slow
+    def test_the_same_batch_gives_the_same_bits(self) -> None:
+        super().test_the_same_batch_gives_the_same_bits()
+
+
+class TestCudaFloat32(Brief):
+    """Row by row: tensor cores would round."""
+
+    dtypes = ("float32",)
+
+
+class TestCudaFloat16(Brief):
+    dtypes = ("float16",)
+
+
+class TestCudaByChance(Brief):
+    """What no barrier orders happens in any order."""
+
+    order = "by chance"
+
+
+class TestCudaDeterministic(Brief):
+    """In tiles alone."""
+
+    deterministic = True
+    keeps_bits = True
+    order = "down"
+
+
+@pytest.mark.slow
+class TestCudaFloat32Deterministic(Brief):
+    dtypes = ("float32",)
+    deterministic = True
+    keeps_bits = True
+
+
+class TestCudaFloat8(Brief):
+    kv_cache_dtype = "fp8_e4m3"
+
+
+@pytest.mark.slow
+class TestCudaFloat32Float8(Brief):
+    dtypes = ("float32",)
+    kv_cache_dtype = "fp8_e4m3"

@@ -1,0 +1,244 @@
+"""Faults planted in the CUDA kernels are caught by tests of the conformance class.
+
+Each fault is compiled from a changed copy of the sources in the checked build, with the kernels for
+one kind of layer. What is caught is named by the shim, or shows in the results.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paged_backends.attention.cuda_attention import CudaAttention
+from paged_backends.kernels.cuda.emulation import EmulatedModule
+from paged_backends.kernels.cuda.kernel import KernelError
+from paged_backends.kernels.cuda.variant import SOURCES, Variant
+from paged_core.interfaces.attention import AttentionBackend, AttentionParts
+from paged_core.interfaces.layer import KVCacheDtype
+from paged_core.settings import EngineSettings
+from paged_core.testing import AttentionConformance
+from unit.emulated_kernels import Workshop
+
+KERNELS = """\
+#include "kernels.h"
+PAGED_WRITE(bfloat16, {cache})
+PAGED_DECODE(bfloat16, 64, 4, {cache})
+PAGED_COMBINE(bfloat16)
+PAGED_TILES(bfloat16, 64, {cache})
+"""
+
+RESULTS = "values are wrong"
+"""What is said where only the results show it."""
+RACE = "with no barrier between"
+UNWRITTEN = "of shared memory is read, and was never written"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change of a source, and the test of the conformance class that catches it."""
+
+    file: str
+    old: str
+    new: str
+    test: str
+    argument: Any
+    """Of the test."""
+    said: str
+    """A pattern of the error."""
+    cache: KVCacheDtype = "auto"
+
+
+EDGES = "test_equals_dense_attention_on_short_sequences", [(15, 1), (16, 1), (17, 1), (16, 16)]
+DECODES = "test_equals_dense_attention_on_short_sequences", [(150, 1)]
+CHUNKS = "test_equals_dense_attention_on_short_sequences", [(140, 70)]
+HEADS = "test_each_query_head_has_its_key_head", (8, 2)
+
+FAULTS = {
+    "decode: a key too many": Fault(
+        "decode.h", "min(row.position + 1, begin", "min(row.position + 2, begin", *EDGES, RESULTS
+    ),
+    "decode: the last key is lost": Fault(
+        "decode.h", "min(row.position + 1, begin", "min(row.position, begin", *EDGES, RESULTS
+    ),
+    "decode: the block after the last one": Fault(
+        "cache.h", "sequence.table + slot.entry", "sequence.table + slot.entry + 1", *EDGES,
+        f"{RESULTS}|beyond the end of tables",
+    ),
+    "decode: wrong group": Fault(
+        "decode.h", "head = kv_head * group + first;", "head = kv_head + first;", *HEADS,
+        f"{RESULTS}|{RACE}",
+    ),
+    "decode: the softmax is not rescaled": Fault(
+        "softmax.h", "    sum *= factor;\n", "", *DECODES, RESULTS
+    ),
+    "decode: a split is not rescaled": Fault(
+        "combine.h", "all.sum += factor * partial[1]", "all.sum += partial[1]", *DECODES, RESULTS
+    ),
+    "decode: a split too many": Fault(
+        "combine.h", "split < splits;", "split <= splits;", *DECODES,
+        f"{RESULTS}|beyond the end of partials",
+    ),
+    "decode: no barrier after the keys": Fault(
+        "decode.h", "    __syncthreads();  // the stages are used no more\n", "", *DECODES, RACE
+    ),
+    "decode: no barrier before the warps are put together": Fault(
+        "decode.h", "    __syncthreads();  // the joint is complete\n", "", *DECODES,
+        f"{RACE}|{UNWRITTEN}",
+    ),
+    "decode: no wait": Fault(
+        "decode.h", "copy_wait<kStages - 2>()", "copy_wait<kStages - 1>()", *DECODES, UNWRITTEN
+    ),
+    "decode: a key's scale is lost": Fault(
+        "decode.h", "key_scale[i] * dot", "dot", *DECODES, RESULTS, "fp8_e4m3"
+    ),
+    "decode: a value's scale is lost": Fault(
+        "decode.h", "        weight *= value_scale[i];\n", "", *DECODES, RESULTS, "fp8_e4m3"
+    ),
+    "decode: the scale of another token": Fault(
+        "cache.h", ".offset % 4;", ".offset % 4 / 2 * 2;", *EDGES, RESULTS, "fp8_e4m3"
+    ),
+    "write: a slot too far": Fault(
+        "write.h", "int(slot % call.block_size)", "int(slot % call.block_size) + 1", *EDGES,
+        f"{RESULTS}|{RACE}|beyond the end of cache",
+    ),
+    "write: the scale is lost": Fault(
+        "write.h", "scale_of(254 - byte)", "scale_of(127)", *EDGES, RESULTS, "fp8_e4m3"
+    ),
+    "tiles: a key too many": Fault(
+        "tiles.h", "if (distance < 0 ||", "if (distance < -1 ||", *CHUNKS, RESULTS
+    ),
+    "tiles: wrong group": Fault(
+        "tiles.h", "(kv_head * group + row % group) * call.query_head",
+        "(kv_head + row % group * call.kv_heads) * call.query_head", *HEADS, RESULTS,
+    ),
+    "tiles: the softmax is not rescaled": Fault(
+        "tiles.h", "    sum[band][i] *= factor;\n", "", *CHUNKS, RESULTS
+    ),
+    "tiles: no barrier before the keys are used": Fault(
+        "tiles.h", "      __syncthreads();  // the keys are there\n", "", *CHUNKS,
+        f"{RACE}|{UNWRITTEN}",
+    ),
+    "tiles: no barrier after the keys are used": Fault(
+        "tiles.h", "      __syncthreads();  // all have used the keys\n", "", *CHUNKS,
+        f"{RACE}|{UNWRITTEN}",
+    ),
+    "tiles: no barrier before the values are used": Fault(
+        "tiles.h", "      __syncthreads();  // the values are there\n", "", *CHUNKS,
+        f"{RACE}|{UNWRITTEN}",
+    ),
+    "tiles: no barrier after the values are used": Fault(
+        "tiles.h", "      __syncthreads();  // all have used the values\n", "", *CHUNKS,
+        f"{RACE}|{UNWRITTEN}",
+    ),
+    "tiles: no wait for the keys": Fault(
+        "tiles.h", "copy_wait<1>();\n      shared.keys", "copy_wait<2>();\n      shared.keys",
+        *CHUNKS, UNWRITTEN,
+    ),
+    "tiles: no wait for the values": Fault(
+        "tiles.h", "copy_wait<1>();\n      shared.values", "copy_wait<2>();\n      shared.values",
+        *CHUNKS, UNWRITTEN,
+    ),
+    "tiles: columns of the values are swapped": Fault(
+        "tiles.h", "[step * 16 + lane % 16][j * 8 + lane / 16 * 8]",
+        "[step * 16 + lane / 16 * 8 + lane % 8][j * 8 + lane / 8 % 2 * 8]", *CHUNKS, RESULTS,
+    ),
+    "tiles: rows do not begin at 16 bytes": Fault(
+        "tiles.h", "kGap = 8;", "kGap = 4;", *CHUNKS, "a copy of 16 B"
+    ),
+    "tiles: a scale is lost": Fault(
+        "tiles.h", "floats.at[d] *= scale", "floats.at[d] *= 1", *CHUNKS, RESULTS, "fp8_e4m3"
+    ),
+}  # fmt: skip
+
+IN_SHORT = (
+    "decode: a key too many",
+    "decode: wrong group",
+    "decode: the softmax is not rescaled",
+    "decode: no barrier after the keys",
+    "decode: no wait",
+    "decode: a key's scale is lost",
+    "tiles: no barrier before the values are used",
+    "tiles: no wait for the keys",
+)
+"""Those that are not slow."""
+
+
+@dataclass
+class OneModule:
+    """A target whose only kernels are these."""
+
+    module_: EmulatedModule
+    groups: Sequence[int] = (4,)
+
+    def problem(self, device: torch.device, /) -> str | None:
+        return None
+
+    def multiprocessors(self, device: torch.device, /) -> int:
+        return 132
+
+    def module(self, variant: Variant, device: torch.device, /) -> EmulatedModule:
+        return self.module_
+
+
+def conformance(module: EmulatedModule, cache: KVCacheDtype) -> AttentionConformance:
+    """Return the class's tests, of the component with these kernels."""
+
+    class Case(AttentionConformance):
+        component = {"name": "cuda", "target": "emulated_checked"}  # noqa: RUF012
+        dtypes = ("bfloat16",)
+        kv_cache_dtype = cache
+
+        def make(self) -> AttentionBackend:
+            made = self.build(AttentionParts(settings=EngineSettings()))
+            assert isinstance(made, CudaAttention)
+            made.target = OneModule(module)
+            return made
+
+    return Case()
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("faults"), checked=True)
+
+
+def build(workshop: Workshop, name: str, fault: Fault) -> EmulatedModule:
+    """Return the kernels with the fault."""
+    sources = workshop.folder / "".join(letter if letter.isalnum() else "_" for letter in name)
+    shutil.copytree(SOURCES, sources)
+    path = sources / fault.file
+    text = path.read_text()
+    assert text.count(fault.old) == 1, f"{fault.file} has another text"
+    path.write_text(text.replace(fault.old, fault.new))
+    unit = sources / f"{sources.name}.cu"
+    unit.write_text(KERNELS.format(cache=fault.cache))
+    return workshop.module(unit)
+
+
+def with_fault(name: str) -> Any:
+    return pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [with_fault(name) for name in FAULTS])
+def test_a_fault_is_caught(workshop: Workshop, name: str) -> None:
+    fault = FAULTS[name]
+    case = conformance(build(workshop, name, fault), fault.cache)
+    with pytest.raises((AssertionError, KernelError), match=fault.said):
+        getattr(case, fault.test)(fault.argument)
+
+
+@pytest.mark.parametrize("cache", ["auto", pytest.param("fp8_e4m3", marks=pytest.mark.slow)])
+def test_without_a_fault_nothing_is_caught(
+    workshop: Workshop, tmp_path: Path, cache: KVCacheDtype
+) -> None:
+    unit = tmp_path / f"sound_{cache}.cu"
+    unit.write_text(KERNELS.format(cache=cache))
+    case = conformance(workshop.module(unit), cache)
+    for test, argument in (EDGES, DECODES, CHUNKS, HEADS):
+        getattr(case, test)(argument)

@@ -1,0 +1,54 @@
+"""Fragments of tensor cores lie on a GPU where they do in the emulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance.test_cuda_fragments import (
+    SOURCE,
+    check_a_product,
+    check_fragments_from_shared_memory,
+)
+from paged_backends.kernels.build import Build, CannotCompile
+from paged_backends.kernels.cuda.devices import architecture
+from paged_backends.kernels.cuda.driver import Context, Driver, GpuModule
+from paged_backends.kernels.cuda.toolkit import find_compilers
+from paged_backends.kernels.cuda.variant import SHIM_SOURCES
+from paged_backends.kernels.library_cache import library
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(),
+        reason=f"torch {torch.__version__} finds no CUDA device here",
+    ),
+]
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> GpuModule:
+    build = Build(
+        name="fragments",
+        sources=SOURCE.parent,
+        units=(SOURCE.name,),
+        flags=(f"--gpu-architecture={architecture(0)}", "--std=c++17"),
+        includes=(SHIM_SOURCES,),
+        suffix=".cubin",
+    )
+    compilers = find_compilers()
+    assert not isinstance(compilers, CannotCompile), str(compilers)
+    torch.zeros(1, device="cuda")  # makes the context
+    code = library(build, compilers[0], tmp_path).read_bytes()
+    return GpuModule(Context(Driver(), 0), code, build.name)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_product(module: GpuModule, dtype: torch.dtype) -> None:
+    check_a_product(module, dtype, "cuda")
+
+
+def test_fragments_from_shared_memory(module: GpuModule) -> None:
+    check_fragments_from_shared_memory(module, "cuda")

@@ -1,0 +1,151 @@
+"""The executor ``local`` on a CUDA device: memory, graphs, and a host that does not wait."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from integration import tiny_models
+from integration.step_driver import load_runner, make_executor, settings
+from integration.test_device_pipeline import GREEDY, PROMPTS, SAMPLED, WAYS, generate
+from paged_backends.executors.cuda_accelerator import CudaAccelerator
+from paged_backends.executors.model_timer import ModelTimer
+from paged_core import LLM, SamplingParams
+from paged_core.registry import Registry
+from paged_core.testing.registry import registry_with
+from unit.capturable_attention import CAPTURABLE
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(),
+        reason=f"torch {torch.__version__} finds no CUDA device here",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save("llama", tmp_path_factory.mktemp("llama"))
+
+
+def build(folder: Path, **values: Any) -> LLM:
+    known = {"num_blocks": 400, "max_model_len": 44, "device": "cuda", "dtype": "float32"}
+    registry: Registry = registry_with(CAPTURABLE)
+    wanted = values.get("attention", "capturable")
+    if wanted not in registry.of("attention"):
+        pytest.skip(f"there is no attention {wanted!r} here")
+    if reason := registry.get("attention", wanted).obstacle():
+        pytest.skip(reason)
+    made = {"attention": "capturable", "runner": "native", **known, **values}
+    return LLM(str(folder), registry=registry, **made)
+
+
+@pytest.mark.parametrize("attention", ["capturable", "triton", "cuda"])
+@pytest.mark.parametrize("way", WAYS)
+def test_text_is_the_same_with_graphs_and_without(llama: Path, attention: str, way: str) -> None:
+    with build(
+        llama, attention=attention, enforce_eager=True, async_scheduling=False, num_blocks=400
+    ) as llm:
+        expected = generate(llm, GREEDY), generate(llm, SAMPLED)
+    with build(llama, attention=attention, **WAYS[way]) as llm:
+        assert (generate(llm, GREEDY), generate(llm, SAMPLED)) == expected
+
+
+def test_text_is_that_of_the_library(llama: Path) -> None:
+    expected = tiny_models.generate(llama, PROMPTS, 10, device="cuda")
+    with build(llama) as llm:
+        assert [tokens for (tokens,) in generate(llm, GREEDY)] == expected
+
+
+@pytest.mark.parametrize("attention", ["capturable", "torch", "triton", "cuda"])
+@pytest.mark.parametrize("eager", [True, False])
+def test_nothing_waits_for_the_device_while_sequences_decode(
+    llama: Path, attention: str, eager: bool
+) -> None:
+    sampling = [
+        SamplingParams(max_tokens=30, ignore_eos=True, temperature=temperature, top_p=top_p)
+        for temperature, top_p in ((0.0, 1.0), (0.7, 1.0), (0.9, 0.8))
+    ]
+    with build(llama, attention=attention, enforce_eager=eager) as llm:
+        assert llm.engine.executor.runs_in_background
+        for _ in range(2):  # the first round compiles and loads what is used
+            generations = llm.submit(PROMPTS[:3], sampling)
+            for _ in range(5):
+                llm.engine.step()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                for _ in range(20):
+                    llm.engine.step()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            for _ in llm.run(generations):
+                pass
+        assert all(len(g.output().outputs[0].token_ids) == 30 for g in generations)
+
+
+def test_a_step_is_submitted_before_the_last_one_is_done(llama: Path) -> None:
+    with build(llama) as llm:
+        generations = llm.submit(PROMPTS[:1], SamplingParams(max_tokens=8, ignore_eos=True))
+        for _ in range(3):
+            llm.engine.step()
+        torch.cuda._sleep(200_000_000)
+        before = torch.cuda.Event()
+        before.record()
+        executor: Any = llm.engine.executor
+        submit, seen = executor.submit, list[bool]()
+
+        def watched(step: Any) -> Any:
+            handle = submit(step)
+            seen.append(before.query())
+            return handle
+
+        executor.submit = watched
+        llm.engine.step()
+        assert seen == [False]
+        for _ in llm.run(generations):
+            pass
+
+
+def test_the_cache_takes_nine_tenths_of_the_memory(llama: Path) -> None:
+    free, total = torch.cuda.mem_get_info()
+    if free < 0.95 * total:
+        pytest.skip("others use the device")
+    scheduler = {"max_num_seqs": 1 << 21, "max_num_batched_tokens": 2048}
+    with build(llama, num_blocks=None, max_model_len=256, scheduler=scheduler) as llm:
+        free, total = torch.cuda.mem_get_info()
+        assert 0.85 < 1 - free / total < 0.95
+        outputs = llm.generate(PROMPTS, GREEDY)
+        assert all(len(output.outputs[0].token_ids) == 10 for output in outputs)
+
+
+def test_memory_of_the_host_is_pinned() -> None:
+    accelerator = CudaAccelerator(torch.device("cuda", 0))
+    for num_bytes in (64, 1 << 27):
+        buffer = accelerator.pinned((num_bytes,), torch.uint8)
+        assert buffer.is_pinned()
+        target = torch.zeros(num_bytes, dtype=torch.uint8, device="cuda")
+        target.copy_(buffer.fill_(7), non_blocking=True)
+        torch.cuda.synchronize()
+        assert bool((target == 7).all())
+
+
+def test_auto_chooses_cuda_and_measures_its_memory(tmp_path: Path) -> None:
+    folder = tiny_models.save("llama", tmp_path)
+    assert load_runner(settings(folder, device="auto")).layers[0].device.startswith("cuda")
+    executor = make_executor(settings(folder, device="auto"), needs_host_blocks=True)
+    capacity = executor.start()
+    assert capacity.num_blocks == capacity.num_host_blocks == 128
+
+
+def test_the_model_is_timed_by_the_device() -> None:
+    device = torch.device("cuda")
+    timer = ModelTimer(device)
+    torch.cuda._sleep(50_000_000)
+    timer.stop()
+    before = timer.seconds()
+    torch.cuda.synchronize(device)
+    assert before < 0.01 < timer.seconds()

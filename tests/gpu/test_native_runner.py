@@ -1,0 +1,171 @@
+"""The native runner and device sampling on a CUDA device: right, without waiting, captured.
+
+The kernels themselves are tested on the device by ``tests/unit/test_triton_ops.py`` and
+``tests/unit/test_device_sampling.py``, which use it where there is one.
+
+Shapes: T tokens, R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from integration import tiny_models
+from integration.step_driver import settings
+from integration.test_triton_runner import attend
+from paged_backends.runners.native.runner import NativeRunner
+from paged_backends.runners.settings import NativeSettings
+from paged_backends.sampling.device_sampling import DeviceParams, device_draw, torch_draw
+from paged_core.interfaces.runner import RunnerParts
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(),
+        reason=f"torch {torch.__version__} finds no CUDA device here",
+    ),
+]
+
+FAMILIES = ["llama", "qwen3", "gemma2", "gemma3", "gpt2", "opt, norms last"]
+
+
+def load(folder: Path, device: str, dtype: str = "float32", **options: Any) -> NativeRunner:
+    chosen = settings(folder, dtype=dtype, device=device)
+    runner = NativeRunner(NativeSettings(**options), RunnerParts(settings=chosen))
+    runner.load()
+    return runner
+
+
+def inputs(device: str, count: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 290, (count,), generator=generator)
+    return tokens.to(device), torch.arange(5, 5 + count, device=device)
+
+
+@torch.inference_mode()
+def forward(runner: NativeRunner, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits and best tokens."""
+    hidden = runner.forward(tokens, positions, attend)
+    return runner.logits(hidden), runner.best_tokens(hidden)[0]
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Whatever waits for the device raises."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture(autouse=True)
+def _exact_products() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("options", [{}, {"kernels": "off"}, {"compile": True}], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_equal_those_of_the_cpu(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    tiny_models.save(name, tmp_path)
+    expected, best = forward(load(tmp_path, "cpu", kernels="off"), *inputs("cpu"))
+    found, found_best = forward(load(tmp_path, "cuda", **options), *inputs("cuda"))
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-4)
+    assert torch.equal(found_best.cpu(), best)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_in_16_bits_logits_are_close_to_those_in_32(name: str, dtype: str, tmp_path: Path) -> None:
+    tiny_models.save(name, tmp_path)
+    expected, _ = forward(load(tmp_path, "cpu", kernels="off"), *inputs("cpu"))
+    found, best = forward(load(tmp_path, "cuda", dtype), *inputs("cuda"))
+    assert (found.cpu() - expected).norm() / expected.norm() < 0.05
+    assert torch.equal(best, found.argmax(-1))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_forward_pass_does_not_wait_for_the_device(name: str, tmp_path: Path) -> None:
+    tiny_models.save(name, tmp_path)
+    runner, given = load(tmp_path, "cuda", "bfloat16"), inputs("cuda")
+    forward(runner, *given)  # compiles and loads the kernels
+    with no_waiting():
+        forward(runner, *given)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_forward_pass_is_captured_in_a_graph(name: str, tmp_path: Path) -> None:
+    tiny_models.save(name, tmp_path)
+    runner, (tokens, positions) = load(tmp_path, "cuda"), inputs("cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        forward(runner, tokens, positions)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits, best = forward(runner, tokens, positions)
+    for seed in (1, 2):
+        tokens.copy_(inputs("cuda", seed=seed)[0])
+        positions += 3
+        graph.replay()
+        expected, expected_best = forward(runner, tokens, positions)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+        assert torch.equal(best, expected_best)
+
+
+def sampling(count: int = 64, vocab_size: int = 50_257) -> tuple[Tensor, DeviceParams]:
+    """Rows of every kind: greedy, unfiltered, with top_k, top_p and min_p, some flat."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(count, vocab_size, generator=generator) * 4
+    logits[::5] *= 0.05
+    row = torch.arange(count)
+    params = DeviceParams(
+        temperature=torch.tensor([0.0, 0.6, 1.0, 1.3])[row % 4],
+        min_p=torch.tensor([0.0, 0.0, 0.05])[row % 3],
+        top_k=torch.tensor([0, 0, 20, 0, 20_000], dtype=torch.int32)[row % 5],
+        top_p=torch.tensor([1.0, 0.9, 1.0, 0.95, 0.5, 1.0, 0.99])[row % 7],
+        uniform=torch.rand(count, generator=generator, dtype=torch.float64),
+    )
+    on_device = {name: getattr(params, name).cuda() for name in DeviceParams.__slots__}
+    return logits.cuda(), DeviceParams(**on_device)
+
+
+def test_tokens_equal_those_of_pytorch_but_for_rounding() -> None:
+    logits, params = sampling()
+    found, expected = device_draw(logits, params), torch_draw(logits, params)
+    assert int((found.tokens_R != expected.tokens_R).sum()) <= 2
+    assert torch.equal(found.peaks_R, expected.peaks_R)
+
+
+def test_a_draw_depends_on_its_row_alone() -> None:
+    logits, params = sampling()
+    together = device_draw(logits, params).tokens_R
+    for place in (1, 7, 30):
+        at = slice(place, place + 1)
+        own = DeviceParams(**{name: getattr(params, name)[at] for name in DeviceParams.__slots__})
+        assert torch.equal(device_draw(logits[at], own).tokens_R, together[at])
+
+
+def test_sampling_does_not_wait_and_is_captured_in_a_graph() -> None:
+    logits, params = sampling()
+    device_draw(logits, params)
+    with no_waiting():
+        device_draw(logits, params)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        draws = device_draw(logits, params)
+    logits.copy_(logits.flip(0))
+    graph.replay()
+    assert torch.equal(draws.tokens_R, device_draw(logits, params).tokens_R)

@@ -1,0 +1,286 @@
+"""Steps that are launched and collected later generate what steps one after another do.
+
+The accelerator is emulated: work runs when it is awaited, what is reused too early holds junk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from integration import tiny_models
+from paged_backends.executors.cache_group import CacheGroup
+from paged_backends.executors.decode_inputs import DecodeInputs
+from paged_backends.executors.device_sampler import DeviceSampler
+from paged_backends.executors.device_steps import DeviceSteps
+from paged_backends.executors.emulated_accelerator import EmulatedStream
+from paged_backends.executors.local import LocalExecutor
+from paged_backends.executors.pinned_buffers import PinnedBuffers
+from paged_core import LLM, SamplingParams
+from paged_core.testing import ExecutorConformance
+from paged_core.testing.registry import registry_with
+from unit.capturable_attention import CAPTURABLE, CapturableAttention
+
+SHARED = list(range(60, 81))
+PROMPTS = [*tiny_models.PROMPTS, [*SHARED, 5], [*SHARED, 6], [*SHARED, 5], SHARED]
+NUM_TOKENS = 10
+EMULATED = {"name": "local", "accelerator": "emulated"}
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+SAMPLED = [
+    SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=seed, **params)
+    for seed, params in enumerate(
+        (
+            {},
+            {"temperature": 0.7},
+            {"temperature": 1.3, "top_k": 5},
+            {"temperature": 0.9, "top_p": 0.8},
+            {"temperature": 1.0, "min_p": 0.05},
+            {"temperature": 0.8, "presence_penalty": 0.5},
+            {"logprobs": 2},
+            {"temperature": 1.0, "n": 2},
+        )
+    )
+]
+"""Greedy, drawn on the device, and in need of the host."""
+
+SMALL_CHUNKS: dict[str, Any] = {
+    "block_size": 4,
+    "scheduler": {"max_num_batched_tokens": 7, "max_num_seqs": 16},
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "not ahead": {"async_scheduling": False},
+    "eager": {"enforce_eager": True},
+    "no graphs for large batches": {"scheduler": {"max_num_seqs": 3}},
+    "small chunks": SMALL_CHUNKS,
+    "many sizes of graphs": {"scheduler": {"max_num_seqs": 60}},
+    "recompute": {"block_size": 4, "num_blocks": 11},
+    "swap": {"block_size": 4, "num_blocks": 11, "preemption": "swap"},
+    "swap, eager": {
+        "block_size": 4,
+        "num_blocks": 11,
+        "preemption": "swap",
+        "enforce_eager": True,
+    },
+    "v0 swap": {
+        "profile": "vllm-v0",
+        "block_size": 4,
+        "num_blocks": 13,
+        "preemption": "swap",
+        "scheduler": {"name": "prefill_or_decode", "max_num_seqs": 16},
+    },
+}
+
+
+class TestPipeline(ExecutorConformance):
+    component = EMULATED
+    settings: ClassVar[Mapping[str, Any]] = {
+        "model": "demo",
+        "dtype": "float32",
+        "enforce_eager": True,
+    }
+    max_examples = 4
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save("llama", tmp_path_factory.mktemp("llama"))
+
+
+def build(folder: Path, **settings: Any) -> LLM:
+    values: dict[str, Any] = {
+        "num_blocks": 400,
+        "max_model_len": 44,
+        "executor": EMULATED,
+        "scheduler": {"max_num_seqs": 16},
+    }
+    return LLM(
+        str(folder),
+        registry=registry_with(CAPTURABLE),
+        **{"attention": "capturable", "runner": "native", **values, **settings},
+    )
+
+
+def generate(llm: LLM, sampling: Any) -> list[list[list[int]]]:
+    return [[one.token_ids for one in made.outputs] for made in llm.generate(PROMPTS, sampling)]
+
+
+def assert_whole(llm: LLM) -> None:
+    kv_cache = llm.engine.kv_cache
+    assert kv_cache.num_free == kv_cache.num_blocks
+    assert kv_cache.num_free_host == kv_cache.num_host_blocks
+    executor = llm.engine.executor
+    assert isinstance(executor, LocalExecutor)
+    assert isinstance(executor._steps, DeviceSteps)
+    assert not executor._steps._under_way
+
+
+@pytest.fixture(scope="module")
+def expected(llama: Path) -> dict[str, list[list[list[int]]]]:
+    """What the steps of a CPU generate."""
+    with build(llama, attention="torch", executor="local") as llm:
+        return {"greedy": generate(llm, GREEDY), "sampled": generate(llm, SAMPLED)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_text_equals_that_of_a_cpu(
+    llama: Path, expected: dict[str, list[list[list[int]]]], way: str
+) -> None:
+    with build(llama, **WAYS[way]) as llm:
+        for _ in range(2):
+            assert generate(llm, GREEDY) == expected["greedy"]
+        assert generate(llm, SAMPLED) == expected["sampled"]
+        assert_whole(llm)
+        backend = llm.engine.executor._loaded.backend  # type: ignore[attr-defined]
+        assert isinstance(backend, CapturableAttention)
+        assert bool(backend.num_updates) is ("eager" not in way)
+
+
+@pytest.mark.parametrize("runner", ["native", "transformers"])
+@pytest.mark.parametrize("attention", ["torch", "cpu"])
+def test_backends_without_graphs(
+    llama: Path, expected: dict[str, list[list[list[int]]]], attention: str, runner: str
+) -> None:
+    with build(llama, attention=attention, runner=runner, **WAYS["swap"]) as llm:
+        assert generate(llm, GREEDY) == expected["greedy"]
+        assert_whole(llm)
+
+
+@given(
+    block_size=st.sampled_from([1, 2, 5, 16]),
+    pool=st.sampled_from([46, 60, 200]),
+    budget=st.integers(5, 60),
+    max_num_seqs=st.integers(1, 9),
+    preemption=st.sampled_from(["recompute", "swap", "auto"]),
+    eager=st.booleans(),
+    ahead=st.booleans(),
+    sampled=st.booleans(),
+)
+@hypothesis_settings(
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_text_does_not_depend_on_the_schedule(
+    llama: Path,
+    expected: dict[str, list[list[list[int]]]],
+    block_size: int,
+    pool: int,
+    budget: int,
+    max_num_seqs: int,
+    preemption: str,
+    eager: bool,
+    ahead: bool,
+    sampled: bool,
+) -> None:
+    with build(
+        llama,
+        block_size=block_size,
+        num_blocks=-(-pool // block_size),
+        scheduler={"max_num_batched_tokens": budget, "max_num_seqs": max(2, max_num_seqs)},
+        preemption=preemption,
+        enforce_eager=eager,
+        async_scheduling=ahead,
+    ) as llm:
+        key, sampling = ("sampled", SAMPLED) if sampled else ("greedy", GREEDY)
+        assert generate(llm, sampling) == expected[key]
+        assert_whole(llm)
+
+
+@pytest.mark.parametrize("fails_in", range(1, 9, 2))
+def test_after_a_failure_of_the_device_others_are_served(
+    llama: Path,
+    expected: dict[str, list[list[list[int]]]],
+    monkeypatch: pytest.MonkeyPatch,
+    fails_in: int,
+) -> None:
+    with build(llama, enforce_eager=True, **SMALL_CHUNKS) as llm:
+        runner: Any = llm.engine.executor._loaded.runner  # type: ignore[attr-defined]
+        forward, calls = runner.forward, count()
+
+        def fails_once(*arguments: Any) -> Any:
+            if next(calls) == fails_in:
+                raise RuntimeError("an illegal memory access was encountered")
+            return forward(*arguments)
+
+        monkeypatch.setattr(runner, "forward", fails_once)
+        outputs = llm.generate(PROMPTS, GREEDY)
+        reasons = [made.outputs[0].finish_reason for made in outputs]
+        assert "error" in reasons
+        for made, reason, whole in zip(outputs, reasons, expected["greedy"], strict=True):
+            assert reason == "error" or [made.outputs[0].token_ids] == whole
+        assert_whole(llm)
+        assert generate(llm, GREEDY) == expected["greedy"]
+        assert_whole(llm)
+
+
+# ---------------------------------------------------------------------- mistakes are found
+
+
+def _lost_wait(_self: EmulatedStream, _event: Any) -> None:
+    """A stream that does not wait for another."""
+
+
+def _no_exchange(self: PinnedBuffers) -> torch.Tensor:
+    """A single buffer for all steps under way."""
+    made = self.__dict__.setdefault("only", self._accelerator.pinned((self._size,), self._dtype))
+    self._accelerator.reuse(made)
+    return made
+
+
+def _not_filled_in(_self: DeviceSampler, tokens: torch.Tensor, _sources: torch.Tensor) -> Any:
+    """The token that the step before draws is not waited for."""
+    return tokens.clone()
+
+
+_stage = DecodeInputs.stage
+
+
+def _made_anew(self: DecodeInputs, *arguments: Any) -> Any:
+    """Static inputs that move between the capture and a replay."""
+    self._memory = torch.empty_like(self._memory)
+    return _stage(self, *arguments)
+
+
+_swap_out = CacheGroup.swap_out
+
+
+def _not_gathered(self: CacheGroup, sources: Any, targets: Any) -> None:
+    """Blocks that are copied to the host from where they are, beside the step that follows."""
+    blocks = self._blocks.index_select(0, torch.tensor(sources))
+    self._accelerator.transfers.launch(
+        lambda: self._host.index_copy_(0, torch.tensor(targets), blocks)
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "fault"),
+    [
+        (EmulatedStream, "follow", _lost_wait),
+        (PinnedBuffers, "take", _no_exchange),
+        (DeviceSampler, "known", _not_filled_in),
+        (DecodeInputs, "stage", _made_anew),
+        (CacheGroup, "swap_out", _not_gathered),
+    ],
+)
+def test_a_mistake_in_the_order_of_work_is_found(
+    llama: Path,
+    expected: dict[str, list[list[list[int]]]],
+    monkeypatch: pytest.MonkeyPatch,
+    place: type,
+    name: str,
+    fault: Any,
+) -> None:
+    with build(llama, **WAYS["swap"]) as llm:
+        assert generate(llm, GREEDY) == expected["greedy"]
+    monkeypatch.setattr(place, name, fault)
+    with build(llama, **WAYS["swap"]) as llm:
+        assert generate(llm, GREEDY) != expected["greedy"]

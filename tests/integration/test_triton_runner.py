@@ -1,0 +1,90 @@
+"""The native runner over kernels in Triton, or compiled by PyTorch, equals plain PyTorch.
+
+On a machine without a GPU, Triton's interpreter executes the kernels.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from integration import tiny_models
+from integration.step_driver import settings
+from paged_backends.runners.native.runner import NativeRunner
+from paged_backends.runners.settings import NativeSettings
+from paged_core import LLM, SamplingParams
+from paged_core.interfaces.runner import RunnerParts
+from unit.triton_device import DEVICE
+
+pytest.importorskip("triton")
+
+
+def load(folder: Path, dtype: str = "float32", **options: Any) -> NativeRunner:
+    chosen = settings(folder, dtype=dtype, device=DEVICE)
+    runner = NativeRunner(NativeSettings(**options), RunnerParts(settings=chosen))
+    runner.load()
+    return runner
+
+
+def attend(_layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:  # noqa: N803
+    """Mix all three, each token by itself."""
+    group = query_THD.shape[1] // key_TKD.shape[1]
+    return (query_THD * key_TKD.repeat_interleave(group, 1)).tanh() + value_TKD.repeat_interleave(
+        group, 1
+    )
+
+
+@torch.inference_mode()
+def forward(runner: NativeRunner, count: int = 6) -> tuple[Tensor, Tensor]:
+    """Return logits and best tokens."""
+    tokens = torch.tensor(tiny_models.PROMPTS[2], device=DEVICE)[:count]
+    hidden = runner.forward(tokens, torch.arange(3, 3 + count, device=DEVICE), attend)
+    return runner.logits(hidden), runner.best_tokens(hidden)[0]
+
+
+@pytest.mark.parametrize("name", list(tiny_models.NATIVE))
+def test_logits_equal_those_of_pytorch(name: str, tmp_path: Path) -> None:
+    tiny_models.save(name, tmp_path)
+    expected, best = forward(load(tmp_path, kernels="off"))
+    found, found_best = forward(load(tmp_path, kernels="triton"))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(found_best, best)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt2"])
+def test_in_16_bits_logits_are_close_to_those_in_32(name: str, dtype: str, tmp_path: Path) -> None:
+    tiny_models.save(name, tmp_path)
+    expected, _ = forward(load(tmp_path, kernels="off"))
+    found, best = forward(load(tmp_path, dtype, kernels="triton"))
+    assert (found - expected).norm() / expected.norm() < 0.05
+    assert found.dtype == torch.float32
+    assert torch.equal(best, found.argmax(-1))
+
+
+def test_a_whole_engine_generates_the_same(tmp_path: Path) -> None:
+    tiny_models.save("qwen3", tmp_path)
+    texts = []
+    for kernels in ("off", "triton"):
+        runner = {"name": "native", "kernels": kernels}
+        with LLM(str(tmp_path), device=DEVICE, attention="torch", runner=runner) as llm:
+            asked = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+            outputs = llm.generate(tiny_models.PROMPTS[:2], asked)
+        texts.append([output.outputs[0].token_ids for output in outputs])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2", "opt, norms last"])
+def test_compiled_layers_equal_others(name: str, tmp_path: Path) -> None:
+    tiny_models.save(name, tmp_path)
+    plain, compiled = load(tmp_path, kernels="off"), load(tmp_path, compile=True)
+    for count in (6, 1, 3):
+        expected, best = forward(plain, count)
+        found, found_best = forward(compiled, count)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        assert torch.equal(found_best, best)

@@ -1,0 +1,102 @@
+"""What is asked of ``torch.cuda``, without a GPU; ``tests/gpu`` has what it answers."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from integration import tiny_models
+from integration.step_driver import StepDriver, make_executor, run_at_random, settings
+from paged_backends.executors import cuda_accelerator
+from paged_backends.executors.cuda_accelerator import CudaAccelerator
+from paged_core.errors import SettingsError
+from unit.fake_torch_cuda import CPU, FakeTensor, install
+
+
+def test_work_is_called_at_once_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = install(monkeypatch)
+    accelerator = CudaAccelerator(CPU)
+    accelerator.transfers.launch(lambda: notes.append("copied"))
+    accelerator.compute.follow(accelerator.transfers.record())
+    accelerator.compute.launch(lambda: notes.append("computed"))
+    accelerator.compute.record().wait()
+    assert notes == [
+        *("on transfers", "copied", "compute waits for transfers"),
+        *("on compute", "computed", "host waits"),
+    ]
+
+
+def test_memory_of_a_stream_is_allocated_on_it_and_borrowed_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    notes = install(monkeypatch)
+    accelerator, lent = CudaAccelerator(CPU), FakeTensor()
+    made = accelerator.transfers.empty((2, 3), torch.float16)
+    assert (made.shape, made.dtype, notes) == ((2, 3), torch.float16, ["on transfers"])
+    borrowed: Any = lent
+    accelerator.compute.borrow(borrowed)
+    assert [stream.name for stream in lent.streams] == ["compute"]
+
+
+def test_graphs_share_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = install(monkeypatch)
+    accelerator, output = CudaAccelerator(CPU), torch.zeros(2)
+    graph = accelerator.capture(lambda: output)
+    assert graph.output is output
+    graph.replay()
+    assert notes == ["synchronize", "capture in pool, thread_local", "replay"]
+
+
+def test_memory_and_the_peak_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = install(monkeypatch)
+    monkeypatch.setattr(cuda_accelerator, "total_memory", lambda device: 1000)
+    monkeypatch.setattr(cuda_accelerator, "free_memory", lambda device: 60)
+    accelerator = CudaAccelerator(CPU)
+    assert accelerator.peak(lambda: notes.append("work")) == 30
+    assert notes == ["synchronize", "reset peak", "on compute", "work", "synchronize"]
+    memory = accelerator.memory()
+    assert (memory.total, memory.free, notes[-1]) == (1000, 60, "empty cache")
+
+
+def test_a_large_host_pool_is_registered_while_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = install(monkeypatch)
+    monkeypatch.setattr(cuda_accelerator, "_REGISTERED_FROM", 4096)
+    accelerator = CudaAccelerator(CPU)
+    pool = accelerator.pinned((32, 64), torch.float32)
+    assert (pool.shape, pool.dtype, notes) == ((32, 64), torch.float32, ["register 8192"])
+    part = pool[3:5]
+    del pool
+    gc.collect()
+    assert notes == ["register 8192"]
+    del part
+    gc.collect()
+    assert notes == ["register 8192", "unregister"]
+
+
+def test_a_host_pool_that_cannot_be_pinned_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, register=2)
+    monkeypatch.setattr(cuda_accelerator, "_REGISTERED_FROM", 4096)
+    with pytest.raises(SettingsError, match=r"1 MiB of memory cannot be pinned.*answered 2"):
+        CudaAccelerator(CPU).pinned((1 << 20,), torch.uint8)
+
+
+def test_steps_run_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole schedule, with swaps, on streams that run at once."""
+    folder = tiny_models.save("llama", tmp_path)
+    expected = tiny_models.generate(folder, tiny_models.PROMPTS, 5)
+    install(monkeypatch)
+    executor = make_executor(
+        settings(folder, block_size=4, num_blocks=40, max_model_len=48), needs_host_blocks=True
+    )
+    accelerator = CudaAccelerator(CPU)
+    pinned = torch.empty
+    monkeypatch.setattr(accelerator, "pinned", lambda shape, dtype: pinned(shape, dtype=dtype))
+    for stream in (accelerator.compute, accelerator.transfers):
+        monkeypatch.setattr(stream, "borrow", lambda tensor: None)
+    monkeypatch.setattr(executor, "_make_accelerator", lambda device: accelerator)
+    assert run_at_random(StepDriver(executor, 4, seed=2), tiny_models.PROMPTS, 5) == expected
+    assert executor.runs_in_background

@@ -1,0 +1,419 @@
+"""What component ``cuda`` launches, refuses and says; its results are tested for conformance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paged_backends.attention.cuda_attention import CudaAttention
+from paged_backends.attention.key_splits import KeySplits
+from paged_backends.attention.settings import CudaSettings
+from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cuda import targets
+from paged_backends.kernels.cuda.kernel import KernelError
+from paged_backends.kernels.cuda.structs import Call
+from paged_backends.kernels.cuda.targets import EmulatedTarget, GpuTarget
+from paged_backends.kernels.cuda.variant import GPU_GROUPS, Variant
+from paged_core.interfaces.attention import AttentionBatch, AttentionParts, SupportsGraphCapture
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.settings import EngineSettings
+from paged_core.testing.attention_batch import attention_batch
+from paged_core.testing.attention_scene import Scene
+from unit.cuda_fakes import FakeDriver, FakeModule, Launch, fake_module
+
+LAYER = LayerSpec(
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    scale=0.125,
+    dtype="bfloat16",
+    device="cpu",
+    block_size=16,
+)
+MULTIPROCESSORS = 132
+TILE_ROWS = 128
+
+
+def make(target: str = "emulated", *, deterministic: bool = False) -> CudaAttention:
+    parts = AttentionParts(settings=EngineSettings(deterministic=deterministic))
+    return CudaAttention(CudaSettings.model_validate({"target": target}), parts)
+
+
+class FakeTarget:
+    """A GPU of the fake driver, with the kernels of all variants."""
+
+    groups = GPU_GROUPS
+
+    def __init__(self) -> None:
+        self.driver = FakeDriver()
+
+    def problem(self, device: torch.device, /) -> str | None:
+        return None
+
+    def multiprocessors(self, device: torch.device, /) -> int:
+        return MULTIPROCESSORS
+
+    def module(self, variant: Variant, device: torch.device, /) -> FakeModule:
+        rows = {variant.decode: variant.group, variant.tiles: TILE_ROWS}
+        return fake_module(
+            self.driver,
+            *(
+                f"{name} 128 51200 {rows.get(name, 0)} {len(bytes(Call()))}"
+                for name in (variant.write, variant.decode, variant.combine, variant.tiles)
+                if name is not None
+            ),
+        )
+
+
+def launches_of(
+    layer: LayerSpec, chunks: Sequence[tuple[int, int]], *, deterministic: bool = False
+) -> list[Launch]:
+    """Run one step over the fake driver; return what was launched."""
+    backend = make(deterministic=deterministic)
+    target = backend.target = FakeTarget()
+    batch, tensors = step(layer, chunks)
+    bound = backend.bind(layer, torch.zeros(backend.cache_shape(layer, 400)).to(torch.bfloat16))
+    bound.forward(*tensors, backend.plan(batch))
+    return list(target.driver.launches())
+
+
+def step(
+    layer: LayerSpec, chunks: Sequence[tuple[int, int]]
+) -> tuple[AttentionBatch, list[torch.Tensor]]:
+    width = max(-(-sum(both) // layer.block_size) for both in chunks)
+    tables = np.arange(len(chunks) * width).reshape(len(chunks), width) % 400
+    count = sum(new for _, new in chunks)
+    heads = (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
+    dtype = getattr(torch, layer.dtype)
+    rows = [torch.zeros(count, number, layer.head_dim, dtype=dtype) for number in heads]
+    return attention_batch(tables, chunks, layer.block_size), rows
+
+
+# ---------------------------------------------------------------------- launches
+
+
+def test_a_decode_is_split_and_combined() -> None:
+    write, decode, combine = launches_of(LAYER, [(3000, 1), (40, 1)])
+    assert (write.kernel, write.grid) == ("paged_write_bfloat16_auto", (2, 1, 1))
+    splits = 47  # of 64 keys: there are thread blocks for more
+    assert (decode.kernel, decode.grid) == ("paged_decode_bfloat16_64_2_auto", (2, 2, splits))
+    assert (combine.kernel, combine.grid) == ("paged_combine_bfloat16", (2, 4, 1))
+    assert {launch.stream for launch in (write, decode, combine)} == {7}
+    call = Call.from_buffer_copy(decode.argument)
+    assert (call.split, call.num_splits) == (64, splits)
+    assert (call.tokens, call.sequences, call.heads, call.kv_heads, call.dim) == (2, 2, 4, 2, 64)
+    assert call.partials
+    assert decode.argument == combine.argument == write.argument
+
+
+def test_a_large_batch_needs_no_splits() -> None:
+    kernels = [launch.kernel for launch in launches_of(LAYER, [(300, 1)] * 264)]
+    assert kernels == ["paged_write_bfloat16_auto", "paged_decode_bfloat16_64_2_auto"]
+
+
+def test_chunks_are_computed_in_tiles() -> None:
+    _, tiles = launches_of(LAYER, [(0, 100), (30, 200)])
+    assert tiles.kernel == "paged_tiles_bfloat16_64_auto"
+    assert tiles.grid == (300 * 2 // TILE_ROWS + 2, 2, 1)
+    _, decode, mixed = launches_of(LAYER, [(0, 100), (30, 1)])
+    assert decode.grid == (2, 2, 1), "the longest that decodes has 31 keys"
+    assert mixed.kernel == tiles.kernel
+
+
+def test_deterministic_takes_tiles_alone() -> None:
+    chunks = [(3000, 1), (0, 9)]
+    _, tiles = launches_of(LAYER, chunks, deterministic=True)
+    assert tiles.kernel == "paged_tiles_bfloat16_64_auto"
+    assert Call.from_buffer_copy(tiles.argument).tiles_from == 1
+
+
+def test_float32_is_computed_row_by_row() -> None:
+    layer = replace(LAYER, dtype="float32", num_heads=20)
+    _, decode, *_ = launches_of(layer, [(0, 9), (30, 1)])
+    assert decode.kernel == "paged_decode_float32_64_8_auto"
+    assert decode.grid[:2] == (10, 2 * 2), "ten heads of a group are two parts of eight"
+    assert Call.from_buffer_copy(decode.argument).rows_are_tokens
+
+
+def test_a_window_bounds_the_splits() -> None:
+    _, decode, *_ = launches_of(replace(LAYER, sliding_window=130), [(3000, 1)])
+    assert decode.grid == (1, 2, 3)
+
+
+def test_more_tokens_than_a_dimension_of_a_grid_may_have() -> None:
+    """The fake driver refuses what a GPU does."""
+    for chunks in ([(0, 66_000)], [(0, 1)] * 66_000):
+        layer = replace(LAYER, block_size=256)
+        assert launches_of(layer, chunks)[0].grid == (66_000, 1, 1)
+
+
+def test_an_empty_batch_launches_nothing() -> None:
+    backend = make()
+    target = backend.target = FakeTarget()
+    batch, tensors = step(LAYER, [(4, 1)])
+    nothing = replace(
+        batch,
+        query_start=batch.query_start[:1],
+        query_start_host=batch.query_start_host[:1],
+        seq_lens=batch.seq_lens[:0],
+        seq_lens_host=batch.seq_lens_host[:0],
+        slot_mapping=batch.slot_mapping[:0],
+        max_query_len=0,
+        max_seq_len=0,
+    )
+    cache = torch.zeros(backend.cache_shape(LAYER, 400), dtype=torch.bfloat16)
+    bound = backend.bind(LAYER, cache)
+    out = bound.forward(*(tensor[:0] for tensor in tensors), backend.plan(nothing))
+    assert out.shape == (0, 4, 64)
+    assert not list(target.driver.launches())
+
+
+def test_layers_of_a_kind_share_their_launches_and_scratch_memory() -> None:
+    backend = make()
+    target = backend.target = FakeTarget()
+    batch, tensors = step(LAYER, [(3000, 1)])
+    caches = [torch.zeros(backend.cache_shape(LAYER, 400)).to(torch.bfloat16) for _ in range(2)]
+    layers = [LAYER, replace(LAYER, soft_cap=2.0)]
+    bound = [backend.bind(layer, cache) for layer, cache in zip(layers, caches, strict=True)]
+    plan = backend.plan(batch)
+    for one in bound:
+        one.forward(*tensors, plan)
+    calls = [Call.from_buffer_copy(launch.argument) for launch in target.driver.launches()]
+    assert calls[0].partials == calls[3].partials
+    assert [call.keys for call in (calls[0], calls[3])] == [cache.data_ptr() for cache in caches]
+    assert [call.soft_cap for call in (calls[0], calls[3])] == [0, 2]
+
+
+def test_rows_that_do_not_begin_at_16_bytes_are_copied() -> None:
+    backend = make()
+    target = backend.target = FakeTarget()
+    batch, (query, key, value) = step(LAYER, [(30, 1), (4, 1)])
+    wide = torch.zeros(2, 4, 65, dtype=torch.bfloat16)
+    cache = torch.zeros(backend.cache_shape(LAYER, 400), dtype=torch.bfloat16)
+    bound = backend.bind(LAYER, cache)
+    for rows in (wide[..., :64], wide[..., 1:], query.float(), torch.cat([query] * 2, 2)[..., ::2]):
+        out = bound.forward(rows, key, value, backend.plan(batch))
+        call = Call.from_buffer_copy(next(target.driver.launches()).argument)
+        assert call.query != rows.data_ptr()
+        assert call.query % 16 == 0
+        assert (call.query_token, call.query_head) == (4 * 64, 64)
+        assert out.dtype is rows.dtype
+
+
+# ---------------------------------------------------------------------- splits
+
+
+@given(
+    rows=st.integers(0, 300),
+    blocks=st.integers(1, 64),
+    longest=st.integers(0, 200_000),
+    multiprocessors=st.integers(1, 200),
+    fixed=st.booleans(),
+)
+def test_splits_reach_the_last_key_of_the_longest_row(
+    rows: int, blocks: int, longest: int, multiprocessors: int, fixed: bool
+) -> None:
+    splits = KeySplits.choose(
+        rows=rows, blocks=blocks, longest=longest, multiprocessors=multiprocessors, fixed=fixed
+    )
+    assert 1 <= splits.count <= splits.most <= 128
+    # as the kernels do
+    keys = max(splits.keys, ceil(ceil(longest / splits.most) / 16) * 16)
+    assert splits.count * keys >= longest
+    if fixed:
+        assert (splits.keys, splits.most) == (256, 128), "whatever the batch"
+    elif rows * blocks >= 4 * multiprocessors:
+        assert splits.count == 1
+
+
+# ---------------------------------------------------------------------- graphs
+
+
+def captured(chunks: Sequence[tuple[int, int]], longest: int) -> AttentionBatch:
+    return replace(step(LAYER, chunks)[0], max_seq_len=longest)
+
+
+def test_it_can_be_captured() -> None:
+    assert isinstance(make(), SupportsGraphCapture)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_what_was_captured_serves_other_numbers(deterministic: bool) -> None:
+    """The launches of one plan, made for the longest sequence, with tensors changed since."""
+    backend = make(deterministic=deterministic)
+    chunks = [(250, 1), (3, 1), (77, 1)]
+    scene = Scene(backend, LAYER, chunks, 3)
+    scene.write_cached(range(3))
+    cache = scene.cache.clone()
+    width = scene.tables.shape[1]
+    batch = attention_batch(np.zeros((4, width), np.int32), [(0, 1)] * 4, LAYER.block_size)
+    batch = replace(batch, max_seq_len=width * LAYER.block_size)
+    plan = backend.plan_capture(batch)
+    bound = backend.bind(LAYER, cache)
+    rows = [
+        torch.cat([*(kept[index][-1:] for index in range(3)), kept[0][-1:].mul(0)])
+        for kept in (scene.queries, scene.keys, scene.values)
+    ]
+    batch.slot_mapping.fill_(-1)
+    batch.seq_lens.fill_(0)
+    before = cache.clone()
+    bound.forward(*rows, plan)  # as it is captured
+    assert torch.equal(cache.view(torch.uint8), before.view(torch.uint8)), "nothing is written"
+
+    made = attention_batch(scene.tables.numpy(), chunks, LAYER.block_size)
+    for held, new in (
+        (batch.seq_lens, made.seq_lens),
+        (batch.block_tables, made.block_tables),
+        (batch.slot_mapping, made.slot_mapping),
+    ):
+        held[:3] = new
+    backend.update_capture(plan, replace(made, max_seq_len=251))
+    outputs = bound.forward(*rows, plan)[:3]  # as it is replayed
+    for index in range(3):
+        wanted = scene.expected(index)
+        np.testing.assert_allclose(
+            outputs[index : index + 1].double().numpy(), wanted, atol=2e-2, rtol=2e-2
+        )
+
+
+def test_launches_of_a_captured_batch_depend_on_its_longest_sequence_alone() -> None:
+    grids = []
+    for lengths in ([(2, 1), (5, 1)], [(900, 1), (0, 1)]):
+        backend = make()
+        target = backend.target = FakeTarget()
+        batch, tensors = step(LAYER, [(1000, 1)] * 2)
+        other = step(LAYER, lengths)[0]
+        batch = replace(batch, seq_lens=other.seq_lens, seq_lens_host=other.seq_lens_host)
+        cache = torch.zeros(backend.cache_shape(LAYER, 400), dtype=torch.bfloat16)
+        backend.bind(LAYER, cache).forward(*tensors, backend.plan_capture(batch))
+        grids.append([launch.grid for launch in target.driver.launches()])
+    assert grids[0] == grids[1]
+
+
+def test_what_cannot_be_captured_is_refused() -> None:
+    backend = make()
+    with pytest.raises(ValueError, match="one token of each sequence, not 3"):
+        backend.plan_capture(captured([(0, 3)], 9))
+    batch = captured([(8, 1)], 9)
+    with pytest.raises(ValueError, match="int32"):
+        backend.plan_capture(replace(batch, seq_lens=batch.seq_lens.long()))
+    plan = backend.plan_capture(batch)
+    with pytest.raises(ValueError, match="has 10 tokens, and the graph was captured for 9"):
+        backend.update_capture(plan, captured([(9, 1)], 10))
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"dtype": "float64"}, "it computes in float32 and bfloat16 and float16"),
+        ({"head_dim": 60}, "multiple of 8, 256 at most, and is 60"),
+        ({"head_dim": 264}, "multiple of 8, 256 at most, and is 264"),
+        ({"device": "cuda"}, "emulated on CPUs, and the model is on cuda; set target to auto"),
+    ],
+)
+def test_says_what_it_does_not_serve(changes: dict[str, Any], reason: str) -> None:
+    assert reason in str(make().check(replace(LAYER, **changes)))
+
+
+def test_on_a_cpu_it_says_how_the_emulation_is_chosen() -> None:
+    assert "`target: emulated`" in str(make("auto").check(LAYER))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_it_says_so() -> None:
+    reason = make("auto").check(replace(LAYER, device="cuda:0"))
+    assert "without CUDA" in str(reason) or "no CUDA device" in str(reason)
+
+
+class OfCapability:
+    """``torch.cuda`` on a machine with one old GPU."""
+
+    def __init__(self, major: int, minor: int) -> None:
+        self.capability = major, minor
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 0
+
+    def get_device_capability(self, index: int | None) -> tuple[int, int]:
+        return self.capability
+
+    def get_device_name(self, index: int | None) -> str:
+        return "Tesla T4"
+
+
+def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch, "cuda", OfCapability(7, 5))
+    reason = make("auto").check(replace(LAYER, device="cuda"))
+    assert reason == "it needs compute capability 8.0, and the device is Tesla T4 of 7.5"
+
+
+def test_kernels_that_cannot_be_loaded_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch, "cuda", OfCapability(9, 0))
+    driver = FakeDriver()
+    monkeypatch.setattr(targets, "Driver", lambda: driver)
+    reasons = CannotCompile("there is no compiler")
+    monkeypatch.setattr(targets, "load_variant", lambda *given: (_ for _ in ()).throw(reasons))
+    backend = make("auto")
+    assert isinstance(backend.target, GpuTarget)
+    assert backend.check(replace(LAYER, device="cuda")) == "there is no compiler"
+    made = fake_module(driver, "another 1 0 0 1")
+    monkeypatch.setattr(targets, "load_variant", lambda *given: made)
+    assert "named symbol not found" in str(backend.check(replace(LAYER, device="cuda:0")))
+    assert backend.target.module(Variant.of(LAYER), torch.device("cuda")) is made, "kept"
+    made.declare({})
+
+
+def test_a_cache_of_another_layout_is_refused() -> None:
+    backend = make()
+    shape = backend.cache_shape(LAYER, 3)
+    with pytest.raises(ValueError, match=r"must have the shape \(3, 2, 2, 16, 64\), and has"):
+        backend.bind(LAYER, torch.zeros(3, 2, 16, 2, 64))
+    with pytest.raises(ValueError, match="contiguous in the cache"):
+        backend.bind(LAYER, torch.zeros(shape).transpose(3, 4).contiguous().transpose(3, 4))
+
+
+def test_the_cache_may_be_a_slice_of_a_larger_tensor() -> None:
+    """As where all layers' blocks lie in one."""
+    backend = make()
+    scene = Scene(backend, LAYER, [(30, 1), (0, 5)], 1)
+    whole = torch.full((len(scene.cache), 3, *scene.cache.shape[1:]), torch.nan).bfloat16()
+    scene._writer = backend.bind(LAYER, whole[:, 1])
+    scene._attention = backend.bind(LAYER, whole[:, 1])
+    for index, out in enumerate(scene.run([0, 1])):
+        np.testing.assert_allclose(
+            out.double().numpy(), scene.expected(index), atol=2e-2, rtol=2e-2
+        )
+    assert whole[:, [0, 2]].isnan().all()
+
+
+def test_a_batch_outside_of_the_cache_is_refused() -> None:
+    backend = make()
+    batch, tensors = step(LAYER, [(100, 1)] * 5)
+    cache = torch.zeros(backend.cache_shape(LAYER, 6), dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="the batch names block 34, and the cache has 6"):
+        backend.bind(LAYER, cache).forward(*tensors, backend.plan(batch))
+
+
+def test_the_emulation_is_loaded_once() -> None:
+    target = EmulatedTarget(checked=False)
+    variants = [Variant.of(LAYER, target.groups), Variant.of(replace(LAYER, head_dim=128))]
+    modules = [target.module(one, torch.device("cpu")) for one in variants]
+    assert modules[0] is modules[1]
+    with pytest.raises(KernelError, match="structure"):
+        modules[0].kernel(Variant.of(LAYER, target.groups).write, 8)

@@ -1,0 +1,399 @@
+"""CUDA kernels are compiled by what is there, kept, loaded, and launched as was meant."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cuda import nvcc, nvrtc, toolkit
+from paged_backends.kernels.cuda.driver import Context, Driver
+from paged_backends.kernels.cuda.emulation import EmulatedModule, EmulationCompiler, emulation_build
+from paged_backends.kernels.cuda.kernel import KernelError
+from paged_backends.kernels.cuda.nvcc import Nvcc
+from paged_backends.kernels.cuda.nvrtc import Nvrtc
+from paged_backends.kernels.cuda.obstacle import details, obstacle
+from paged_backends.kernels.cuda.structs import Argument, BlockCopies, divider
+from paged_backends.kernels.cuda.toolkit import find_compilers, load_variant
+from paged_backends.kernels.cuda.variant import COPY_BLOCKS, EMULATED_GROUPS, Variant
+from paged_backends.kernels.library_cache import library
+from unit.cuda_fakes import FakeDriver, fake_library, fake_module, image
+from unit.test_cpu_build import script
+
+VARIANT = Variant("bfloat16", 128, 2, "auto")
+COPY = f"paged_copy_blocks 256 0 0 {ctypes.sizeof(BlockCopies)}"
+
+
+def fake_nvcc(folder: Path, text: str = "echo 'release 1'") -> Path:
+    """An nvcc that writes its arguments to the file after ``-o``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return script(
+        folder,
+        "nvcc",
+        f'[ "$1" = --version ] && {{ echo "nvcc: NVIDIA"; {text}; exit; }}\n'
+        'all="$*"\nwhile [ "$1" != -o ]; do shift; done\necho "$all" > "$2"',
+    )
+
+
+def no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "_package_folders", lambda: iter(()))
+
+
+# ---------------------------------------------------------------------- nvcc
+
+
+def test_nvcc_is_that_of_cuda_home_before_that_of_the_path(tmp_path: Path) -> None:
+    first, second = (fake_nvcc(tmp_path / name / "bin") for name in ("home", "other"))
+    environ = {"CUDA_HOME": str(tmp_path / "home"), "PATH": f"{second.parent}:/usr/bin:/bin"}
+    found = Nvcc.find(environ)
+    assert found == Nvcc(str(first), "release 1")
+    assert Nvcc.find({"PATH": environ["PATH"]}).path == str(second)
+    first.unlink()
+    assert Nvcc.find(environ).path == str(second)
+
+
+def test_an_nvcc_that_does_not_run_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = fake_nvcc(tmp_path / "bin", "exit 1")
+    monkeypatch.setattr(nvcc, "toolkit_folders", lambda environ: iter([tmp_path]))
+    with pytest.raises(CannotCompile, match="no nvcc in CUDA_HOME"):
+        Nvcc.find({"PATH": str(broken.parent)})
+
+
+def test_nvcc_gets_the_variant_and_the_folders(tmp_path: Path) -> None:
+    build = VARIANT.cubin("sm_90")
+    made = library(build, Nvcc(str(fake_nvcc(tmp_path / "bin")), "1"), tmp_path)
+    said = made.read_text()
+    assert made.suffix == ".cubin"
+    for argument in (
+        *("-cubin", "-O3", "--gpu-architecture=sm_90", "-DPAGED_DTYPE=bfloat16"),
+        *("-DPAGED_DIM=128", "-DPAGED_GROUP=2", "-DPAGED_CACHE=auto", "variant.cu"),
+        f"-I{build.includes[0]}",
+    ):
+        assert argument in said
+
+
+def test_what_nvcc_says_is_told(tmp_path: Path) -> None:
+    failing = script(tmp_path, "nvcc", "echo 'call.h(3): error: no such thing' >&2; exit 2")
+    with pytest.raises(CannotCompile, match="no such thing"):
+        library(VARIANT.cubin("sm_90"), Nvcc(str(failing), "1"), tmp_path)
+    with pytest.raises(CannotCompile, match="CUDA_HOME"):
+        library(VARIANT.cubin("sm_90"), Nvcc(str(tmp_path / "gone"), "1"), tmp_path)
+
+
+def test_each_architecture_and_variant_has_a_file_of_its_own(tmp_path: Path) -> None:
+    compiler = Nvcc(str(fake_nvcc(tmp_path / "bin")), "1")
+    variants = [
+        *(VARIANT, Variant("float16", 128, 2, "auto"), Variant("bfloat16", 64, 2, "auto")),
+        *(Variant("bfloat16", 128, 4, "auto"), Variant("bfloat16", 128, 2, "fp8_e4m3")),
+    ]
+    builds = [one.cubin(arch) for one in variants for arch in ("sm_80", "sm_90")]
+    paths = {library(build, compiler, tmp_path) for build in builds}
+    paths.add(library(VARIANT.cubin("sm_90"), Nvcc(compiler.path, "2"), tmp_path))
+    assert len(paths) == len(builds) + 1
+
+
+def test_a_change_to_an_included_folder_compiles_again(tmp_path: Path) -> None:
+    shim = tmp_path / "shim"
+    shim.mkdir()
+    (shim / "simt.h").write_text("1")
+    compiler = Nvcc(str(fake_nvcc(tmp_path / "bin")), "1")
+    build = VARIANT.cubin("sm_90")
+    changed = replace(build, includes=(shim,))
+    first = library(changed, compiler, tmp_path)
+    (shim / "simt.h").write_text("2")
+    assert library(changed, compiler, tmp_path) != first
+
+
+# ---------------------------------------------------------------------- NVRTC
+
+
+def fake_toolkit(folder: Path, *, headers: bool = True) -> Path:
+    """A folder of a CUDA toolkit with the fake NVRTC."""
+    (folder / "lib64").mkdir(parents=True)
+    (folder / "lib64" / "libnvrtc.so.12").symlink_to(fake_library("libnvrtc"))
+    (folder / "include" / "nv").mkdir(parents=True)
+    if headers:
+        (folder / "include" / "cuda_bf16.h").touch()
+    return folder
+
+
+def test_nvrtc_compiles_with_the_headers_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_packages(monkeypatch)
+    home = fake_toolkit(tmp_path / "home")
+    found = Nvrtc.find({"CUDA_HOME": str(home)})
+    assert found.headers == (home / "include",)
+    said = library(VARIANT.cubin("sm_90"), found, tmp_path).read_text()
+    for argument in ("--gpu-architecture=sm_90", "-DPAGED_GROUP=2", f"-I{home / 'include'}"):
+        assert f"{argument}\n" in said
+    assert "-O3" not in said, "NVRTC refuses what only nvcc knows"
+
+
+def test_headers_may_be_in_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA 12's wheels have a folder for each part."""
+    packages = tmp_path / "nvidia"
+    fake_toolkit(packages / "cuda_nvrtc", headers=False)
+    for part, header in (("cuda_runtime", "cuda_bf16.h"), ("cuda_cccl", "nv/target")):
+        (packages / part / "include" / "nv").mkdir(parents=True)
+        (packages / part / "include" / header).touch()
+    (tmp_path / "nvidia" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    found = Nvrtc.find({})
+    assert found.path.parent.parent.name == "cuda_nvrtc"
+    assert [folder.parent.name for folder in found.headers] == ["cuda_runtime", "cuda_cccl"]
+
+
+def test_an_nvrtc_that_cannot_serve_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_packages(monkeypatch)
+    bare = fake_toolkit(tmp_path / "bare", headers=False)
+    monkeypatch.setattr(nvrtc, "toolkit_folders", lambda environ: iter([bare]))
+    with pytest.raises(CannotCompile, match=r"cuda_bf16\.h beside it"):
+        Nvrtc.find({})
+    damaged = tmp_path / "damaged"
+    (damaged / "lib").mkdir(parents=True)
+    (damaged / "include").mkdir()
+    (damaged / "include" / "cuda_bf16.h").touch()
+    (damaged / "lib" / "libnvrtc.so").write_bytes(b"\x7fELF")
+    monkeypatch.setattr(nvrtc, "toolkit_folders", lambda environ: iter([damaged]))
+    found = Nvrtc.find({})  # it is not loaded before it is used
+    with pytest.raises(CannotCompile, match="cannot be loaded"):
+        library(VARIANT.cubin("sm_90"), found, tmp_path)
+
+
+def test_what_nvrtc_says_is_told(tmp_path: Path) -> None:
+    found = Nvrtc(fake_library("libnvrtc"), ())
+    source = tmp_path / "a.cu"
+    source.write_text("REFUSED")
+    with pytest.raises(CannotCompile, match=r"a\.cu\(1\): error: REFUSED is undefined"):
+        found.build([source], [], tmp_path / "a.cubin")
+    source.write_text("")
+    with pytest.raises(CannotCompile, match=r"CUBINSize failed: NVRTC_ERROR_INVALID_INPUT"):
+        found.build([source], [], tmp_path / "a.cubin")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Nvcc, Nvrtc])
+@pytest.mark.parametrize(
+    "variant", [VARIANT, Variant("float32", 64, 1, "auto"), Variant("float16", 256, 3, "fp8_e4m3")]
+)
+def test_what_is_installed_compiles_the_kernels(
+    tmp_path: Path, kind: type[Nvcc | Nvrtc], variant: Variant
+) -> None:
+    try:
+        compiler = kind.find()
+    except CannotCompile as error:
+        pytest.skip(str(error))
+    for architecture in ("sm_80", "sm_90"):
+        code = library(variant.cubin(architecture), compiler, tmp_path).read_bytes()
+        assert code.startswith(b"\x7fELF")
+        names = (variant.write, variant.decode, variant.combine, variant.tiles, COPY_BLOCKS)
+        for name in filter(None, names):
+            assert f"{name}_geometry".encode() in code
+
+
+# ---------------------------------------------------------------------- which compiler
+
+
+def test_without_any_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_packages(monkeypatch)
+    for module in (nvcc, nvrtc):
+        monkeypatch.setattr(module, "toolkit_folders", lambda environ: iter([tmp_path]))
+    found = find_compilers({})
+    assert isinstance(found, CannotCompile)
+    for part in ("no nvcc", "no NVRTC", "pip install nvidia-cuda-nvrtc", "CUDA_HOME"):
+        assert part in str(found)
+
+
+def test_both_are_found_and_nvcc_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_packages(monkeypatch)
+    home = fake_toolkit(tmp_path)
+    fake_nvcc(tmp_path / "bin")
+    found = find_compilers({"CUDA_HOME": str(home)})
+    assert not isinstance(found, CannotCompile)
+    assert [type(one) for one in found] == [Nvcc, Nvrtc]
+
+
+class Writing:
+    """A compiler whose code is given; ``None``: it fails."""
+
+    def __init__(self, code: bytes | None) -> None:
+        self.code = code
+        self.identity = ("writing", repr(code))
+
+    def build(self, sources: object, flags: object, target: Path, /) -> None:
+        if self.code is None:
+            raise CannotCompile("sm_90 is not supported")
+        target.write_bytes(self.code)
+
+
+def test_the_next_compiler_makes_what_the_driver_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
+    context = Context(FakeDriver(), 0)
+    compilers = [Writing(None), Writing(b"too new"), Writing(image(COPY))]
+    with capture_logs() as logs:
+        module = load_variant(VARIANT, context, "sm_90", compilers)
+    assert module.kernel("paged_copy_blocks", 40).geometry.threads == 256
+    reasons = [log["reason"] for log in logs if log["event"] == "cuda_compiler_passed_over"]
+    assert reasons[0] == "sm_90 is not supported"
+    assert "cuModuleLoadData returned CUDA_ERROR_INVALID_IMAGE" in reasons[1]
+    with pytest.raises(CannotCompile, match=r"not supported; .*INVALID_IMAGE"):
+        load_variant(VARIANT, context, "sm_90", compilers[:2])
+
+
+def test_without_a_compiler_code_in_the_cache_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
+    context, none = Context(FakeDriver(), 0), CannotCompile("there is none")
+    with pytest.raises(CannotCompile, match="there is none"):
+        load_variant(VARIANT, context, "sm_90", none)
+    load_variant(VARIANT, context, "sm_90", [Writing(image(COPY))])
+    assert load_variant(VARIANT, context, "sm_90", none).kernel("paged_copy_blocks", 40)
+
+
+# ---------------------------------------------------------------------- the driver
+
+
+def test_a_launch_reaches_the_driver_as_it_was_meant() -> None:
+    driver = FakeDriver()
+    module = fake_module(driver, "one 128 1024 4 40", "two 64 102400 0 40", device=1)
+    copies = BlockCopies(sources=1, targets=2, block_bytes=3, pairs=4, num_caches=5, num_pairs=6)
+    argument = Argument(copies)
+    module.kernel("one", 40).launch((3, 2, 1), argument, 11)
+    copies.num_pairs = 9  # the first launch has read it already
+    module.kernel("two", 40).launch((70_000, 1, 5), argument, 0)
+    first, second = driver.launches()
+    assert (first.kernel, first.device, first.grid, first.stream) == ("one", 1, (3, 2, 1), 11)
+    assert (first.threads, first.shared_bytes) == (128, 1024)
+    assert BlockCopies.from_buffer_copy(first.argument).num_pairs == 6
+    assert (second.kernel, second.grid, second.shared_bytes) == ("two", (70_000, 1, 5), 102_400)
+    assert bytes(copies) == second.argument
+    assert driver.depth() == 0, "the thread's context is as it was"
+
+
+def test_a_launch_works_in_any_thread_and_beside_another_device() -> None:
+    driver = FakeDriver()
+    modules = [fake_module(driver, COPY, device=device) for device in (0, 1)]
+    argument = Argument(BlockCopies())
+    contexts = [Context(driver, device) for device in (0, 1)]
+
+    def launch() -> None:
+        assert contexts[0].enter()
+        assert not contexts[0].enter(), "it is current already"
+        for module in modules:
+            module.kernel("paged_copy_blocks", 40).launch((1, 1, 1), argument, 0)
+        contexts[0].leave()
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    thread.join()
+    assert [launch.device for launch in driver.launches()] == [0, 1]
+
+
+def test_errors_of_the_driver_name_the_kernel_and_what_was_wrong(tmp_path: Path) -> None:
+    driver = FakeDriver()
+    module = fake_module(driver, "tall 64 0 0 40", "greedy 64 300000 0 40")
+    with pytest.raises(
+        KernelError, match=r"kernel tall, grid \(1, 70000, 1\).*INVALID_VALUE: invalid argument"
+    ):
+        module.kernel("tall", 40).launch((1, 70_000, 1), Argument(BlockCopies()), 0)
+    with pytest.raises(KernelError, match="kernel greedy of fake code: cuFuncSetAttribute"):
+        module.kernel("greedy", 40)
+    with pytest.raises(KernelError, match=r"kernel none of fake code.*named symbol not found"):
+        module.kernel("none", 40)
+    with pytest.raises(KernelError, match="takes a structure of 40 bytes, and this one has 48"):
+        fake_module(driver, "tall 64 0 0 40").kernel("tall", 48)
+    with pytest.raises(KernelError, match=r"device 2: cuDeviceGet.*INVALID_DEVICE"):
+        Context(driver, 2)
+    assert str(driver.error(77, "cuAny")) == "cuAny returned error 77"
+    with pytest.raises(KernelError, match="driver cannot be loaded"):
+        Driver(tmp_path / "libcuda.so.1")
+    with pytest.raises(KernelError, match=r"driver cannot be loaded.*cuInit"):
+        Driver(fake_library("libnvrtc"))
+
+
+# ---------------------------------------------------------------------- the emulation
+
+
+def test_the_checked_emulation_is_another_library() -> None:
+    plain, checked = emulation_build(checked=False), emulation_build(checked=True)
+    assert plain.units != checked.units
+    assert all(path.is_file() for path in checked.paths())
+    assert [path.suffix for path in plain.paths()].count(".cu") >= 1
+
+
+def test_only_kernels_are_watched(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    echo = script(tmp_path, "c++", f'echo "$*" >> {said}\nfor last; do :; done\ntouch "$last"')
+    from paged_backends.kernels.cpu.compiler import CppCompiler
+
+    compiler = EmulationCompiler(CppCompiler((str(echo),), "1"), ("-fsanitize=thread",))
+    library(emulation_build(checked=True), compiler, tmp_path)
+    lines = said.read_text().splitlines()
+    for line in lines:
+        is_kernel = ".cu " in line and " -c " in line
+        assert ("-fsanitize=thread" in line) == is_kernel
+        assert ("-x c++" in line) == is_kernel
+    assert len(lines) == len(emulation_build(checked=True).units) + 1
+
+
+def test_the_emulation_names_what_is_wrong(tmp_path: Path) -> None:
+    damaged = tmp_path / "emulation.so"
+    damaged.write_bytes(b"\x7fELF")
+    with pytest.raises(CannotCompile, match="cannot be loaded"):
+        EmulatedModule(damaged)
+    module = EmulatedModule.load(checked=False)
+    with pytest.raises(KernelError, match="no kernel paged_decode_float64 in the emulation"):
+        module.kernel("paged_decode_float64", 40)
+    kernel = module.kernel("paged_copy_blocks", ctypes.sizeof(BlockCopies))
+    kernel._fixed = b"paged_copy_blocks", 7, 0
+    with pytest.raises(KernelError, match="kernel paged_copy_blocks: "):
+        kernel.launch((1, 1, 1), Argument(BlockCopies()), 0)
+
+
+# ---------------------------------------------------------------------- what is asked for
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 3, 5, 7, 16, 48, 100, 255, 256])
+def test_the_divider_divides(divisor: int) -> None:
+    factor, shift = divider(divisor)
+    assert 0 < factor < 1 << 32
+    for number in (*range(3000), 2**31 - 1, 2**31 - divisor):
+        high = number * factor >> 32
+        assert (high + number) >> shift == number // divisor
+
+
+def test_what_doctor_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert obstacle() is None
+    assert details()
+    no_packages(monkeypatch)
+    for module in (nvcc, nvrtc):
+        monkeypatch.setattr(module, "toolkit_folders", lambda environ: iter([tmp_path]))
+    monkeypatch.setattr(toolkit.find_compilers, "__defaults__", ({},))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert "pip install nvidia-cuda-nvrtc" in str(obstacle())
+    assert "emulated" in details()
+
+
+def test_the_emulation_has_the_groups_it_names() -> None:
+    module = EmulatedModule.load(checked=False)
+    for group in EMULATED_GROUPS:
+        name = Variant("bfloat16", 64, group, "auto").decode
+        assert module._loaded[f"{name}_geometry"]

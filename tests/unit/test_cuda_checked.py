@@ -1,0 +1,120 @@
+"""Every access of the CUDA kernels to memory is looked at, in scenes that between them do it all.
+
+What is found here need not show in results: reads beyond a buffer, races, shared memory that was
+not written, copies that were not waited for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paged_backends.attention.cuda_attention import CudaAttention
+from paged_backends.attention.settings import CudaSettings
+from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cpu.compiler import find_compiler
+from paged_backends.kernels.cuda.emulation import Order
+from paged_backends.kernels.cuda.kernel import KernelError
+from paged_backends.kernels.cuda.targets import EmulatedTarget
+from paged_core.interfaces.attention import AttentionParts
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.settings import EngineSettings
+from paged_core.testing.attention_scene import Scene
+from unit.test_cuda_attention import LAYER, step
+
+CHUNKS = [(37, 1), (0, 45), (130, 3), (270, 1), (0, 1)]
+LAYERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "grouped": {"num_heads": 6, "head_dim": 128, "block_size": 5},
+    "window": {"num_heads": 10, "sliding_window": 20, "soft_cap": 3.0},
+    "odd": {"head_dim": 80, "block_size": 1, "alibi_slopes": (0.5, 0.1, 0.01, 0.0)},
+    "float8": {"kv_cache_dtype": "fp8_e4m3", "block_size": 3, "num_heads": 2},
+}
+ORDERS: list[Order] = ["up", "down", "by chance"]
+DTYPES = ["float32", "bfloat16"]
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
+
+
+@cache
+def backend(*, deterministic: bool) -> CudaAttention:
+    compiler = find_compiler()
+    if isinstance(compiler, CannotCompile):
+        pytest.skip(str(compiler))
+    parts = AttentionParts(settings=EngineSettings(deterministic=deterministic))
+    return CudaAttention(CudaSettings(target="emulated_checked"), parts)
+
+
+def set_order(made: CudaAttention, order: Order) -> None:
+    assert isinstance(made.target, EmulatedTarget)
+    made.target.emulation.set_order(order, seed=3)
+
+
+def checked_scene(layer: LayerSpec, *, deterministic: bool, order: Order) -> None:
+    made = backend(deterministic=deterministic)
+    set_order(made, order)
+    assert made.check(layer) is None
+    scene = Scene(made, layer, CHUNKS, 1)
+    for index, out in enumerate(scene.run(range(len(CHUNKS)))):
+        bound = TOLERANCE[layer.dtype]
+        np.testing.assert_allclose(
+            out.double().numpy(), scene.expected(index), atol=bound, rtol=bound
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("changes", LAYERS.values(), ids=LAYERS)
+def test_nothing_is_wrong(changes: dict[str, Any], dtype: str) -> None:
+    layer = replace(LAYER, dtype=dtype, **changes)
+    order = ORDERS[list(LAYERS.values()).index(changes) % 3]
+    checked_scene(layer, deterministic=False, order=order)
+
+
+def test_nothing_is_wrong_in_tiles_alone() -> None:
+    checked_scene(LAYER, deterministic=True, order="by chance")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
+@pytest.mark.parametrize("changes", LAYERS.values(), ids=LAYERS)
+def test_nothing_is_wrong_in_any_order(
+    changes: dict[str, Any], dtype: str, deterministic: bool, order: Order
+) -> None:
+    layer = replace(LAYER, dtype=dtype, **changes)
+    checked_scene(layer, deterministic=deterministic, order=order)
+
+
+def test_an_access_outside_of_the_tensors_is_named() -> None:
+    """A slot is not looked at before the kernels get it: a GPU would have to be waited for."""
+    made = backend(deterministic=False)
+    cache_ = torch.zeros(made.cache_shape(LAYER, 6), dtype=torch.bfloat16)
+    batch, tensors = step(LAYER, [(4, 1)])
+    batch.slot_mapping.fill_(6 * LAYER.block_size)
+    with pytest.raises(
+        KernelError, match=r"kernel paged_write_bfloat16_auto: .* beyond the end of cache"
+    ):
+        made.bind(LAYER, cache_).forward(*tensors, made.plan(batch))
+
+
+def test_scratch_memory_that_was_not_written_is_found() -> None:
+    """A combination of more splits than were computed."""
+    made = backend(deterministic=False)
+    set_order(made, "up")
+    cache_ = torch.zeros(made.cache_shape(LAYER, 60), dtype=torch.bfloat16)
+    batch, tensors = step(LAYER, [(900, 1)])
+    bound, plan = made.bind(LAYER, cache_), made.plan(batch)
+    launches = bound._take(plan)  # type: ignore[attr-defined]
+    _, (decode, (rows, blocks, splits)), _ = launches.kernels
+    assert splits > 1
+    fewer = tuple(
+        (kernel, (rows, blocks, splits - 1)) if kernel is decode else (kernel, grid)
+        for kernel, grid in launches.kernels
+    )
+    bound._launches = replace(launches, kernels=fewer)  # type: ignore[attr-defined]
+    assert bound.forward(*tensors, plan).isnan().any()

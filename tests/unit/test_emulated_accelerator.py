@@ -1,0 +1,98 @@
+"""The emulated accelerator makes mistakes in the order of work visible."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from paged_backends.executors.emulated_accelerator import EmulatedAccelerator
+from paged_backends.executors.pinned_buffers import PinnedBuffers
+
+JUNK = 0x7F7F7F7F7F7F7F7F
+
+
+def test_work_is_done_when_it_is_awaited_in_the_order_of_its_launches() -> None:
+    compute, done = EmulatedAccelerator().compute, list[int]()
+    compute.launch(lambda: done.append(1))
+    first = compute.record()
+    compute.launch(lambda: done.append(2))
+    assert done == []
+    first.wait()
+    assert done == [1]
+    compute.record().wait()
+    first.wait()
+    assert done == [1, 2]
+
+
+def test_a_stream_waits_for_another_only_where_it_was_told_to() -> None:
+    accelerator, done = EmulatedAccelerator(), list[str]()
+    compute, transfers = accelerator.compute, accelerator.transfers
+    compute.launch(lambda: done.append("compute"))
+    transfers.launch(lambda: done.append("early"))
+    transfers.follow(compute.record())
+    transfers.launch(lambda: done.append("late"))
+    compute.launch(lambda: done.append("not awaited"))
+    transfers.record().wait()
+    assert done == ["early", "compute", "late"]
+
+
+def test_nothing_is_kept_unless_it_is_to_be_deferred() -> None:
+    done = list[int]()
+    EmulatedAccelerator(defer=False).compute.launch(lambda: done.append(1))
+    assert done == [1]
+
+
+def test_what_raises_is_raised_where_it_is_awaited_and_the_rest_goes_on() -> None:
+    compute, done = EmulatedAccelerator().compute, list[int]()
+
+    def fail() -> None:
+        raise RuntimeError("an illegal address")
+
+    compute.launch(fail)
+    compute.launch(lambda: done.append(0))
+    failed = compute.record()
+    compute.launch(lambda: done.append(1))
+    with pytest.raises(RuntimeError, match="an illegal address"):
+        failed.wait()
+    compute.record().wait()
+    assert done == [1]
+
+
+def test_an_upload_is_of_what_the_array_held_and_junk_until_it_is_done() -> None:
+    accelerator, array = EmulatedAccelerator(), np.arange(3)
+    tensor = accelerator.upload(array)
+    array[:] = 9
+    assert tensor.tolist() == [JUNK] * 3
+    accelerator.compute.record().wait()
+    assert tensor.tolist() == [0, 1, 2]
+
+
+def test_a_pinned_buffer_that_is_taken_again_holds_junk() -> None:
+    buffers = PinnedBuffers(EmulatedAccelerator(), 2, torch.int64)
+    first, other = buffers.take(), buffers.take()
+    assert first.data_ptr() != other.data_ptr()
+    first.fill_(5)
+    buffers.give_back(first)
+    assert buffers.take() is first
+    assert first.tolist() == [JUNK] * 2
+
+
+def test_a_graph_works_over_the_tensors_of_its_capture_and_its_output_stays_in_place() -> None:
+    accelerator, inputs = EmulatedAccelerator(), torch.tensor([1, 2])
+    graph = accelerator.capture(lambda inputs=inputs: inputs + 1)  # type: ignore[misc]
+    other = accelerator.capture(lambda inputs=inputs: inputs * 2)  # type: ignore[misc]
+    output = graph.output
+    inputs.copy_(torch.tensor([5, 6]))
+    graph.replay()
+    assert output.tolist() == [6, 7]
+    assert graph.output is output
+    other.replay()
+    assert output.tolist() == [JUNK] * 2, "graphs share their memory"
+
+
+def test_memory_is_known_only_if_it_was_given() -> None:
+    accelerator = EmulatedAccelerator()
+    assert not accelerator.measures_memory
+    with pytest.raises(RuntimeError, match="no memory of its own"):
+        accelerator.memory()

@@ -1,0 +1,305 @@
+"""Component ``hybrid``: which part computes what, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from paged_backends.attention.hybrid_attention import HybridAttention, make_hybrid
+from paged_backends.attention.hybrid_batch import part_of
+from paged_backends.attention.settings import HybridSettings
+from paged_core.cli import main
+from paged_core.errors import SettingsError, UnsupportedModel
+from paged_core.interfaces.attention import AttentionParts, SupportsGraphCapture
+from paged_core.interfaces.component_factory import make_attention
+from paged_core.llm import LLM
+from paged_core.registry import Registry
+from paged_core.sampling_params import SamplingParams
+from paged_core.settings import EngineSettings, settings_class
+from paged_core.testing.attention_scene import Scene
+from paged_core.testing.registry import registry_with
+from unit.attention_calls import LAYER, batch_of, layer
+from unit.attention_packages.install import install
+from unit.heads_first_attention import HEADS_FIRST
+from unit.packed_attention import PACKED
+from unit.test_attention_plans import NoReads
+
+
+def hybrid(prefill: Any, decode: Any, *parts: object) -> HybridAttention:
+    options = HybridSettings(prefill=prefill, decode=decode)
+    registry = registry_with(*parts)
+    return make_hybrid(options, AttentionParts(settings=EngineSettings(), registry=registry))
+
+
+def torch_twice() -> HybridAttention:
+    return hybrid("torch", "torch")
+
+
+# ---------------------------------------------------------------------- which computes what
+
+
+def roles(made: HybridAttention, chunks: list[tuple[int, int]]) -> list[str]:
+    """The roles of the calls for a batch, in order."""
+    return [one.role for one in made.plan(batch_of(chunks)).passes(16)]
+
+
+def test_sequences_with_one_new_token_are_decoded() -> None:
+    made = torch_twice()
+    assert roles(made, [(5, 1), (0, 1)]) == ["decode"]
+    assert roles(made, [(5, 2), (0, 3)]) == ["prefill"]
+    assert roles(made, [(5, 1), (0, 3), (2, 1)]) == ["prefill", "decode"]
+
+
+def test_a_part_has_the_numbers_of_its_sequences() -> None:
+    whole = batch_of([(30, 1), (0, 3), (7, 1), (15, 4)])
+    part = part_of(whole, np.array([1, 3]))
+    assert part.rows_R.tolist() == [1, 2, 3, 5, 6, 7, 8]
+    batch = part.batch
+    assert batch.query_start.tolist() == batch.query_start_host.tolist() == [0, 3, 7]
+    assert batch.seq_lens.tolist() == batch.seq_lens_host.tolist() == [3, 19]
+    assert batch.block_tables.tolist() == batch.block_tables_host.tolist() == [[2, 3], [6, 7]]
+    assert batch.slot_mapping.tolist() == whole.slot_mapping[part.rows_R].tolist()
+    assert (batch.max_query_len, batch.max_seq_len) == (4, 19)
+    for name in ("query_start", "seq_lens", "block_tables", "slot_mapping"):
+        assert getattr(batch, name).dtype == getattr(whole, name).dtype
+
+
+PREFILL_READS_DECODE = ([(15, 1), (16, 24)], [(0, 1, 1)], [0], [1, 0], ["decode", "prefill"])
+DECODE_READS_PREFILL = ([(0, 40), (32, 1)], [(0, 1, 2)], [], [1, 0], ["prefill", "decode"])
+EACH_READS_THE_OTHER = (
+    [(15, 1), (16, 24), (0, 40), (32, 1)],
+    [(0, 1, 1), (2, 3, 2)],
+    [0],
+    [3, 1, 0, 2],
+    ["decode", "prefill", "decode"],
+)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "shared", "cached", "members", "order"),
+    [PREFILL_READS_DECODE, DECODE_READS_PREFILL, EACH_READS_THE_OTHER],
+    ids=["prefill reads decode", "decode reads prefill", "each reads the other"],
+)
+def test_a_part_reads_what_the_other_writes_in_the_same_step(
+    chunks: list[tuple[int, int]],
+    shared: list[tuple[int, int, int]],
+    cached: list[int],
+    members: list[int],
+    order: list[str],
+) -> None:
+    """Blocks are shared between a sequence that fills them in this step and one that reads them.
+
+    Args:
+        shared: owner, reader, and how many blocks.
+        cached: sequences whose cached tokens are written before.
+    """
+    made, of = torch_twice(), layer(dtype="float32")
+    scene = Scene(made, of, chunks, 3)
+    for owner, reader, count in shared:
+        scene.share_blocks(owner=owner, other=reader, count=count)
+    scene.write_cached(cached)
+    seen: list[list[str]] = []
+    plan = made.plan
+
+    def watched(batch: Any) -> Any:
+        found = plan(batch)
+        seen.append([one.role for one in found.passes(16)])
+        return found
+
+    cast("Any", made).plan = watched
+    for index, out in zip(members, scene.run(members, write_cached=False), strict=True):
+        np.testing.assert_allclose(out.numpy(), scene.expected(index), atol=2e-5, rtol=2e-5)
+    assert seen == [order]
+
+
+def test_a_step_of_both_parts_reads_no_tensor() -> None:
+    """Reading one would wait for the device."""
+    made, batch = torch_twice(), batch_of([(5, 1), (0, 3), (20, 1)])
+    cache = torch.zeros(made.cache_shape(LAYER, 6), dtype=torch.bfloat16)
+    parts = [torch.zeros(5, heads, 64, dtype=torch.bfloat16) for heads in (4, 2, 2)]
+    with NoReads():
+        made.bind(LAYER, cache).forward(parts[0], parts[1], parts[2], made.plan(batch))
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+def test_layouts_that_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "fa3")
+    reason = hybrid("torch", "flash_attn").check(LAYER) or ""
+    assert reason == (
+        "the cache of 'torch' is (2, 7, 16, 2, 64) for 7 blocks, and that of 'flash_attn' is "
+        "(7, 2, 2, 16, 64); choose two components with one layout"
+    )
+
+
+@pytest.mark.parametrize("heads", [2, 16])
+def test_a_block_size_that_equals_the_number_of_heads_hides_nothing(heads: int) -> None:
+    made = hybrid("torch", "heads_first", HEADS_FIRST)
+    reason = made.check(layer(num_kv_heads=heads, num_heads=16)) or ""
+    assert reason.endswith("choose two components with one layout")
+
+
+def test_float8_is_served_where_both_serve_it() -> None:
+    of = layer(kv_cache_dtype="fp8_e4m3")
+    made = torch_twice()
+    assert made.check(of) is None
+    assert made.cache_shape(of, 3) == (2, 3, 16, 2, 65)
+    assert made.block_dim() == 1
+
+
+def test_a_layout_of_its_own_is_refused() -> None:
+    made = hybrid("torch", "packed", PACKED)
+    assert made.check(LAYER) == (
+        "decode 'packed': it has a cache layout of its own, which cannot be shared"
+    )
+
+
+def test_a_part_that_cannot_be_used_here_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    made = hybrid("torch", "flashinfer")
+    assert made.check(LAYER) == (
+        "decode 'flashinfer': not installed (pip install flashinfer-python)"
+    )
+    assert not isinstance(made, SupportsGraphCapture)
+
+
+def test_deterministic_is_refused() -> None:
+    parts = AttentionParts(settings=EngineSettings(deterministic=True))
+    made = make_hybrid(HybridSettings(prefill="torch", decode="torch"), parts)
+    assert "deterministic" in (made.check(LAYER) or "")
+
+
+def test_what_a_part_does_not_serve_is_a_reason() -> None:
+    assert (torch_twice().check(layer(num_heads=3)) or "").startswith("prefill 'torch': 3 query")
+
+
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [
+        ("hybrid", "attention.decode: a hybrid cannot be part of a hybrid"),
+        ("torhc", "attention.decode: no attention is called 'torhc'; did you mean 'torch'"),
+        ("auto", "attention.decode: no attention is called 'auto'"),
+        (
+            {"name": "cpu", "instruction_set": "sse"},
+            "attention.decode.instruction_set.*: Input should be",
+        ),
+        ({"name": "torch", "speed": 3}, "attention.decode.speed: Extra inputs are not permitted"),
+    ],
+    ids=str,
+)
+def test_settings_of_a_part_are_checked(decode: Any, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        hybrid("torch", decode)
+
+
+def test_auto_never_tries_it() -> None:
+    candidates = [one.name for one in Registry.discover().candidates("attention")]
+    assert "hybrid" not in candidates
+    assert candidates[:2] == ["flash_attn", "flashinfer"]
+    with pytest.raises(UnsupportedModel) as caught:
+        make_attention(EngineSettings(), Registry.discover(), [layer(num_heads=3)])
+    assert "hybrid" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------- CUDA graphs
+
+
+def test_decoding_is_captured_where_its_part_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "fa3", "flashinfer")
+    assert not isinstance(torch_twice(), SupportsGraphCapture)
+    assert not isinstance(hybrid("flash_attn", "flashinfer"), SupportsGraphCapture)
+    made = hybrid("flashinfer", "flash_attn")
+    assert isinstance(made, SupportsGraphCapture)
+    batch = batch_of([(3, 1), (20, 1)])
+    plan = made.plan_capture(batch)
+    cache = torch.zeros(made.cache_shape(LAYER, 4), dtype=torch.bfloat16)
+    parts = [torch.randn(2, heads, 64).bfloat16() for heads in (4, 2, 2)]
+    captured = made.bind(LAYER, cache).forward(parts[0], parts[1], parts[2], plan)
+    batch.seq_lens.copy_(torch.tensor([1, 21]))
+    made.update_capture(plan, replace(batch, seq_lens_host=batch.seq_lens.numpy().copy()))
+    other = made.bind(LAYER, cache).forward(parts[0], parts[1], parts[2], plan)
+    assert other[1].equal(captured[1])
+    assert not other[0].equal(captured[0])
+
+
+# ---------------------------------------------------------------------- settings and engines
+
+
+def config(capsys: pytest.CaptureFixture[str], *argv: str, **environ: str) -> dict[str, Any]:
+    """What ``paged-core config --json`` says of attention."""
+    named = {f"PAGED_CORE_{key}": value for key, value in environ.items()}
+    assert main(["config", "--json", *argv], named) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)["settings"]["attention"]
+    return found
+
+
+def test_every_layer_of_settings_names_its_parts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    wanted = {"name": "hybrid", "prefill": {"name": "torch"}, "decode": {"name": "cpu"}}
+    table = {"name": "cpu", "instruction_set": "avx2"}
+    file = tmp_path / "engine.yaml"
+    file.write_text("attention: {name: hybrid, prefill: torch, decode: {name: cpu}}")
+    assert config(capsys, "--config", str(file)) == wanted
+    environ = {"ATTENTION": "hybrid", "ATTENTION__PREFILL": "torch", "ATTENTION__DECODE": "cpu"}
+    assert config(capsys, **environ) == wanted
+    environ["ATTENTION__DECODE"] = json.dumps(table)
+    assert config(capsys, **environ) == {**wanted, "decode": table}
+    parts = ("--attention.prefill", "torch", "--attention.decode")
+    assert config(capsys, "--attention", "hybrid", *parts, "cpu") == wanted
+    assert config(capsys, "--attention", "hybrid", *parts, json.dumps(table))["decode"] == table
+    argv = ("--attention.decode", "torch")
+    assert config(capsys, "--config", str(file), *argv)["decode"] == {"name": "torch"}
+
+
+@pytest.mark.parametrize("parts", [("torch", "torch"), ("cpu", "cpu")], ids=str)
+def test_an_engine_generates_the_same_text(parts: tuple[str, str]) -> None:
+    """Under preemption, chunks and prefix hits."""
+    reason = Registry.discover().get("attention", parts[0]).obstacle()
+    if reason:
+        pytest.skip(reason)
+    common = "The quick brown fox jumps over the lazy dog. "
+    prompts = [common + tail for tail in ("One", "Two two two", "Three", "")]
+    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
+
+    def texts(attention: Any) -> list[list[int]]:
+        with LLM(
+            attention=attention,
+            dtype="float32",
+            block_size=4,
+            num_blocks=12,
+            max_model_len=40,
+            scheduler={"max_num_batched_tokens": 7},
+        ) as llm:
+            outputs = llm.generate(prompts, params)
+            assert llm.get_metrics().num_preemptions
+            return [list(each.outputs[0].token_ids) for each in outputs]
+
+    prefill, decode = parts
+    made = texts({"name": "hybrid", "prefill": prefill, "decode": decode})
+    assert made == texts(prefill)
+
+
+def test_settings_are_given_as_for_a_slot() -> None:
+    made = EngineSettings(attention={"name": "hybrid", "prefill": "cpu", "decode": {"name": "cpu"}})
+    attention = cast("HybridSettings", made.attention)
+    assert attention.prefill == attention.decode
+    assert hash(made) == hash(EngineSettings(attention=made.attention))
+    table = {"name": "cpu", "instruction_set": "avx2"}
+    made = EngineSettings(attention={"name": "hybrid", "decode": table})
+    assert made.model_dump(mode="json")["attention"]["decode"] == table
+    assert EngineSettings(**made.model_dump()) == made
+    parts = cast("HybridSettings", made.attention)
+    assert (str(parts.prefill), str(parts.decode)) == (
+        "flash_attn",
+        json.dumps(table, separators=(",", ":")),
+    )
+    schema = settings_class(Registry.discover()).model_json_schema()
+    assert "HybridSettings" in schema["$defs"]
