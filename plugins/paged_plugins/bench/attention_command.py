@@ -120,8 +120,9 @@ def attention_command(
         print_json(found)
     else:
         _print(found, repeats)
-    failed = any(one["reason"].startswith(_FAILED) for one in refused)
-    if failed or any("error" in row for row in rows):
+    names = given.registry.of("attention")
+    failed = any("error" in row and row["component"] in names for row in rows)
+    if failed or any(one["reason"].startswith(_FAILED) for one in refused):
         raise typer.Exit(1)
 
 
