@@ -85,7 +85,7 @@ class TestFlashInfer(OverStandIns):
 
 
 class TestHybrid(OverStandIns):
-    component = "hybrid"
+    component: ClassVar[Mapping[str, Any]] = {"name": "hybrid", "decode": "flashinfer"}
     packages = ("fa3", "flashinfer")
     head_dims = (64, 128, 256)
 

@@ -4,7 +4,7 @@ A row, the key or value of one token and head, is stored as numbers in E4M3 (OCP
 point: 4 bits of exponent, 3 of mantissa, no infinities, 448 at most) times a power of two ``2^e``:
 the smallest that makes all of the row fit. ``e + 127`` is stored as a byte, so ``byte << 23`` are
 the bits of the scale in float32. The relative error of a number is 1/16 at most, unless it is below
-``2^-15`` of the greatest of its row.
+``2^-13`` of the greatest of its row.
 
 A scale per row needs no calibration, clips nothing, and does not depend on what else is cached.
 
