@@ -55,7 +55,7 @@ def compare(session: Session, folder: str) -> Iterator[Stage]:
     for peer, package in peers.items():
         if find_spec(package) is not None:
             chosen = ["--model", folder, "--peer", peer, *how, *requests]
-            yield session.bench(f"compare {peer}", 240, "compare", *chosen)
+            yield session.bench(f"compare {peer}", 400, "compare", *chosen)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -33,6 +33,8 @@ class Session:
     """Names of the stages to run; empty: all."""
     problem: str | None = None
     """Why no stage can run."""
+    offered: list[str] = field(default_factory=list)
+    """Names of the stages that there were."""
 
     @property
     def device(self) -> list[str]:
@@ -46,12 +48,20 @@ class Session:
 
     def run(self, stage: Stage) -> Any:
         """Run a stage if it is among those asked for; return its result."""
+        self.offered.append(stage.name)
         if self.only and stage.name not in self.only:
             return None
         if self.problem:
-            self.record.skip(stage, self.problem)
+            self.record.skip(stage.name, self.problem)
             return None
         return self.record.run(stage)
+
+    def finish(self) -> None:
+        """Record the stages that were asked for and did not come up."""
+        for name in self.only:
+            if name not in self.offered:
+                reason = f"there is no such stage here; there were {', '.join(self.offered)}"
+                self.record.skip(name, reason)
 
     def prepare(self, wheels: Path | None) -> None:
         """Make the packages importable by the stages; record what is missing."""
@@ -96,14 +106,15 @@ def main(name: str, seconds: float, run: Callable[[Session], None]) -> None:
         "PYTHONUNBUFFERED": "1",
         "COLUMNS": "160",
     }
-    record = Record(output, given.seconds or seconds, environ, facts)
+    record = Record(output, folder, given.seconds or seconds, environ, facts)
     session = Session(record, folder, given.cpu, [s for s in given.only.split(",") if s])
     session.prepare(given.wheels)
     try:
         run(session)
+        session.finish()
     finally:
         record.write()
-        say(f"written: {output}")
+        say("\n".join(["", *record.summary(), f"written: {output}"]))
     sys.exit(0 if record.passed else 1)
 
 

@@ -11,12 +11,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
+
+from figures import figures
 
 _TAIL = 8000
 _SHOWN = 2500
@@ -44,6 +46,8 @@ class Record:
     """What is written: facts, and an entry per stage."""
 
     path: Path
+    folder: Path
+    """For the whole output of each stage."""
     seconds: float
     """The deadline, in seconds from now, of all stages together."""
     environ: Mapping[str, str]
@@ -59,7 +63,7 @@ class Record:
             self.add(entry | {"status": "not run", "reason": "the deadline of all stages"})
             return None
         say(f"{stage.name} ...")
-        log = self.path.parent / f"{self.path.stem}.{stage.name.replace(' ', '_')}.log"
+        log = self.folder / f"{stage.name.replace(' ', '_')}.log"
         result = log.with_suffix(".json")
         result.unlink(missing_ok=True)
         command = [
@@ -81,9 +85,9 @@ class Record:
         self.add(entry)
         return found
 
-    def skip(self, stage: Stage, reason: str) -> None:
+    def skip(self, name: str, reason: str) -> None:
         """Record a stage that is not run."""
-        self.add({"name": stage.name, "status": "not run", "reason": reason})
+        self.add({"name": name, "status": "not run", "reason": reason})
 
     def add(self, entry: dict[str, Any]) -> None:
         """Add a stage, and write the record."""
@@ -91,8 +95,15 @@ class Record:
         self.write()
         seconds = f" after {entry['seconds']} s" if "seconds" in entry else ""
         say(f"{entry['name']}: {entry['status']}{seconds}")
-        if entry["status"] != "passed" or entry.get("result") is not None:
+        if entry["status"] != "passed":
             say(entry.get("tail", entry.get("reason", ""))[-_SHOWN:])
+
+    def summary(self) -> Iterator[str]:
+        """Yield lines with the status and the figures of every stage."""
+        for entry in self.stages:
+            yield f"{entry['name']}: {entry['status']}, {entry.get('seconds', 0)} s"
+            if entry["name"] != "build":
+                yield from figures(entry.get("result"))
 
     def write(self) -> None:
         """Write the record, all or nothing."""

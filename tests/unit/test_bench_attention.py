@@ -16,6 +16,7 @@ from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBatch, AttentionParts
 from paged_core.interfaces.layer import LayerSpec
+from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
 from paged_plugins.bench import attention_command, bare_attention
 from paged_plugins.bench.attention_case import AttentionCase
@@ -33,6 +34,7 @@ LAYER = LayerSpec(
     device="cpu",
     block_size=4,
 )
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 SMALL = (
     *("--heads", "4:2:8", "--block-size", "4", "--dtype", "float32", "--repeats", "2"),
     "--no-roofline",
@@ -183,13 +185,31 @@ def test_one_that_fails_does_not_take_the_others(
     def fails(*_: object) -> None:
         raise RuntimeError("no more registers\nat line 3")
 
-    monkeypatch.setattr("paged_plugins.bench.bare_attention.BareSdpa.run", fails)
     argv = [*SMALL, "--bare", "--backends", "torch", "--batch", "2x9"]
-    rows = json.loads(run(capsys, *argv, "--json", status=1))["rows"]
+    monkeypatch.setattr("paged_plugins.bench.bare_attention.BareSdpa.run", lambda *_: fails)
+    rows = json.loads(run(capsys, *argv, "--json"))["rows"]  # a library is no component
     assert [row["component"] for row in rows] == ["torch", "bare sdpa"]
     assert rows[1]["error"] == "RuntimeError: no more registers"
-    monkeypatch.setattr("paged_plugins.bench.bare_attention.BareSdpa.run", lambda *_: fails)
-    assert "bare sdpa, batch 2x9+1 failed: RuntimeError" in run(capsys, *argv, status=1)
+    monkeypatch.setattr(TorchAttention, "bind", fails)
+    assert "torch, batch 2x9+1 failed: RuntimeError" in run(capsys, *argv, status=1)
+
+
+def test_one_that_cannot_be_built_does_not_take_the_others(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("the compiler broke")
+
+    monkeypatch.setattr(TorchAttention, "check", fails)
+    registry = Registry.discover()
+    others = (name for name in registry.of("attention") if name != "torch")
+    serving = [name for name in others if registry.get("attention", name).obstacle() is None]
+    if "cpu" not in serving:
+        pytest.skip("torch is the only component here")
+    found = json.loads(run(capsys, *SMALL, "--batch", "2x9", "--json", status=1))
+    reasons = {one["component"]: one["reason"] for one in found["refused"]}
+    assert reasons["torch"] == "it failed: OSError: the compiler broke"
+    assert "cpu" in {row["component"] for row in found["rows"]}
 
 
 def test_a_table(capsys: Capture) -> None:
@@ -213,6 +233,7 @@ def test_the_component_of_the_settings_is_measured_alone(capsys: Capture) -> Non
         (("--heads", "4x2x8"), "such as 16:8:128"),
         (("--heads", "0:2:8"), "such as 16:8:128"),
         (("--backends", "cpu", "--dtype", "float16"), "cpu"),
+        pytest.param(("--device", "cuda"), "finds no CUDA device", marks=WITHOUT_GPU),
     ],
 )
 def test_what_is_refused(capsys: Capture, argv: tuple[str, ...], said: str) -> None:

@@ -81,6 +81,7 @@ def test_what_is_missing_is_named_with_the_command_that_fetches_it(tmp_path: Pat
     found = tmp_path / "gpu-check.json"
     done = script("gpu_check", "--folder", str(tmp_path / "made"), OUT=str(tmp_path))
     assert done.returncode == 1
+    assert "environment: failed" in done.stdout
     record = stages(found)
     said = record["environment"]["tail"]
     assert "pydantic>=" in said
@@ -91,6 +92,14 @@ def test_what_is_missing_is_named_with_the_command_that_fetches_it(tmp_path: Pat
     later = [stage for name, stage in record.items() if name != "environment"]
     assert {stage["status"] for stage in later} == {"not run"}
     assert all("lacks" in stage["reason"] for stage in later)
+
+
+def test_a_stage_that_there_is_not_is_not_passed_over(tmp_path: Path) -> None:
+    argv = ("--only", "atention", "--output", str(tmp_path), "--folder", str(tmp_path))
+    done = script("gpu_bench", *argv)
+    assert done.returncode == 1
+    record = stages(tmp_path / "gpu-bench.json")
+    assert "there is no such stage here; there were checkpoint, " in record["atention"]["reason"]
 
 
 @pytest.mark.slow
@@ -128,7 +137,8 @@ def test_versions_are_compared_by_number(tool: Any, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def record(tool: Any, tmp_path: Path) -> Any:
-    return tool("stages").Record(tmp_path / "record.json", 60.0, dict(os.environ), {"name": "try"})
+    facts = {"name": "try"}
+    return tool("stages").Record(tmp_path / "record.json", tmp_path, 60.0, dict(os.environ), facts)
 
 
 def test_a_stage_is_recorded_with_its_result(tool: Any, record: Any) -> None:
@@ -175,3 +185,44 @@ def test_no_stage_is_started_after_the_deadline(tool: Any, record: Any) -> None:
     record.seconds = 0.0
     assert record.run(tool("stages").Stage("late", ["-c", "pass"], 30)) is None
     assert stages(record.path)["late"]["status"] == "not run"
+
+
+def test_the_figures_are_told_last(tool: Any, record: Any) -> None:
+    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "batch": "2x9+1"}
+    timed = {"us_per_layer": 12.5, "us_per_layer_captured": 10.0, "share_of_copy": 0.5}
+    attention = {
+        "refused": [{"component": "cpu", "heads": "4:2:8", "reason": "no compiler"}],
+        "rows": [
+            heads | timed | {"component": "torch", "share_of_matmul": 0.25},
+            heads
+            | {"component": "cuda", "us_per_layer": 1.0, "us_per_layer_captured": None}
+            | {"share_of_copy": None},
+            heads | {"component": "triton", "error": "OSError: it broke"},
+        ],
+    }
+    step = {"batch_size": 4, "ms_per_step": 2.5, "ratio": 1.2, "gpu_idle_share": 0.04}
+    compared = {
+        "contenders": [
+            {"name": "a", "version": "1", "output_tokens_per_s": 7.0},
+            {"name": "b", "version": None, "error": "no memory"},
+        ],
+        "best_peer": "a",
+        "ratio_to_best": 1.5,
+    }
+    results = [attention, [step], {"workload": "W1", "elapsed_s": 1, "output_tokens_per_s": 9.0}]
+    for place, result in enumerate([*results, compared, None]):
+        record.add({"name": str(place), "status": "passed", "seconds": 1.0, "result": result})
+    text = "\n".join(record.summary())
+    for said in (
+        "0: passed, 1.0 s",
+        "cpu 4:2:8: no compiler",
+        "12.5 us, captured      10.0   50.0% of copy   25.0% of matmul",
+        "OSError: it broke",
+        "4 sequences: 2.5 ms per step, 1.2 of the time that its bytes need, GPU idle 4.0%",
+        "W1: 9.0 output tokens/s",
+        "a 1: 7.0 output tokens/s",
+        "b : no memory",
+        "this engine / a: 1.5",
+        "4: passed, 1.0 s",
+    ):
+        assert said in text

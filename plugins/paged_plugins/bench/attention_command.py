@@ -16,7 +16,7 @@ from paged_core.interfaces.attention import AttentionBackend, AttentionParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
 from paged_plugins.bench.attention_case import AttentionCase
-from paged_plugins.bench.attention_grid import WARM_UP, AttentionGrid
+from paged_plugins.bench.attention_grid import WARM_UP, AttentionGrid, told
 from paged_plugins.bench.attention_heads import AttentionHeads
 from paged_plugins.bench.bare_attention import BARE
 from paged_plugins.bench.device import device_of
@@ -26,6 +26,8 @@ from paged_plugins.bench.rates import Rates, measure_rates
 
 _CASES = ("16x255", "1x2047", "1x0+512", "8x512+32")
 _HEADS = "16:8:128"
+_FAILED = "it failed"
+"""How the reason of a component that should serve begins."""
 
 
 def attention_command(
@@ -118,7 +120,9 @@ def attention_command(
         print_json(found)
     else:
         _print(found, repeats)
-    if any("error" in row for row in rows):
+    names = given.registry.of("attention")
+    failed = any("error" in row and row["component"] in names for row in rows)
+    if failed or any(one["reason"].startswith(_FAILED) for one in refused):
         raise typer.Exit(1)
 
 
@@ -155,9 +159,12 @@ def _backends(
         options = chosen if own else component.settings.model_validate({})
         reason = component.obstacle(options)
         if reason is None:
-            given_parts = AttentionParts(settings=settings, registry=given.registry)
-            made = component.load()(options, given_parts)
-            reason = made.check(layer)
+            try:
+                given_parts = AttentionParts(settings=settings, registry=given.registry)
+                made = component.load()(options, given_parts)
+                reason = made.check(layer)
+            except Exception as error:  # noqa: BLE001 - one component must not take the others
+                reason = f"{_FAILED}: {told(error)}"
         if reason is None:
             parts[component.name] = made
         else:

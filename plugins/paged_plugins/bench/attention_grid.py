@@ -92,13 +92,13 @@ class AttentionGrid:
             try:
                 made.append(make(case, layer))
             except Exception as error:  # noqa: BLE001 - one component must not take the others
-                errors[name] = _told(error)
+                errors[name] = told(error)
         for _ in range(self.repeats + WARM_UP):
             for contender in list(made):
                 try:
                     contender.repeat(layer.device)
                 except Exception as error:  # noqa: BLE001 - likewise
-                    errors[contender.name] = _told(error)
+                    errors[contender.name] = told(error)
                     made.remove(contender)
             advance()
         for contender in made:
@@ -172,6 +172,7 @@ class AttentionGrid:
         }
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
+    """Return the kind and the first line of an error."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:300]}"

@@ -17,6 +17,7 @@ from paged_core.interfaces.layer import LayerSpec
 from paged_plugins.bench.attention_case import AttentionCase
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 _SCALED = (96, 127)
@@ -100,7 +101,18 @@ class AttentionRun:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 self.forward(plan)
-        return graph.replay
+        return _Captured(graph, plan)
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A graph, and the plan whose memory it reads; calling it replays the graph."""
+
+    graph: torch.cuda.CUDAGraph
+    plan: Any
+
+    def __call__(self) -> None:
+        self.graph.replay()
 
 
 def _cache(backend: AttentionBackend, layer: LayerSpec, num_blocks: int, generator: Any) -> Any:

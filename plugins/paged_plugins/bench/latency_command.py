@@ -11,7 +11,7 @@ import typer
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
-from paged_plugins.bench.machine import machine
+from paged_plugins.bench.machine import machine, machine_line
 from paged_plugins.bench.measurement import percentiles
 from paged_plugins.bench.progress import progress
 from paged_plugins.bench.throughput_command import open_bench
@@ -46,7 +46,7 @@ def latency_command(
             runs.append(bench.run(workload.items(turn, vocab_size=bench.vocab_size)))
             done()
         found: dict[str, Any] = {
-            "machine": machine(),
+            "machine": machine(bench.device or "cpu"),
             "model": bench.llm.settings.model,
             "dtype": bench.dtype,
             "batch_size": batch_size,
@@ -70,7 +70,7 @@ def _print(found: dict[str, Any]) -> None:
     title = (
         f"{found['model']} in {found['dtype'] or 'no dtype'}: {found['batch_size']} at once, "
         f"{found['input_len']} tokens in, {found['output_len']} out, {found['repeats']} times\n"
-        f"{found['machine']['cpu']}, {found['machine']['cores']} cores"
+        f"{machine_line(found['machine'])}"
     )
     named = {"whole": "latency_ms", "first token": "ttft_ms", "per token": "tpot_ms"}
     print_table(

@@ -67,6 +67,12 @@ class Bench:
         return size.layers[0].dtype if size else None
 
     @property
+    def device(self) -> str | None:
+        """The device of the model; ``None``: there is no model."""
+        size = self.size()
+        return size.layers[0].device if size else None
+
+    @property
     def vocab_size(self) -> int:
         """Size of the vocabulary."""
         return self.llm.engine.capacity.vocab_size or _ANY_VOCABULARY
@@ -165,6 +171,7 @@ class Bench:
             "workload": workload.name,
             "model": self.llm.settings.model,
             "dtype": self.dtype,
+            "device": self.device,
             "requests": len(items),
             "input_tokens": num_input,
             "output_tokens": num_output,

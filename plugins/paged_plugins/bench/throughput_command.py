@@ -20,7 +20,7 @@ from paged_plugins.bench.drawn_options import (
     SharedPrefix,
     drawing,
 )
-from paged_plugins.bench.machine import machine
+from paged_plugins.bench.machine import machine, machine_line
 from paged_plugins.bench.measurement import Bench
 from paged_plugins.bench.progress import progress
 from paged_plugins.bench.workloads import NAMED, Workload
@@ -142,11 +142,10 @@ def open_bench(
 
 
 def _print(rows: Sequence[Mapping[str, Any]]) -> None:
-    computer = machine()
     first = rows[0]
     title = (
         f"{first['model']} in {first['dtype'] or 'no dtype'}, median of {first['repeats']}\n"
-        f"{computer['cpu']}, {computer['cores']} cores, {computer['python']}\n"
+        f"{machine_line(machine(first['device'] or 'cpu'))}\n"
         + ", ".join(f"{slot} {name}" for slot, name in first["components"].items())
     )
     columns = ["workload", "requests", "seconds", "output tokens/s", "total tokens/s"]
