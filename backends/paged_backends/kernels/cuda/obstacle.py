@@ -32,4 +32,4 @@ def details() -> str:
     problem = device_problem(0)
     if problem is None and not isinstance(compilers, CannotCompile):
         return f"{describe(0)}, compiled by {compilers[0].path}"
-    return f"on no GPU, {problem or compilers}; emulated on the CPU, for tests, by target: emulated"
+    return f"for tests only, emulated on the CPU by `target: emulated`: {problem or compilers}"
