@@ -12,18 +12,6 @@ def compute_capability(device: str) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device)
 
 
-def no_gpu() -> str | None:
-    """Say that PyTorch has no NVIDIA GPU here, if so."""
-    if torch.version.cuda is None:
-        return (
-            "it computes on NVIDIA GPUs, and this PyTorch is built without CUDA; install PyTorch's "
-            "build for CUDA"
-        )
-    if not torch.cuda.is_available():
-        return "it computes on NVIDIA GPUs, and PyTorch finds none here"
-    return None
-
-
 def dotted(capability: tuple[int, int]) -> str:
     """Return ``9.0`` for (9, 0)."""
     return ".".join(map(str, capability))

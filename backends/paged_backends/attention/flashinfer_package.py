@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paged_backends.attention.compute_capability import no_gpu
 from paged_backends.attention.optional_import import Unavailable, function_of
+from paged_backends.kernels.nvidia import gpu_problem
 
 _INSTALL = "pip install flashinfer-python"
 
@@ -36,7 +36,7 @@ def package_problem() -> str | None:
 
 def obstacle() -> str | None:
     """Return why it cannot be used here, or ``None``; without a GPU it is not imported."""
-    return no_gpu() or package_problem()
+    return gpu_problem() or package_problem()
 
 
 def _compiler_problem() -> str | None:

@@ -1,22 +1,15 @@
-"""Whether the Triton kernels can run here; imports neither triton nor torch."""
+"""Whether the Triton kernels can run here; triton is not imported."""
 
 from __future__ import annotations
 
 import os
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
+
+from paged_backends.kernels.nvidia import gpu_problem
 
 INTERPRETER = "TRITON_INTERPRET"
 """The environment variable with which Triton interprets kernels; Triton reads it when imported."""
-
-_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
-"""What the driver has on Linux, and in its subsystem on Windows."""
-
-
-def has_gpu() -> bool:
-    """Whether the driver of an NVIDIA GPU is there."""
-    return any(Path(device).exists() for device in _DEVICES)
 
 
 def is_interpreted() -> bool:
@@ -33,10 +26,9 @@ def obstacle() -> str | None:
     """Return why not, or ``None``; nothing is compiled."""
     if find_spec("triton") is None:
         return "triton is not installed: pip install 'paged-core[gpu]' (Linux)"
-    if not is_interpreted() and not has_gpu():
-        return (
-            f"there is no NVIDIA GPU here; {INTERPRETER}=1 runs the kernels on the CPU, for tests"
-        )
+    problem = None if is_interpreted() else gpu_problem()
+    if problem is not None:
+        return f"{problem}; {INTERPRETER}=1 runs the kernels on the CPU, for tests"
     return None
 
 

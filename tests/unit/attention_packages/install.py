@@ -49,4 +49,4 @@ def install(patch: pytest.MonkeyPatch, *names: str, capability: tuple[int, int] 
     for path in ("flash_attn.backend", "flashinfer_attention"):
         patch.setattr(f"{folder}.{path}.compute_capability", lambda device: capability)
     for path in ("flash_attn.obstacle", "flashinfer_package"):
-        patch.setattr(f"{folder}.{path}.no_gpu", lambda: None)
+        patch.setattr(f"{folder}.{path}.gpu_problem", lambda: None)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from paged_backends.attention.compute_capability import no_gpu
 from paged_backends.attention.flash_attn.providers import providers
+from paged_backends.kernels.nvidia import gpu_problem
 
 
 def obstacle() -> str | None:
     """Return why no provider can be used, or ``None``; without a GPU none is imported."""
-    reason = no_gpu()
+    reason = gpu_problem()
     if reason is not None:
         return reason
     reasons = [(one.title, one.obstacle()) for one in providers("auto", deterministic=False)]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from paged_backends.kernels.nvidia import gpu_problem
+
 MIN_CAPABILITY = (8, 0)
 """Of a GPU: asynchronous copies and tensor cores of bfloat16 came with Ampere."""
 
 
 def device_problem(index: int | None) -> str | None:
     """Return why a device cannot run the kernels, or ``None``; ``None`` is the current one."""
-    if torch.version.cuda is None:
-        return f"PyTorch {torch.__version__} is built without CUDA"
-    if not torch.cuda.is_available():
-        return f"PyTorch {torch.__version__} finds no CUDA device"
+    problem = gpu_problem()
+    if problem is not None:
+        return problem
     capability = torch.cuda.get_device_capability(index)
     if capability < MIN_CAPABILITY:
         return f"it needs compute capability 8.0, and the device is {describe(index)}"

@@ -25,7 +25,7 @@ def obstacle(options: CudaSettings) -> str | None:
     emulated = options.target != "auto"
     problem = None if emulated else device_problem(0)
     if problem is not None:
-        return f"{problem}; for tests, `target: emulated` runs the kernels on the CPU"
+        return f"{problem}; for tests, target: emulated runs the kernels on the CPU"
     found = find_compiler() if emulated else find_compilers()
     return str(found) if isinstance(found, CannotCompile) else None
 

@@ -17,14 +17,11 @@ struct alignas(8) uint2 {
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 // ------------------------------------------------------------------ indices
 
 #define threadIdx (simt::self->index)
 #define blockIdx (simt::block_index)
-#define blockDim (simt::block_size)
 #define gridDim (simt::grid_size)
 
 // ------------------------------------------------------------------ barriers and warps

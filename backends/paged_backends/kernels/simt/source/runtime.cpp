@@ -19,7 +19,7 @@ namespace simt {
 
 Thread* self;
 uint3 block_index;
-dim3 block_size, grid_size;
+dim3 grid_size;
 State state;
 
 namespace {
@@ -334,7 +334,7 @@ extern "C" SIMT_EXPORT int simt_launch(const char* name, unsigned grid_x, unsign
   std::lock_guard<std::mutex> held(lock);
   auto found = kernels().find(name);
   kernel = found == kernels().end() ? nullptr : &found->second;
-  grid_size = {grid_x, grid_y, grid_z}, block_size = {threads, 1, 1};
+  grid_size = {grid_x, grid_y, grid_z};
   message = problem(name, kernel, grid_size, threads, shared_bytes);
   failed = !message.empty();
   if (failed) return 1;

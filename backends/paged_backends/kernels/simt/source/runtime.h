@@ -24,7 +24,7 @@ struct Thread {
 };
 extern Thread* self;
 extern uint3 block_index;
-extern dim3 block_size, grid_size;
+extern dim3 grid_size;
 
 /// A place in the sources.
 struct Where {
