@@ -101,7 +101,7 @@ FAULTS = {
         "decode.h", "        weight *= value_scale[i];\n", "", *DECODES, RESULTS, "fp8_e4m3"
     ),
     "decode: the scale of another token": Fault(
-        "cache.h", ".offset % 4;", ".offset % 4 / 2 * 2;", *EDGES, RESULTS, "fp8_e4m3"
+        "cache.h", ">> offset % 4 * 8", ">> offset % 4 / 2 * 16", *EDGES, RESULTS, "fp8_e4m3"
     ),
     "write: a slot too far": Fault(
         "write.h", "int(slot % call.block_size)", "int(slot % call.block_size) + 1", *EDGES,
@@ -119,6 +119,17 @@ FAULTS = {
     ),
     "tiles: the softmax is not rescaled": Fault(
         "tiles.h", "    sum[band][i] *= factor;\n", "", *CHUNKS, RESULTS
+    ),
+    "tiles: the result is not rescaled": Fault(
+        "tiles.h", "      out[band][j][i * 2] *= factor;\n", "", *CHUNKS, RESULTS
+    ),
+    "tiles: no barrier before the places are used": Fault(
+        "tiles.h", "    __syncthreads();  // the first places are there\n", "", *CHUNKS,
+        f"{RACE}|{UNWRITTEN}",
+    ),
+    "tiles: the places of other keys": Fault(
+        "tiles.h", "shared.places[turn], *next", "shared.places[0], *next", *CHUNKS,
+        f"{RESULTS}|{RACE}",
     ),
     "tiles: no barrier before the keys are used": Fault(
         "tiles.h", "      __syncthreads();  // the keys are there\n", "", *CHUNKS,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import pytest
+
 from paged_core.testing import RunnerConformance
 
 
@@ -11,3 +15,10 @@ class TestNative(RunnerConformance):
 
 class TestTransformers(RunnerConformance):
     component = "transformers"
+
+
+@pytest.mark.slow
+class TestNativeInTriton(RunnerConformance):
+    """On a machine without a GPU, Triton's interpreter executes the kernels."""
+
+    component: ClassVar[dict[str, str]] = {"name": "native", "kernels": "triton"}

@@ -17,10 +17,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 SHARED = list(range(60, 73))
-PROMPTS = [list(range(40, 56)), [23, 29, 31], [*SHARED, 5], [*SHARED, 6]]
-GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
+PROMPTS = [list(range(40, 56)), [*SHARED, 5], [*SHARED, 6]]
+GREEDY = SamplingParams(max_tokens=5, ignore_eos=True)
 
-CHUNKED = {"num_blocks": 9, "scheduler": {"max_num_batched_tokens": 7}}
+CHUNKED = {"num_blocks": 8, "scheduler": {"max_num_batched_tokens": 7}}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "recompute": ("gemma2", CHUNKED),
     "swap": ("gemma2", {**CHUNKED, "preemption": "swap"}),
@@ -42,7 +42,7 @@ def test_text_is_that_of_torch(tmp_path: Path, way: str) -> None:
         for _ in range(2 if way == "prefix hits" else 1):
             outputs = llm.generate(PROMPTS, GREEDY)
             assert [output.outputs[0].token_ids for output in outputs] == expected
-        if settings["num_blocks"] == 9:
+        if settings["num_blocks"] == 8:
             assert llm.engine.metrics.num_preemptions, "the pool was meant to be too small"
         if way == "prefix hits":
-            assert [output.num_cached_tokens for output in outputs] == [12, 0, 12, 12]
+            assert [output.num_cached_tokens for output in outputs] == [12, 12, 12]

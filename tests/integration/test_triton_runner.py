@@ -79,11 +79,11 @@ def test_a_whole_engine_generates_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2", "opt, norms last"])
+@pytest.mark.parametrize("name", ["gemma3", "opt, norms last"])
 def test_compiled_layers_equal_others(name: str, tmp_path: Path) -> None:
     tiny_models.save(name, tmp_path)
     plain, compiled = load(tmp_path, kernels="off"), load(tmp_path, compile=True)
-    for count in (6, 1, 3):
+    for count in (6, 3, 1):
         expected, best = forward(plain, count)
         found, found_best = forward(compiled, count)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

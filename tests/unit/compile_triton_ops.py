@@ -24,6 +24,7 @@ _POINTERS = {
     "logits": "*fp32",
     "best": "*i64",
     "sums": "*i64",
+    "levels": "*fp32",
     "mark_sums": "*i64",
     "mark_counts": "*i32",
     "pool": "*fp32",

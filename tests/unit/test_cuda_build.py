@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from structlog.testing import capture_logs
 
+from paged_backends.attention.settings import CudaSettings
 from paged_backends.kernels.build import CannotCompile
-from paged_backends.kernels.cuda import nvcc, nvrtc, toolkit
+from paged_backends.kernels.cuda import devices, nvcc, nvrtc, toolkit
 from paged_backends.kernels.cuda.driver import Context, Driver
 from paged_backends.kernels.cuda.emulation import EmulatedModule, EmulationCompiler, emulation_build
 from paged_backends.kernels.cuda.kernel import KernelError
@@ -380,16 +382,21 @@ def test_the_divider_divides(divisor: int) -> None:
 
 
 def test_what_doctor_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert obstacle() is None
-    assert details()
+    emulated, on_a_gpu = CudaSettings(target="emulated"), CudaSettings()
+    assert obstacle(emulated) is None
+    if not torch.cuda.is_available():
+        assert "`target: emulated`" in str(obstacle(on_a_gpu))
+    monkeypatch.setattr(devices, "device_problem", lambda index: None)
+    monkeypatch.setattr(devices, "describe", lambda index: "a GPU of 9.0")
+    assert details().startswith("a GPU of 9.0, compiled by ")
     no_packages(monkeypatch)
     for module in (nvcc, nvrtc):
         monkeypatch.setattr(module, "toolkit_folders", lambda environ: iter([tmp_path]))
     monkeypatch.setattr(toolkit.find_compilers, "__defaults__", ({},))
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    assert "pip install nvidia-cuda-nvrtc" in str(obstacle())
-    assert "emulated" in details()
+    assert "pip install nvidia-cuda-nvrtc" in str(obstacle(on_a_gpu))
+    assert "install g++" in str(obstacle(emulated))
 
 
 def test_the_emulation_has_the_groups_it_names() -> None:

@@ -18,17 +18,13 @@ _FUNCTION = re.compile(
     r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads", re.S
 )
 
-SHORT = (
-    ("sm_90", Variant("bfloat16", 128, 2, "auto")),
-    ("sm_80", Variant("bfloat16", 128, 4, "fp8_e4m3")),
-)
+SHORT = (("sm_90", Variant("bfloat16", 128, 2, "auto")),)
 LONG = tuple(
     (architecture, Variant(dtype, dim, group, cache))
-    for architecture, dtype, dim, group, cache in product(
+    for architecture, (dtype, group), dim, cache in product(
         ("sm_80", "sm_90"),
-        ("float32", "bfloat16", "float16"),
+        (("bfloat16", 1), ("bfloat16", 8), ("float16", 8), ("float32", 8)),
         (64, 96, 128, 256),
-        (1, 8),
         ("auto", "fp8_e4m3"),
     )
 )

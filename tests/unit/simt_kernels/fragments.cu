@@ -1,5 +1,5 @@
-// Products of two matrices by a warp. In `product` fragments are laid out by strides as NVIDIA's CuTe
-// states them for SM80_16x8x16: a second source, independent of the comments of tensor_core.h.
+// Products of two matrices by a warp. In `product` fragments are laid out by strides as NVIDIA's
+// CuTe states them for SM80_16x8x16: a second source, independent of the comments of tensor_core.h.
 #include "tensor_core.h"
 
 /// C[16, columns] += A[16, 16] B[columns, 16]^T; `other` is C again.

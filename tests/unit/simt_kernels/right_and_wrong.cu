@@ -134,7 +134,7 @@ SIMT_KERNEL(too_little_shared_memory, Numbers, 64, 1, 16, 0) {
   shared.at[threadIdx.x] = 0;
 }
 
-// ------------------------------------------------------------------ wrong: NaN, or named if checked
+// ------------------------------------------------------------------ wrong: NaN, named if checked
 
 KERNEL(read_before_written) {
   SHARED();

@@ -66,7 +66,7 @@ def take_best(best, tokens, num_chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def weigh_chunks(
-    logits, best, sums, mark_sums, mark_counts, temperatures, min_ps, top_ks, top_ps,
+    logits, best, sums, levels, mark_sums, mark_counts, temperatures, min_ps, top_ks, top_ps,
     row_stride, vocab_size, num_chunks, scale,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, MARKS: tl.constexpr,
 ):  # fmt: skip
@@ -87,6 +87,7 @@ def weigh_chunks(
             for mark in tl.static_range(MARKS):
                 level = peak + temperature * _MARK_DEPTH * ((mark + 1) * (mark + 1))
                 above = (values >= level) & (ids < vocab_size)
+                tl.store(levels + row * MARKS + mark, level)
                 tl.store(mark_sums + first + mark, tl.sum(tl.where(above, weights, 0), 0))
                 tl.store(mark_counts + first + mark, tl.sum(above.to(tl.int32), 0))
 
@@ -106,17 +107,14 @@ def _mark_of(mark_sums, counts_CM, total, top_k, top_p, vocab_size, MARKS: tl.co
 
 @triton.jit
 def collect_chunks(
-    logits, best, sums, mark_sums, mark_counts, pool, pool_ids, sizes,
+    logits, best, sums, levels, mark_sums, mark_counts, pool, pool_ids, sizes,
     temperatures, top_ks, top_ps, row_stride, vocab_size, num_chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, MARKS: tl.constexpr, POOL: tl.constexpr,
 ):  # fmt: skip
     """A program collects the tokens of a chunk whose rank may matter, in the order of their ids."""
     row, chunk = tl.program_id(0), tl.program_id(1)
-    temperature, top_k, top_p = (
-        tl.load(temperatures + row),
-        tl.load(top_ks + row),
-        tl.load(top_ps + row),
-    )
+    temperature = tl.load(temperatures + row)
+    top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
     _, key = best_of_row(best, row, num_chunks, CHUNKS)
     peak = logits_of(key)
     if is_random(temperature, peak) & is_filtered_by_rank(top_k, top_p, vocab_size):
@@ -135,8 +133,7 @@ def collect_chunks(
             ids = chunk * CHUNK + tl.arange(0, CHUNK)
             places = logits + row.to(tl.int64) * row_stride + ids
             values = tl.load(places, ids < vocab_size, float("-inf")).to(tl.float32)
-            level = peak + bounded(temperature) * _MARK_DEPTH * ((mark + 1) * (mark + 1))
-            above = (values >= level) & (ids < vocab_size)
+            above = (values >= tl.load(levels + row * MARKS + mark)) & (ids < vocab_size)
             to = row * POOL + before + tl.cumsum(above.to(tl.int32), 0) - 1
             tl.store(pool + to, values, above)
             tl.store(pool_ids + to, ids, above)
@@ -155,7 +152,7 @@ def _draw_by_id(
     values = tl.load(row_logits + ids, ids < vocab_size, float("-inf")).to(tl.float32)
     weights = weights_of(values, peak, temperature, min_p, scale)
     inside = tl.cumsum(weights, 0) <= target - before
-    return chunk * CHUNK + tl.sum(inside.to(tl.int32), 0)
+    return tl.minimum(chunk * CHUNK + tl.sum(inside.to(tl.int32), 0), vocab_size - 1)
 
 
 @triton.jit
@@ -259,6 +256,7 @@ def draw(
     vocab_size = logits_RV.shape[1]
     scale = 2.0 ** min(_WEIGHT_BITS, _SUM_BITS - vocab_size.bit_length())
     sums_RC = torch.empty_like(best_RC)
+    levels_RM = peaks_R.new_empty((count, _MARKS))
     sums_RCM = best_RC.new_empty((count, num_chunks, _MARKS))
     counts_RCM = sums_RCM.new_empty(sums_RCM.shape, dtype=torch.int32)
     pool_RP = peaks_R.new_empty((count, _POOL))
@@ -269,14 +267,15 @@ def draw(
     constants: dict[str, Any] = {"CHUNK": chunk, "CHUNKS": triton.next_power_of_2(num_chunks)}
     with torch.cuda.device(logits_RV.get_device()):
         weigh_chunks[(count, num_chunks)](
-            *(logits_RV, best_RC, sums_RC, sums_RCM, counts_RCM),
+            *(logits_RV, best_RC, sums_RC, levels_RM, sums_RCM, counts_RCM),
             *(temperature_R, min_p_R, *filters, *shape, scale),
             **constants,
             MARKS=_MARKS,
             num_warps=8,
         )
         collect_chunks[(count, num_chunks)](
-            *(logits_RV, best_RC, sums_RC, sums_RCM, counts_RCM, pool_RP, ids_RP, sizes_R),
+            *(logits_RV, best_RC, sums_RC, levels_RM, sums_RCM, counts_RCM),
+            *(pool_RP, ids_RP, sizes_R),
             *(temperature_R, *filters, *shape),
             **constants,
             MARKS=_MARKS,

@@ -82,7 +82,7 @@ def place_of(values, size, key, nth, CHUNK: tl.constexpr):
     place = tl.full([], 0, tl.int32)
     passed = tl.full([], 0, tl.int64)
     first = tl.full([], 0, tl.int32)
-    while passed < nth:
+    while (passed < nth) & (first < size):
         places = first + tl.arange(0, CHUNK)
         inside = places < size
         logits = tl.load(values + places, inside, float("-inf")).to(tl.float32)
@@ -90,4 +90,4 @@ def place_of(values, size, key, nth, CHUNK: tl.constexpr):
         place = first + tl.sum((tl.cumsum(equal, 0) < nth - passed).to(tl.int32), 0)
         passed += tl.sum(equal, 0)
         first += CHUNK
-    return place
+    return tl.minimum(place, size - 1)

@@ -44,12 +44,13 @@ def _obstacle(device: torch.device) -> str | None:
 
 
 class CompiledLayer:
-    """Computes a layer; its code is compiled in its first calls, once for all layers."""
+    """Computes a layer. Its code is compiled when it is first called: once for all layers of the
+    same shapes, again for the second number of tokens, and then for any."""
 
     def __init__(self, layer: Layer) -> None:
         self._attention = layer.attention
-        self._begin = torch.compile(layer.begin, dynamic=True)
-        self._finish = torch.compile(layer.finish, dynamic=True)
+        self._begin = torch.compile(layer.begin)
+        self._finish = torch.compile(layer.finish)
 
     def __call__(self, hidden_TE: Tensor, rotaries: Rotaries, attend: Attend) -> Tensor:
         """See :class:`~paged_backends.runners.native.decoder.RunsLayer`."""

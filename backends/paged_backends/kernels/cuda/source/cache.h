@@ -35,21 +35,20 @@ struct Slot {
   }
 };
 
-/// Where a token's key or value lies, counted from the first block's part of the head.
+/// Where a token's key or value lies, and its scale if there is one, counted from the first block's
+/// part of the head.
 struct Place {
-  long long block;  // first number of the block's part
-  int offset;       // of the token in the block
+  long long row, scale;
 
+  static __device__ __forceinline__ Place of(const Call& call, long long block, int offset) {
+    long long part = block * call.cache_block;
+    return {part + static_cast<long long>(offset) * call.dim,
+            part + static_cast<long long>(call.block_size) * call.dim + offset};
+  }
   static __device__ __forceinline__ Place of(const Call& call, const Sequence& sequence,
                                              int position) {
     Slot slot = Slot::of(call, position);
-    return {__ldg(sequence.table + slot.entry) * call.cache_block, slot.offset};
-  }
-  __device__ __forceinline__ long long row(const Call& call) const {
-    return block + static_cast<long long>(offset) * call.dim;
-  }
-  __device__ __forceinline__ long long scale(const Call& call) const {
-    return block + static_cast<long long>(call.block_size) * call.dim + offset;
+    return of(call, __ldg(sequence.table + slot.entry), slot.offset);
   }
 };
 
@@ -59,17 +58,17 @@ struct Inbox {
   Piece<Stored> pieces[kCount][kThreads];
 
   /// Starts to bring piece `i` of this thread; zeros if not `is_there`.
-  __device__ __forceinline__ void bring(int i, const Call& call, const Stored* head,
-                                        const Place& place, int dim, bool is_there) {
+  __device__ __forceinline__ void bring(int i, const Stored* head, const Place& place, int dim,
+                                        bool is_there) {
     using Word = typename Piece<Stored>::Word;
-    const Stored* from = is_there ? head + place.row(call) + dim : head;
+    const Stored* from = is_there ? head + place.row + dim : head;
 #pragma unroll
     for (int word = 0; word < Piece<Stored>::kWords; ++word)
       copy_async<sizeof(Word)>(&pieces[i][threadIdx.x].words[word],
                                reinterpret_cast<const Word*>(from) + word, is_there);
   }
-  /// What has come and its scale; `position` is that of its token.
-  __device__ __forceinline__ Floats take(int i, const Call&, int, float& scale) const {
+  /// What has come and its scale, which is byte `offset % 4` of its word.
+  __device__ __forceinline__ Floats take(int i, int, float& scale) const {
     scale = 1;
     return unscaled(pieces[i][threadIdx.x]);
   }
@@ -81,17 +80,15 @@ struct Inbox<Float8, kCount, kThreads> {
   Piece<Float8> pieces[kCount][kThreads];
   unsigned scales[kCount][kThreads];
 
-  __device__ __forceinline__ void bring(int i, const Call& call, const Float8* head,
-                                        const Place& place, int dim, bool is_there) {
-    const Float8* from = is_there ? head + place.row(call) + dim : head;
+  __device__ __forceinline__ void bring(int i, const Float8* head, const Place& place, int dim,
+                                        bool is_there) {
+    const Float8* from = is_there ? head + place.row + dim : head;
     copy_async<8>(&pieces[i][threadIdx.x], from, is_there);
-    from = is_there ? head + (place.scale(call) & ~3ll) : head;
+    from = is_there ? head + (place.scale & ~3ll) : head;
     copy_async<4>(&scales[i][threadIdx.x], from, is_there);
   }
-  __device__ __forceinline__ Floats take(int i, const Call& call, int position,
-                                         float& scale) const {
-    int byte = Slot::of(call, position).offset % 4;
-    scale = scale_of(scales[i][threadIdx.x] >> byte * 8 & 0xff);
+  __device__ __forceinline__ Floats take(int i, int offset, float& scale) const {
+    scale = scale_of(scales[i][threadIdx.x] >> offset % 4 * 8 & 0xff);
     return unscaled(pieces[i][threadIdx.x]);
   }
 };

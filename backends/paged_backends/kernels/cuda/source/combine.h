@@ -26,6 +26,7 @@ __device__ __forceinline__ void combine_splits(const Call& call) {
       all.sum += factor * partial[1];
       all.values[0] += factor * partial[2 + d];
     }
-    static_cast<T*>(call.out)[out * call.dim + d] = from_float<T>(quotient(all.values[0], all.sum));
+    static_cast<T*>(call.out)[out * call.dim + d] =
+        from_float<T>(all.values[0] * reciprocal(all.sum));
   }
 }

@@ -119,8 +119,8 @@ class Decode {
         bool is_there = holds && position < end;
         Place place = {0, 0};
         if (is_there) place = Place::of(call, row.sequence, position);
-        stage.keys.bring(i, call, keys, place, dim, is_there);
-        stage.values.bring(i, call, values, place, dim, is_there);
+        stage.keys.bring(i, keys, place, dim, is_there);
+        stage.values.bring(i, values, place, dim, is_there);
       }
     }
     copy_commit();
@@ -132,8 +132,9 @@ class Decode {
     float key_scale[kAhead], value_scale[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      key[i] = stage.keys.take(i, call, key_at(step, i), key_scale[i]);
-      value[i] = stage.values.take(i, call, key_at(step, i), value_scale[i]);
+      int offset = Slot::of(call, key_at(step, i)).offset;
+      key[i] = stage.keys.take(i, offset, key_scale[i]);
+      value[i] = stage.values.take(i, offset, value_scale[i]);
     }
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) {
@@ -199,7 +200,7 @@ class Decode {
       if (is_whole) {
         long long out = static_cast<long long>(row.token) * call.heads + head + j;
         static_cast<T*>(call.out)[out * call.dim + d] =
-            from_float<T>(quotient(all.values[0], all.sum));
+            from_float<T>(all.values[0] * reciprocal(all.sum));
         continue;
       }
       long long index = static_cast<long long>(blockIdx.x) * call.heads + head + j;

@@ -17,8 +17,8 @@ __device__ __forceinline__ unsigned scale_byte(unsigned greatest) {
   return byte < 1 ? 1 : byte;
 }
 
-/// E4M3, rounded to the nearest, ties to even; 448 stands for what is greater, and NaN for what is not
-/// finite.
+/// E4M3, rounded to the nearest, ties to even; 448 stands for what is greater, and NaN for what is
+/// not finite.
 __device__ __forceinline__ unsigned to_e4m3(float value) {
   unsigned bits = __float_as_uint(value), size = bits & 0x7fffffff, sign = bits >> 24 & 0x80;
   if (size >= 0x7f800000) return 0x7f;

@@ -1,5 +1,5 @@
-// The kernels for PAGED_DTYPE that are run on the CPU: all kinds of layer, but fewer groups than on a
-// GPU, since larger ones are computed in parts.
+// The kernels for PAGED_DTYPE that are run on the CPU: all kinds of layer, but fewer groups than on
+// a GPU, since larger ones are computed in parts.
 #include "kernels.h"
 
 #define PAGED_HOST_GROUPS(dim, cache)       \

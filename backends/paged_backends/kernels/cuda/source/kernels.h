@@ -33,10 +33,11 @@ using paged_stored_fp8_e4m3 = Float8;
     write_token<paged_##dtype, paged_stored_##cache<paged_##dtype>>(call);       \
   }
 
-/// Registers are left for four blocks of threads on a multiprocessor, if a group is small.
+/// As many lanes have a key of 96 numbers as one of 128. Registers are left for four blocks of
+/// threads on a multiprocessor, if a group is small.
 #define PAGED_DECODE_(dtype, dim, group, cache)                                                   \
   using decode_##dtype##_##dim##_##group##_##cache =                                              \
-      Decode<paged_##dtype, paged_stored_##cache<paged_##dtype>, dim, group>;                     \
+      Decode<paged_##dtype, paged_stored_##cache<paged_##dtype>, dim == 96 ? 128 : dim, group>;   \
   SIMT_KERNEL(paged_decode_##dtype##_##dim##_##group##_##cache, Call,                             \
               (decode_##dtype##_##dim##_##group##_##cache::kThreads), group <= 2 ? 4 : 2,         \
               sizeof(decode_##dtype##_##dim##_##group##_##cache::Shared), group) {                \

@@ -16,6 +16,10 @@ struct Scorer {
     return {is_capped ? call.scale / call.soft_cap : call.scale * kLog2E, call.soft_cap * kLog2E,
             is_capped, call.slopes != nullptr};
   }
+  /// Whether a score is the product times `inner`, and the greatest of both are the same.
+  __device__ __forceinline__ bool is_product() const {
+    return !is_capped && !is_biased && inner > 0;
+  }
   /// Of a query head; 0 if there is no bias.
   __device__ __forceinline__ float slope(const Call& call, int head) const {
     return is_biased ? call.slopes[head] * 1.4426950408889634f : 0;
@@ -49,7 +53,5 @@ struct Softmax {
   __device__ __forceinline__ float weight(float score) const { return exp2_of(score - base()); }
 };
 
-/// A sum of weighted values divided by the sum of weights; 0 where no key was seen.
-__device__ __forceinline__ float quotient(float value, float sum) {
-  return sum == 0 ? 0 : value / sum;
-}
+/// What weighted values are multiplied by at the end; 0 where no key was seen.
+__device__ __forceinline__ float reciprocal(float sum) { return sum == 0 ? 0 : 1 / sum; }

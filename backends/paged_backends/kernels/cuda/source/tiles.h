@@ -1,18 +1,19 @@
 // Attention of several new tokens of a sequence on tensor cores, over the paged cache
 // (FlashAttention-2; Dao, 2023).
 //
-// A block of threads computes a tile of rows of one key/value head of one sequence; a row is a token
-// and one of the query heads that share the key, so that keys are read once for all of them. Keys and
-// values come through shared memory, some tokens at a time: while the scores are computed the values
-// arrive, and while the result is, the next keys. Which keys are taken together depends on their
-// positions alone, so that a row's result does not depend on what else is in the batch.
+// A block of threads computes a tile of rows of one key/value head of one sequence; a row is a
+// token and one of the query heads that share the key, so that keys are read once for all of them.
+// Keys and values come through shared memory, some tokens at a time: while the scores are computed
+// the values arrive, and while the result is, the next keys. Which keys are taken together depends
+// on their positions alone, so that a row's result does not depend on what else is in the batch.
 #pragma once
 
 #include "cache.h"
 #include "softmax.h"
 #include "tensor_core.h"
 
-/// Rows in shared memory are longer than they must be, so that eight of them lie in different banks.
+/// Rows in shared memory are longer than they must be, so that eight of them lie in different
+/// banks.
 constexpr int kGap = 8;
 
 /// Keys or values of some tokens, as T; in a cache of 8-bit floats they come through an inbox.
@@ -32,35 +33,36 @@ struct KeyTile {
   };
   typename Choice<kIsFloat8<Stored>>::Type inbox;
 
-  /// Starts to bring the tokens from `first` on; zeros stand for those from `end` on, and for
+  /// Starts to bring the first `count` tokens of `places`; zeros stand for the others, and for
   /// dimensions that there are not.
-  __device__ __forceinline__ void bring(const Call& call, const Sequence& sequence,
-                                        const Stored* head, int first, int end) {
+  __device__ __forceinline__ void bring(const Call& call, const Stored* head, const Place* places,
+                                        int count) {
 #pragma unroll 4  // more would take registers
     for (int i = 0; i < kCount; ++i) {
-      int row = row_of(i), position = first + row;
-      bool is_there = position < end && dim_of(i) < call.dim;
+      int row = row_of(i);
+      bool is_there = row < count && dim_of(i) < call.dim;
       Place place = {0, 0};
-      if (is_there) place = Place::of(call, sequence, position);
+      if (is_there) place = places[row];
       if constexpr (kIsFloat8<Stored>) {
-        inbox.bring(i, call, head, place, dim_of(i), is_there);
+        inbox.bring(i, head, place, dim_of(i), is_there);
       } else {
-        const Stored* from = is_there ? head + place.row(call) + dim_of(i) : head;
+        const Stored* from = is_there ? head + place.row + dim_of(i) : head;
         copy_async<16>(&at[row][dim_of(i)], from, is_there);
       }
     }
     copy_commit();
   }
   /// To be called when this thread's copies are there.
-  __device__ __forceinline__ void arrive(const Call& call, int first) {
+  __device__ __forceinline__ void arrive(const Place* places, int count) {
     if constexpr (kIsFloat8<Stored>) {
 #pragma unroll 1  // more would take registers
       for (int i = 0; i < kCount; ++i) {
+        int row = row_of(i);
         float scale;
-        Floats floats = inbox.take(i, call, first + row_of(i), scale);
+        Floats floats = inbox.take(i, row < count ? int(places[row].scale % 4) : 0, scale);
 #pragma unroll
         for (int d = 0; d < kPiece; ++d) floats.at[d] *= scale;
-        floats.rounded<T>().store(&at[row_of(i)][dim_of(i)]);
+        floats.rounded<T>().store(&at[row][dim_of(i)]);
       }
     }
   }
@@ -91,6 +93,7 @@ class Tiles {
   struct Shared {
     alignas(16) T queries[kRows][kDim + kGap];
     Keys keys, values;
+    Place places[2][kKeys];  // of the keys that are used, and of the next ones
   };
 
   static __device__ __forceinline__ void run(const Call& call) {
@@ -179,27 +182,38 @@ class Tiles {
   __device__ __forceinline__ void attend() {
     const Stored* keys = static_cast<const Stored*>(call.keys) + kv_head * call.cache_head;
     const Stored* values = static_cast<const Stored*>(call.values) + kv_head * call.cache_head;
-    shared.keys.bring(call, sequence, keys, begin, end);
-    for (int first = begin; first < end; first += kKeys) {
+    find_places(begin, 0);
+    __syncthreads();  // the first places are there
+    shared.keys.bring(call, keys, shared.places[0], end - begin);
+    for (int first = begin, turn = 0; first < end; first += kKeys, turn ^= 1) {
+      const Place *places = shared.places[turn], *next = shared.places[turn ^ 1];
       bool sees = first <= last_position;  // the same for all lanes of a warp
-      shared.values.bring(call, sequence, values, first, end);
+      shared.values.bring(call, values, places, end - first);
+      find_places(first + kKeys, turn ^ 1);
       copy_wait<1>();
-      shared.keys.arrive(call, first);
+      shared.keys.arrive(places, end - first);
       __syncthreads();  // the keys are there
       if (sees) multiply_queries_and_keys();
       __syncthreads();  // all have used the keys
       if (first + kKeys < end)
-        shared.keys.bring(call, sequence, keys, first + kKeys, end);
+        shared.keys.bring(call, keys, next, end - first - kKeys);
       else
         copy_commit();
       if (sees) weigh(first);
       copy_wait<1>();
-      shared.values.arrive(call, first);
+      shared.values.arrive(places, end - first);
       __syncthreads();  // the values are there
       if (sees) multiply_weights_and_values();
       __syncthreads();  // all have used the values
     }
     copy_wait<0>();  // of queries, if there are no keys
+  }
+
+  /// Finds where the keys from `first` on lie.
+  __device__ __forceinline__ void find_places(int first, int turn) {
+    int key = threadIdx.x, position = first + key;
+    if (key < kKeys && position < end)
+      shared.places[turn][key] = Place::of(call, sequence, position);
   }
 
   __device__ __forceinline__ void multiply_queries_and_keys() {
@@ -235,19 +249,27 @@ class Tiles {
   __device__ __forceinline__ void weigh(int first) {
     bool is_cut = first + kKeys > first_position + 1 ||
                   (call.window && first <= last_position - call.window);
+    bool is_product = scorer.is_product();  // then scores are multiplied when they are used
+    float unit = is_product ? scorer.inner : 1;
 #pragma unroll
     for (int band = 0; band < kBands; ++band) {
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          scores[band][column][i] = scorer.score(scores[band][column][i]);
+      if (!is_product) finish_scores(band);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (is_cut || scorer.is_biased) place_row(band, i, first);
-        weigh_row(band, i);
+        weigh_row(band, i, unit);
       }
     }
+  }
+
+  __device__ __forceinline__ void finish_scores(int band) {
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& score = scores[band][column][i];
+        score = scorer.score(score);
+      }
   }
 
   /// Biases the scores of one of this lane's rows, and leaves out the keys that it does not see.
@@ -265,28 +287,35 @@ class Tiles {
       }
   }
 
-  /// Of one of this lane's rows.
-  __device__ __forceinline__ void weigh_row(int band, int i) {
+  /// Of one of this lane's rows, whose scores are in multiples of `unit`.
+  __device__ __forceinline__ void weigh_row(int band, int i, float unit) {
     float top = greatest[band][i];
 #pragma unroll
     for (int column = 0; column < kColumns; ++column)
       top = fmaxf(top, fmaxf(scores[band][column][i * 2], scores[band][column][i * 2 + 1]));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-    float base = top == -INFINITY ? 0 : top;
-    float factor = exp2_of(greatest[band][i] - base);
+    float base = top == -INFINITY ? 0 : top * unit;
+    rescale_row(band, i, exp2_of(greatest[band][i] * unit - base));
     greatest[band][i] = top;
-    sum[band][i] *= factor;
-#pragma unroll
-    for (int j = 0; j < kDims; ++j) out[band][j][i * 2] *= factor, out[band][j][i * 2 + 1] *= factor;
 #pragma unroll
     for (int column = 0; column < kColumns; ++column)
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         float& score = scores[band][column][i * 2 + k];
-        score = exp2_of(score - base);
+        score = exp2_of(score * unit - base);
         sum[band][i] += score;
       }
+  }
+
+  __device__ __forceinline__ void rescale_row(int band, int i, float factor) {
+    sum[band][i] *= factor;
+    if (!__any_sync(~0u, factor != 1)) return;  // the greatest scores are mostly found early
+#pragma unroll
+    for (int j = 0; j < kDims; ++j) {
+      out[band][j][i * 2] *= factor;
+      out[band][j][i * 2 + 1] *= factor;
+    }
   }
 
   __device__ __forceinline__ void multiply_weights_and_values() {
@@ -324,14 +353,15 @@ class Tiles {
         all += __shfl_xor_sync(~0u, all, 2);
         int row = first_row + lane_row(band, i);
         if (row >= rows) continue;
+        float factor = reciprocal(all);
         long long to = static_cast<long long>(sequence.first_token + row / group) * call.heads +
                        kv_head * group + row % group;
 #pragma unroll
         for (int j = 0; j < kDims; ++j) {
           int dim = j * 8 + t * 2;
-          unsigned pair = pack<T>(quotient(out[band][j][i * 2], all),
-                                  quotient(out[band][j][i * 2 + 1], all));
-          if (dim < call.dim) memcpy(static_cast<T*>(call.out) + to * call.dim + dim, &pair, 4);
+          unsigned pair = pack<T>(out[band][j][i * 2] * factor, out[band][j][i * 2 + 1] * factor);
+          if (dim < call.dim)
+            *reinterpret_cast<unsigned*>(static_cast<T*>(call.out) + to * call.dim + dim) = pair;
         }
       }
   }

@@ -1,5 +1,5 @@
-// All kernels for one kind of layer, which PAGED_DTYPE, PAGED_DIM, PAGED_GROUP and PAGED_CACHE name:
-// what a GPU gets, compiled on first use.
+// All kernels for one kind of layer, which PAGED_DTYPE, PAGED_DIM, PAGED_GROUP and PAGED_CACHE
+// name: what a GPU gets, compiled on first use.
 #include "kernels.h"
 
 PAGED_WRITE(PAGED_DTYPE, PAGED_CACHE)

@@ -35,7 +35,7 @@ template <class T, class Stored>
 __device__ __forceinline__ void write_token(const Call& call) {
   long long token = blockIdx.x, slot = call.slots[token];
   if (slot < 0) return;
-  Place place = {slot / call.block_size * call.cache_block, int(slot % call.block_size)};
+  Place place = Place::of(call, slot / call.block_size, int(slot % call.block_size));
   for (int row = threadIdx.x / 32; row < 2 * call.kv_heads; row += kWriteWarps) {
     bool is_key = row < call.kv_heads;
     int head = is_key ? row : row - call.kv_heads;
@@ -44,6 +44,6 @@ __device__ __forceinline__ void write_token(const Call& call) {
                : static_cast<const T*>(call.value) + token * call.value_token +
                      head * call.value_head;
     Stored* to = static_cast<Stored*>(is_key ? call.keys : call.values) + head * call.cache_head;
-    write_row(from, to + place.row(call), to + place.scale(call), call.dim);
+    write_row(from, to + place.row, to + place.scale, call.dim);
   }
 }

@@ -11,7 +11,8 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, bool is_t
   unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
   int bytes = is_there ? kBytes : 0;
   if constexpr (kBytes == 16)  // past the first cache, which would not be hit again
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(at), "l"(from),
+                 "r"(bytes)
                  : "memory");
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(kBytes),

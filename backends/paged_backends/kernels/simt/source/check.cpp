@@ -2,10 +2,10 @@
 // bounds: the compiler then calls the functions below, and no library of the sanitizers is linked,
 // so that a plain Python can load the result.
 //
-// Found are accesses outside of every buffer that was declared, of shared memory and of the thread's
-// own stack; shared memory that is read before it was written; two threads' accesses to a byte, one
-// of which writes, with no barrier between; addresses that are not aligned; indices outside of an
-// array. Of several threads that read a byte since a barrier only the last is known.
+// Found are accesses outside of every buffer that was declared, of shared memory and of the
+// thread's own stack; shared memory that is read before it was written; two threads' accesses to a
+// byte, one of which writes, with no barrier between; addresses that are not aligned; indices
+// outside of an array. Of several threads that read a byte since a barrier only the last is known.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -97,8 +97,8 @@ void look_at_byte(Byte& byte, const Access& now, const Look& look, bool is_share
   if (is_shared && !look.is_write && !was_written)
     fail(place(look), "byte %zu of %s is read, and was never written", at, name);
   if (was_written && !is_ordered(byte.write, now, is_shared))
-    fail(place(look), "byte %zu of %s is %s, and thread %u of block %u has written it with no barrier "
-         "between", at, name, look.verb(), byte.write.thread, byte.write.block);
+    fail(place(look), "byte %zu of %s is %s, and thread %u of block %u has written it with no "
+         "barrier between", at, name, look.verb(), byte.write.thread, byte.write.block);
   if (look.is_write && was_read && !is_ordered(byte.read, now, is_shared))
     fail(place(look), "byte %zu of %s is written, and thread %u of block %u has read it with no "
          "barrier between", at, name, byte.read.thread, byte.read.block);

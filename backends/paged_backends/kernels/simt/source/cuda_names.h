@@ -7,7 +7,7 @@
 #include "small_floats.h"
 
 #define __device__
-#define __forceinline__ inline __attribute__((always_inline))
+#define __forceinline__ inline
 
 // ------------------------------------------------------------------ vectors
 
@@ -39,6 +39,12 @@ T __shfl_sync(unsigned mask, T value, int source, SIMT_WHERE) {
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int flip, SIMT_WHERE) {
   return simt::from_lane(mask, value, simt::self->lane ^ flip, where);
+}
+SIMT_UNCHECKED inline int __any_sync(unsigned mask, int predicate, SIMT_WHERE) {
+  simt::Values all = simt::meet(mask, predicate != 0, where);
+  for (int lane = 0; lane < 32; ++lane)
+    if (mask >> lane & 1 && all[lane]) return 1;
+  return 0;
 }
 
 // ------------------------------------------------------------------ arithmetic

@@ -9,8 +9,8 @@
 
 namespace simt {
 
-/// Bytes of a stack. Not a power of two: else the tops of all stacks would compete for a few lines of
-/// the processor's cache.
+/// Bytes of a stack. Not a power of two: else the tops of all stacks would compete for a few lines
+/// of the processor's cache.
 constexpr size_t kStack = (64 << 10) + 5 * 64;
 
 #if defined(__x86_64__) && !defined(SIMT_UCONTEXT)

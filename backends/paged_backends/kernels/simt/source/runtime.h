@@ -34,7 +34,8 @@ struct Where {
 /// Last parameter of a function: the place where it is called.
 #define SIMT_WHERE simt::Where where = {__builtin_FILE(), __builtin_LINE()}
 
-/// Makes a kernel known to simt_launch. `geometry`: threads, shared bytes, rows, bytes of its struct.
+/// Makes a kernel known to simt_launch. `geometry`: threads, shared bytes, rows, bytes of its
+/// struct.
 struct Registration {
   Registration(const char* name, const unsigned (&geometry)[4], void (*body)(const void* call));
 };

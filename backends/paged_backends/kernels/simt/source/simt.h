@@ -1,8 +1,8 @@
 // What a kernel includes: CUDA itself under nvcc and NVRTC, and under a C++17 compiler the part of
 // CUDA that our kernels use, run on the CPU. One source of a kernel serves both.
 //
-// On the CPU the blocks of a grid run one after another, and the threads of a block as fibers of one
-// system thread, which change at barriers and at operations of a warp only (runtime.cpp). With
+// On the CPU the blocks of a grid run one after another, and the threads of a block as fibers of
+// one system thread, which change at barriers and at operations of a warp only (runtime.cpp). With
 // SIMT_CHECK every access to memory is looked at (check.cpp).
 //
 // A kernel is defined by SIMT_KERNEL and takes one struct, named `call`; its shared memory is what

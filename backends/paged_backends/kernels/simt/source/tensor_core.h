@@ -1,5 +1,5 @@
-// Products of small matrices by a warp (mma.sync, ldmatrix; sm_80), as PTX and on the CPU. The layout
-// of fragments is that of the PTX manual, "mma.m16n8k16" and "ldmatrix".
+// Products of small matrices by a warp (mma.sync, ldmatrix; sm_80), as PTX and on the CPU. The
+// layout of fragments is that of the PTX manual, "mma.m16n8k16" and "ldmatrix".
 //
 // Lane l of a warp; g = l / 4 and t = l % 4. Two numbers lie in each register.
 //   A, 16 x 16:  rows g, g + 8, g, g + 8 and columns 2t, 2t, 2t + 8, 2t + 8 (and the next column)

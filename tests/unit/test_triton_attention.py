@@ -1,0 +1,318 @@
+"""What the conformance class of ``triton`` does not show: launches for GPUs, splits, captures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paged_backends.attention import triton_obstacle
+from paged_backends.attention.float8 import pack
+from paged_backends.attention.head_major_layout import head_major_shape
+from paged_backends.attention.settings import TritonSettings
+from paged_backends.attention.triton_attention import TritonAttention
+from paged_backends.kernels.triton.attention_float8 import decode
+from paged_backends.kernels.triton.attention_splits import MAX_SPLITS, num_splits
+from paged_core.interfaces.attention import AttentionParts, SupportsGraphCapture
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.registry import Registry
+from paged_core.settings import EngineSettings
+from paged_core.testing.attention_batch import attention_batch
+
+if not triton_obstacle.is_interpreted():
+    pytest.skip("there is a GPU, and Triton interprets nothing", allow_module_level=True)
+
+from paged_backends.attention import triton_layer
+from paged_backends.attention.triton_layer import Gpu
+from unit.triton_kernels import A100, FLOAT8, H200, LAYER, RTX_3090, LaunchedFor, check, scene
+
+# ------------------------------------------------------------------ launches for GPUs
+
+LAUNCHES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "blocks of 16": (H200, {}),
+    "a tile in a block": (H200, {"block_size": 128}),
+    "float8": (H200, {"kv_cache_dtype": "fp8_e4m3"}),
+}
+MORE_LAUNCHES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "blocks of 5": (H200, {"block_size": 5, "num_heads": 6, "num_kv_heads": 2}),
+    "window and cap": (H200, {"sliding_window": 90, "soft_cap": 2.0, "block_size": 64}),
+    "float32": (H200, {"dtype": "float32", "head_dim": 80}),
+    "float8, float16": (H200, {"kv_cache_dtype": "fp8_e4m3", "dtype": "float16"}),
+    "A100, float8": (A100, {"kv_cache_dtype": "fp8_e4m3"}),
+    "RTX 3090": (RTX_3090, {"head_dim": 256}),
+}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "changes"),
+    [
+        *(pytest.param(*launch, id=name) for name, launch in LAUNCHES.items()),
+        *(
+            pytest.param(*launch, id=name, marks=pytest.mark.slow)
+            for name, launch in MORE_LAUNCHES.items()
+        ),
+    ],
+)
+def test_what_is_launched_on_a_gpu_equals_dense_attention(
+    gpu: Gpu, changes: dict[str, Any]
+) -> None:
+    layer = replace(LAYER, **{"dtype": "bfloat16", "num_heads": 2, "num_kv_heads": 1, **changes})
+    check(scene(LaunchedFor(gpu), layer, [(530, 1), (60, 70), (0, 3)]))
+
+
+def test_float8_is_stored_as_the_reference_stores_it() -> None:
+    layer = replace(FLOAT8, head_dim=48, num_heads=2, num_kv_heads=1, block_size=8)
+    rows = torch.randn(8, 1, 48).to(torch.bfloat16)
+    rows *= torch.tensor([1e-30, 1e-6, 0.0, 1.0, 448.0, 449.0, 1e6, 1e30])[:, None, None]
+    rows[3, 0, :4] = torch.tensor([float("inf"), float("nan"), 2.0**-9, -(2.0**-16)])
+    rows[4, 0, 0] = 480 * 448.0
+    backend = LaunchedFor(None)
+    cache = torch.zeros(backend.cache_shape(layer, 2), dtype=torch.uint8)
+    plan = backend.plan(attention_batch(np.array([[1]]), [(0, 8)], 8))
+    backend.bind(layer, cache).write(rows, rows.neg(), plan)
+    for stored, written in zip(cache[1, :, 0], (rows, rows.neg()), strict=True):
+        wanted = pack(written[:, 0])
+        scales = stored[8 * 48 : 8 * 48 + 8]
+        # the reference gives a row with a NaN the least scale
+        kept = [row for row in range(8) if row != 3]
+        assert torch.equal(scales[kept], wanted[kept, -1])
+        numbers = stored[: 8 * 48].view(8, 48)
+        assert torch.equal(numbers[kept], wanted[kept, :-1])
+        assert (numbers[3, :2] == 0x7F).all()
+    assert not cache[0].any()
+
+
+@triton.jit
+def decode_all(bytes_, numbers, NATIVE: tl.constexpr):  # noqa: N803 - it is a constant
+    at = tl.arange(0, 256)
+    tl.store(numbers + at, decode(tl.load(bytes_ + at), tl.float32, NATIVE))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_every_byte_of_float8_is_read_as_torch_reads_it(native: bool) -> None:
+    bytes_, numbers = torch.arange(256, dtype=torch.uint8), torch.empty(256)
+    decode_all[(1,)](bytes_, numbers, NATIVE=native)
+    wanted = bytes_.view(torch.float8_e4m3fn).float()
+    # the interpreter takes the two NaN for numbers where a GPU has instructions
+    known = wanted.isfinite() if native else torch.full((256,), True)
+    torch.testing.assert_close(numbers[known], wanted[known], rtol=0, atol=0, equal_nan=True)
+
+
+# ------------------------------------------------------------------ grids
+
+
+@pytest.mark.parametrize("chunks", [[(0, 66_000)], [(0, 1)] * 66_000], ids=["one", "many"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_tokens_and_sequences_are_in_the_first_dimension_of_a_grid(
+    chunks: list[tuple[int, int]], deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others end at 65,535."""
+    grids: list[tuple[int, ...]] = []
+
+    class Launched:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            grids.append(grid)
+            return lambda *args, **named: None
+
+    for name in ("write_tokens", "attend_tiles", "attend_splits", "merge_splits"):
+        monkeypatch.setattr(triton_layer, name, Launched())
+    made = LaunchedFor(H200, deterministic=deterministic)
+    bound = made.bind(LAYER, torch.zeros(made.cache_shape(LAYER, 1)))
+    tables = np.zeros((len(chunks), -(-chunks[0][1] // 16)), np.int32)
+    rows = [torch.zeros(66_000, heads, 32) for heads in (4, 2, 2)]
+    bound.forward(*rows, made.plan(attention_batch(tables, chunks, 16)))
+    assert len(grids) == 2
+    assert all(max(grid[1:]) <= MAX_SPLITS for grid in grids)
+
+
+# ------------------------------------------------------------------ splits
+
+counts = st.integers(1, 100_000)
+
+
+@given(counts, counts, st.integers(1, 16), st.integers(1, 200))
+def test_splits_are_few_and_keep_a_gpu_busy(
+    programs: int, tiles: int, least: int, processors: int
+) -> None:
+    splits = num_splits(programs, tiles, least, processors)
+    assert 1 <= splits <= MAX_SPLITS
+    assert splits == 1 or splits * least <= tiles
+    is_busy = programs * splits >= 8 * processors
+    assert is_busy or splits == MAX_SPLITS or (splits + 1) * least > tiles
+    assert splits == 1 or programs * (splits - 1) < 8 * processors
+
+
+def test_splits_of_known_batches() -> None:
+    """Batch 64, 8 key/value heads; one long sequence; many short ones."""
+    assert num_splits(64 * 8, 4096 // 64, 4, 132) == 3
+    assert num_splits(8, 131_072 // 64, 4, 132) == 128
+    assert num_splits(256 * 8, 1024 // 64, 4, 132) == 1
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_sequences_of_every_length_are_merged(window: int | None) -> None:
+    """Some have all splits, some a part of them, some one that is not full."""
+    layer = replace(LAYER, num_heads=2, num_kv_heads=1, sliding_window=window)
+    check(scene(LaunchedFor(H200), layer, [(length - 1, 1) for length in (256, 257, 1300)]))
+
+
+# ------------------------------------------------------------------ deterministic
+
+
+def test_in_tiles_bits_depend_neither_on_the_batch_nor_on_chunks() -> None:
+    backend = LaunchedFor(None, deterministic=True)
+    chunks = [(290, 1), (260, 31), (0, 291), (7, 1)]
+    made = scene(backend, LAYER, chunks)
+    for kept in (made.keys, made.values):
+        kept[1] = kept[2] = kept[0]
+    made.queries[1][-1] = made.queries[2][-1] = made.queries[0][-1]
+    together = made.run(range(4))
+    assert torch.equal(together[0][-1], together[1][-1])
+    assert torch.equal(together[0][-1], together[2][-1])
+    for index in (0, 3):
+        assert torch.equal(made.run([index])[0], together[index])
+
+
+# ------------------------------------------------------------------ captures
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_captured_plan_follows_the_numbers_of_its_tensors(deterministic: bool) -> None:
+    """Rows without a sequence write nothing, and disturb no other."""
+    backend = LaunchedFor(H200, deterministic=deterministic)
+    assert isinstance(backend, SupportsGraphCapture)
+    made = scene(backend, replace(LAYER, num_heads=2, num_kv_heads=1), [(40, 1), (330, 1), (9, 1)])
+    made.write_cached(range(3))
+    batch = attention_batch(made.tables.numpy(), made.chunks, 16)
+    captured = replace(
+        batch,
+        slot_mapping=torch.full_like(batch.slot_mapping, -1),
+        seq_lens=torch.zeros_like(batch.seq_lens),
+        block_tables=torch.zeros_like(batch.block_tables),
+        max_seq_len=2000,
+    )
+    plan = backend.plan_capture(captured)
+
+    def replay(members: list[int]) -> torch.Tensor:
+        rows = [torch.cat([kept[i][-1:] for i in (0, 1, 2)]) for kept in (made.keys, made.values)]
+        captured.seq_lens.zero_()
+        captured.slot_mapping.fill_(-1)
+        for member in members:
+            captured.seq_lens[member] = batch.seq_lens[member]
+            captured.slot_mapping[member] = batch.slot_mapping[member]
+            captured.block_tables[member] = batch.block_tables[member]
+        backend.update_capture(plan, captured)
+        return made._attention.forward(torch.cat(made.queries), *rows, plan)
+
+    kept = made.cache.clone()
+    replay([])
+    assert torch.equal(made.cache.view(torch.uint8), kept.view(torch.uint8))
+    for members in ([1], [0, 2], [0, 1, 2]):
+        out = replay(members)
+        for member in members:
+            wanted = torch.from_numpy(made.expected(member))
+            torch.testing.assert_close(out[member].double(), wanted[0], atol=2e-5, rtol=2e-5)
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+def backend() -> TritonAttention:
+    return TritonAttention(TritonSettings(), AttentionParts(settings=EngineSettings()))
+
+
+def without_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(triton_obstacle.INTERPRETER)
+
+
+@pytest.mark.parametrize(
+    ("change", "layer", "reason"),
+    [
+        (without_interpreter, {}, "TRITON_INTERPRET=1"),
+        (without_interpreter, {"device": "mps"}, "the model is on mps"),
+        (None, {"device": "cuda:0"}, "unset it"),
+        (None, {"dtype": "float64"}, "float64"),
+        (None, {"head_dim": 257}, "256 at most"),
+        (None, {"num_heads": 3}, "shared evenly"),
+    ],
+)
+def test_reasons(
+    change: Callable[[pytest.MonkeyPatch], None] | None,
+    layer: dict[str, Any],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if change is not None:
+        change(monkeypatch)
+    assert reason in str(backend().check(replace(LAYER, **layer)))
+
+
+def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_interpreter(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    on_gpu = replace(LAYER, device="cuda:0")
+    assert "8.0, and cuda:0 has 7.5" in str(backend().check(on_gpu))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert backend().check(on_gpu) is None
+
+
+def test_a_cache_that_is_not_contiguous_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be contiguous"):
+        backend().bind(LAYER, torch.zeros(2, 4, 2, 16, 32).transpose(0, 1))
+
+
+def test_a_batch_outside_of_the_cache_is_refused() -> None:
+    made = backend()
+    bound = made.bind(LAYER, torch.zeros(head_major_shape(LAYER, 3)))
+    rows = [torch.zeros(1, heads, 32) for heads in (4, 2, 2)]
+    with pytest.raises(ValueError, match="block 3, and the cache has 3"):
+        bound.forward(*rows, made.plan(attention_batch(np.array([[3]]), [(4, 1)], 16)))
+
+
+def test_the_obstacle_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert triton_obstacle.obstacle() is None
+    assert "interpreted on the CPU" in triton_obstacle.details()
+    monkeypatch.delenv(triton_obstacle.INTERPRETER)
+    monkeypatch.setattr(triton_obstacle, "_DEVICES", ())
+    assert "no NVIDIA GPU" in str(triton_obstacle.obstacle())
+    monkeypatch.setattr(triton_obstacle, "_DEVICES", ("/",))
+    assert triton_obstacle.obstacle() is None
+    assert "interpreted" not in triton_obstacle.details()
+    monkeypatch.setattr(triton_obstacle, "find_spec", lambda _: None)
+    assert "pip install 'paged-core[gpu]'" in str(triton_obstacle.obstacle())
+
+
+def test_auto_prefers_everything_else_to_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Registry.discover().candidates("attention")[-1].name == "triton"
+    monkeypatch.delenv(triton_obstacle.INTERPRETER)
+    ranks = {part.name: part.rank for part in Registry.discover().candidates("attention")}
+    assert ranks["triton"] == 25 > ranks["cpu"]
+
+
+def test_looking_for_obstacles_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from paged_backends.attention import triton_obstacle as found; "
+        "found.obstacle(); found.details(); print({'torch', 'triton'} & set(sys.modules))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("size", [1, 16, 33])
+def test_the_layout_keeps_heads_aligned(size: int) -> None:
+    layer: LayerSpec = replace(FLOAT8, block_size=size)
+    *_, head_bytes = head_major_shape(layer, 3)
+    assert head_bytes % 16 == 0
+    assert 0 <= head_bytes - size * (layer.head_dim + 1) < 16

@@ -1,0 +1,60 @@
+"""The Triton kernels are compiled ahead for GPUs: they are accepted, fit, and spill nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paged_backends.attention.triton_obstacle import INTERPRETER
+
+pytest.importorskip("triton")
+
+SHARED_BYTES = {(8, 0): 163 << 10, (8, 6): 99 << 10, (8, 9): 99 << 10, (9, 0): 227 << 10}
+"""Of a thread block, by compute capability (CUDA C++ Programming Guide)."""
+
+QWEN3 = {"num_heads": 16, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
+FLOAT8 = {"kv_cache_dtype": "fp8_e4m3"}
+EVERYTHING = {"sliding_window": 100, "soft_cap": 5.0, "alibi_slopes": (0.5,) * 16}
+
+
+def compile_(*layers: tuple[tuple[int, int], dict[str, Any]]) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != INTERPRETER}
+    environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
+    environment["TRITON_DEFAULT_FP_FUSION"] = "1"
+    program = [sys.executable, "-m", "unit.triton_compile", json.dumps(layers)]
+    ran = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
+    assert ran.returncode == 0, ran.stderr
+    for (capability, changes), found in zip(layers, json.loads(ran.stdout), strict=True):
+        kernels = {kernel for kernel, _, _ in found}
+        assert kernels == {"write_tokens", "attend_tiles", "attend_splits", "merge_splits"}
+        for kernel, shared, stack in found:
+            place = f"{kernel} for {capability}, {changes}"
+            assert shared <= SHARED_BYTES[capability], place
+            assert stack == 0, f"{place} spills registers"
+
+
+def test_kernels_for_a100_and_h200() -> None:
+    compile_(((8, 0), QWEN3), ((9, 0), {**QWEN3, **FLOAT8}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", SHARED_BYTES, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_kernels_for_every_head_dim(capability: tuple[int, int], head_dim: int) -> None:
+    changed = {**QWEN3, "head_dim": head_dim}
+    compile_(
+        *(
+            (capability, {**changed, "dtype": dtype, **more})
+            for dtype in ("bfloat16", "float16", "float32")
+            for more in ({}, EVERYTHING, FLOAT8)
+        ),
+        (capability, {**changed, "block_size": 128}),
+        (capability, {**changed, "block_size": 5}),
+        (capability, {**changed, "num_heads": 64, "num_kv_heads": 2}),
+    )

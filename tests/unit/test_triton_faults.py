@@ -1,0 +1,134 @@
+"""Faults planted in the Triton kernels are noticed: each by the scene that is named for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paged_backends.attention import triton_obstacle
+from paged_core.interfaces.layer import LayerSpec
+
+if not triton_obstacle.is_interpreted():
+    pytest.skip("there is a GPU, and Triton interprets nothing", allow_module_level=True)
+
+import paged_backends
+from unit.triton_kernels import FLOAT8, H200, LAYER, LaunchedFor, check, scene
+
+KERNELS = Path(paged_backends.__file__).parent / "kernels" / "triton"
+LAYERS = Path(paged_backends.__file__).parent / "attention" / "triton_layer.py"
+
+SMALL = replace(LAYER, num_heads=2, num_kv_heads=1)
+SCENES: dict[str, tuple[LayerSpec, list[tuple[int, int]]]] = {
+    "decode": (LAYER, [(20, 1), (36, 1)]),
+    "chunk": (LAYER, [(20, 5), (0, 17)]),
+    "float8": (replace(FLOAT8, num_heads=2, num_kv_heads=1), [(20, 1)]),
+    "window": (replace(SMALL, sliding_window=7), [(40, 1), (20, 9)]),
+    "cap and slopes": (replace(SMALL, soft_cap=3.0, alibi_slopes=(0.5, 0.1)), [(20, 1), (4, 5)]),
+    "splits": (SMALL, [(530, 1)]),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    file: str
+    right: str
+    wrong: str
+    noticed_in: str
+
+
+FAULTS = {
+    "off by one at the last block, decode": Fault(
+        "attention_decode", "KEYS, length),", "KEYS, length - 1),", "decode"
+    ),
+    "a key too many, decode": Fault("attention_decode", "+ (length - 1)", "+ length", "decode"),
+    "off by one at the last block, chunk": Fault(
+        "attention_tiles", "last_position + 1", "last_position", "chunk"
+    ),
+    "a key too many, chunk": Fault(
+        "attention_softmax", "<= position_R[:, None]", "<= position_R[:, None] + 1", "chunk"
+    ),
+    "an unused slot is read": Fault(
+        "attention_softmax", "is_there_N = position_N < end", "is_there_N = position_N < end + 1",
+        "chunk",
+    ),
+    "wrong group, decode": Fault(
+        "attention_decode", "(kv_head * GROUP + row_R)", "(kv_head + KV_HEADS * row_R)", "decode"
+    ),
+    "wrong group, chunk": Fault(
+        "attention_tiles", "kv_head * GROUP + row_R % GROUP", "kv_head + row_R % GROUP * KV_HEADS",
+        "chunk",
+    ),
+    "lost scale of the softmax": Fault(
+        "attention_softmax", "* (scale * LOG2_E)", "* LOG2_E", "decode"
+    ),
+    "lost scale of the past": Fault(
+        "attention_softmax", "out_RD = out_RD * factor_R[:, None]", "out_RD = out_RD * 1.0",
+        "splits",
+    ),
+    "lost scale of a split": Fault(
+        "attention_decode", "part_CD * tl.exp2(greatest_C - top)[:, None]", "part_CD", "splits"
+    ),
+    "lost split": Fault("attention_decode", "split_C < used)", "split_C < used - 1)", "splits"),
+    "lost scale of float8 keys": Fault(
+        "attention_softmax", "product_RN *= power_of_two(", "_ = (", "float8"
+    ),
+    "lost scale of float8 values": Fault(
+        "attention_softmax", "weight_RN *= scale_N[None, :]", "pass", "float8"
+    ),
+    "scale of float8 one too small": Fault(
+        "attention_float8", "bits_N >> 23) - 8", "bits_N >> 23) - 9", "float8"
+    ),
+    "a key behind the window": Fault(
+        "attention_softmax", "(position_R - window)", "(position_R - window - 1)", "window"
+    ),
+    "lost cap": Fault("attention_softmax", "if HAS_CAP:", "if False:", "cap and slopes"),
+    "lost slopes": Fault("attention_softmax", "if HAS_SLOPES:", "if False:", "cap and slopes"),
+    "values are written where keys belong": Fault(
+        "attention_write", "value_N = key_N + KV_HEADS * HEAD_SIZE", "value_N = key_N", "decode"
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Returns the kind of layer that launches a copy of the kernels with a fault in it."""
+
+    def plant(fault: Fault | None) -> Any:
+        package = tmp_path / "faulty_kernels"
+        package.mkdir()
+        for file in [*KERNELS.glob("*.py"), LAYERS]:
+            source = file.read_text().replace("paged_backends.kernels.triton", package.name)
+            if fault is not None and file.stem == fault.file:
+                assert fault.right in source, "the kernel is written otherwise now"
+                source = source.replace(fault.right, fault.wrong)
+            (package / file.name).write_text(source)
+        return import_module(f"{package.name}.triton_layer").TritonLayer
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield plant
+    for name in [name for name in sys.modules if name.startswith("faulty_kernels")]:
+        del sys.modules[name]
+
+
+def run(kind: Any, name: str) -> None:
+    layer, chunks = SCENES[name]
+    gpu = H200 if name == "splits" else None
+    check(scene(LaunchedFor(gpu, kind=kind), layer, chunks))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_noticed(name: str, planted: Any) -> None:
+    fault = FAULTS[name]
+    with pytest.raises(AssertionError, match="values are wrong"):
+        run(planted(fault), fault.noticed_in)
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_without_a_fault_nothing_is_noticed(name: str, planted: Any) -> None:
+    run(planted(None), name)

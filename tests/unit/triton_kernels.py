@@ -1,0 +1,59 @@
+"""Scenes for the Triton kernels, launched as for a GPU that is not here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from paged_backends.attention.settings import TritonSettings
+from paged_backends.attention.triton_attention import TritonAttention
+from paged_backends.attention.triton_layer import Gpu, TritonLayer
+from paged_core.interfaces.attention import AttentionParts
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.settings import EngineSettings
+from paged_core.testing import AttentionConformance
+from paged_core.testing.attention_scene import Scene
+from unit.writes_only import WritesOnly
+
+A100, RTX_3090, H200 = Gpu((8, 0), 108), Gpu((8, 6), 82), Gpu((9, 0), 132)
+
+LAYER = LayerSpec(
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    scale=0.2,
+    dtype="float32",
+    device="cpu",
+    block_size=16,
+)
+FLOAT8 = replace(LAYER, dtype="bfloat16", kv_cache_dtype="fp8_e4m3")
+
+
+class LaunchedFor(TritonAttention):
+    """Launches what suits ``gpu``, by a layer of ``kind``."""
+
+    def __init__(
+        self, gpu: Gpu | None, *, deterministic: bool = False, kind: Any = TritonLayer
+    ) -> None:
+        parts = AttentionParts(settings=EngineSettings(deterministic=deterministic))
+        super().__init__(TritonSettings(), parts)
+        self._gpu, self._kind = gpu, kind
+
+    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
+        return self._kind(layer, cache, self._gpu)
+
+
+def scene(
+    backend: TritonAttention, layer: LayerSpec, chunks: Sequence[tuple[int, int]], seed: int = 0
+) -> Scene:
+    """A scene whose cached tokens are only written: the interpreter is slow."""
+    made = Scene(backend, layer, chunks, seed)
+    made._writer = WritesOnly(made._attention)
+    return made
+
+
+def check(made: Scene) -> None:
+    """Run all sequences, and compare with dense attention."""
+    members = range(len(made.chunks))
+    AttentionConformance().check_outputs(made, made.run(members), members)
