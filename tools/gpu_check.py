@@ -9,6 +9,7 @@ wheels in a folder. Exit status 1 if a stage failed, ran out of time, or was not
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 from gpu_session import Session, main
@@ -19,6 +20,11 @@ from stages import Stage, options
 SECONDS = 450.0
 ANSWER = "A block table maps the logical blocks of a sequence to physical blocks"
 """What the demo model answers, in any dtype."""
+
+ALONE = {"test_bench_on_cuda.py", "test_cuda.py", "test_local_executor.py"}
+"""Tests that another process on the GPU would disturb."""
+WORKERS = 6
+"""Processes for the other tests; most of their time is compiling."""
 
 
 def run(session: Session) -> None:
@@ -31,7 +37,7 @@ def run(session: Session) -> None:
         first,
         *engines(session, served(built)),
         *model(session, str(folder)),
-        conformance(),
+        *tests(),
         *others,
     ):
         session.run(stage)
@@ -49,10 +55,16 @@ def build(session: Session) -> Stage:
     return session.bench("build", 150, "attention", *small, *heads(session))
 
 
-def conformance() -> Stage:
-    """The tests that need a GPU; without one, they are skipped."""
+def tests() -> Iterator[Stage]:
+    """The tests that need a GPU, several at once except those that look at its memory or its
+    clock; without a GPU, they are skipped."""
     how = options("-m pytest -q --tb=short -p no:cacheprovider")
-    return Stage("conformance", [*how, str(ROOT / "tests" / "gpu")], 180)
+    files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
+    alone = [str(file) for file in files if file.name in ALONE]
+    others = [str(file) for file in files if file.name not in ALONE]
+    many = ["-n", str(WORKERS)] if find_spec("xdist") is not None else []
+    yield Stage("conformance", [*how, *many, *others], 180)
+    yield Stage("tests alone", [*how, *alone], 90)
 
 
 def attention(session: Session) -> Iterator[Stage]:
