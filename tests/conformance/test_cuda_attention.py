@@ -103,6 +103,10 @@ class TestCudaDeterministic(OnEmulatedGpu):
     order = "down"
 
     @pytest.mark.slow
+    def test_a_sequence_of_several_thousand_blocks(self) -> None:
+        super().test_a_sequence_of_several_thousand_blocks()
+
+    @pytest.mark.slow
     def test_more_tokens_than_a_dimension_of_a_grid_may_have(self) -> None:
         """Of one sequence: a tile for each of 66,000 takes minutes here."""
         layer = self.layer("bfloat16", num_heads=1, num_kv_heads=1, sliding_window=1)
