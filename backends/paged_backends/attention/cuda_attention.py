@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,7 @@ from paged_backends.attention.key_splits import KeySplits
 from paged_backends.attention.layer_checks import dtype_problem, heads_problem
 from paged_backends.attention.settings import CudaSettings
 from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cuda.block_copier import BlockCopier
 from paged_backends.kernels.cuda.kernel import Grid, Kernel, KernelError, KernelModule
 from paged_backends.kernels.cuda.structs import Argument, Call, divider
 from paged_backends.kernels.cuda.targets import EmulatedTarget, GpuTarget, Target
@@ -277,6 +279,7 @@ class CudaAttention(AttentionBackend):
         )
         self._deterministic = parts.settings.deterministic
         self._kernels: dict[tuple[object, ...], LayerKernels] = {}
+        self._copiers: dict[torch.device, BlockCopier] = {}
 
     def check(self, layer: LayerSpec, /) -> str | None:
         """Return why ``layer`` cannot be served: device, dtype, heads, slopes, head_dim, or the
@@ -336,6 +339,18 @@ class CudaAttention(AttentionBackend):
                 f"a sequence has {batch.max_seq_len} tokens, and the graph was captured for "
                 f"{plan.max_seq_len}"
             )
+
+    def copy_blocks_of_layers(
+        self, caches: Tensor, origins: Sequence[int], destinations: Sequence[int], /
+    ) -> None:
+        """See :class:`~paged_core.interfaces.attention.SupportsBlockCopies`."""
+        copier = self._copiers.get(caches.device)
+        if copier is None:
+            # every module has the kernel; that of a layer is loaded already
+            module = next(iter(self._kernels.values())).module
+            copier = self._copiers[caches.device] = BlockCopier(module, caches.device)
+        layers = caches.unbind(0)
+        copier.copy(layers, origins, layers, destinations)
 
     def bind(self, layer: LayerSpec, cache: Tensor, /) -> LayerAttention:
         """Return the attention of ``layer`` over ``cache``.

@@ -11,6 +11,8 @@ only: nothing waits for the device, and decoding can be captured in a CUDA graph
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -75,6 +77,14 @@ class TritonAttention(AttentionBackend):
 
     def update_capture(self, plan: Plan, batch: AttentionBatch, /) -> None:
         """Do nothing: the kernels read all numbers on the device."""
+
+    def copy_blocks_of_layers(
+        self, caches: Tensor, origins: Sequence[int], destinations: Sequence[int], /
+    ) -> None:
+        """See :class:`~paged_core.interfaces.attention.SupportsBlockCopies`."""
+        from paged_backends.attention.triton_copy import copy_blocks
+
+        copy_blocks(caches, origins, destinations)
 
     def bind(self, layer: LayerSpec, cache: Tensor, /) -> LayerAttention:
         """Return the attention of ``layer`` over ``cache``.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paged_backends.attention.cache_layout import cache_dtype, zeros
 from paged_backends.executors.accelerator import Accelerator
-from paged_core.interfaces.attention import AttentionBackend
+from paged_core.interfaces.attention import AttentionBackend, SupportsBlockCopies
 from paged_core.interfaces.layer import LayerSpec
 
 _MAX_BLOCKS = 64
@@ -50,10 +50,19 @@ class CacheGroup:
             else zeros(host_shape, dtype, "cpu")
         )
         self._accelerator = accelerator
+        self._copier: SupportsBlockCopies | None = None
+        if isinstance(backend, SupportsBlockCopies) and backend.block_dim() == 0:
+            self._copier = backend
+        self._cache = cache
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy device blocks; every source is read before any target is written."""
-        accelerator = self._accelerator
+        accelerator, copier = self._accelerator, self._copier
+        if copier is not None:
+            accelerator.compute.launch(
+                lambda: copier.copy_blocks_of_layers(self._cache, sources, targets)
+            )
+            return
         origins, destinations = (
             accelerator.upload(np.array(ids, np.int64)) for ids in (sources, targets)
         )

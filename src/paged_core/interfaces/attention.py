@@ -108,6 +108,18 @@ class SupportsGraphCapture(Protocol):
 
 
 @runtime_checkable
+class SupportsBlockCopies(Protocol):
+    """A backend with a kernel for copy-on-write; without it, executors copy with PyTorch."""
+
+    def copy_blocks_of_layers(
+        self, caches: Tensor, origins: Sequence[int], destinations: Sequence[int], /
+    ) -> None:
+        """Copy blocks within the caches of like layers [layers, *cache_shape], which the first
+        dimension of ``cache_shape`` counts. All are read before any is written; must not wait for
+        the device."""
+
+
+@runtime_checkable
 class SupportsCacheLayout(Protocol):
     """A backend that owns the layout of its cache, and so allocates it and copies its blocks."""
 

@@ -13,6 +13,7 @@ import pytest
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionParts,
+    SupportsBlockCopies,
     SupportsCacheLayout,
 )
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
@@ -260,6 +261,25 @@ class AttentionCases(ComponentConformance):
             scene.write_cached([0, 1])
             scene.swap_blocks()
             self.check_outputs(scene, scene.run([0, 1], write_cached=False), [0, 1])
+
+    def test_blocks_of_several_layers_are_copied_at_once(self) -> None:
+        """To other blocks, and in a circle, where each is read before it is overwritten."""
+        backend = self.make()
+        if not isinstance(backend, SupportsBlockCopies):
+            pytest.skip("it does not implement SupportsBlockCopies")
+        torch: Any = import_module("torch")
+        for dtype in self.dtypes:
+            layer = self.layer(dtype, block_size=5)
+            backend.bind(layer, Scene(backend, layer, [(0, 1)], 0).cache)
+            shape = (3, *backend.cache_shape(layer, 9))
+            stored = getattr(torch, dtype) if layer.kv_cache_dtype == "auto" else torch.uint8
+            caches = torch.arange(np.prod(shape)).remainder(251).view(shape)
+            caches = caches.to(layer.device, stored)
+            for origins, destinations in (([0, 5, 5], [3, 8, 1]), ([1, 2, 3, 8], [2, 3, 8, 1])):
+                expected = caches.clone()
+                expected[:, destinations] = caches[:, origins]
+                backend.copy_blocks_of_layers(caches, origins, destinations)
+                assert torch.equal(caches, expected)
 
     def test_its_layout_counts_blocks(self) -> None:
         backend = self.make()
