@@ -137,6 +137,28 @@ def test_a_nucleus_may_be_most_of_a_large_vocabulary(draw: Draw) -> None:
 
 
 @both
+def test_what_matters_may_be_anywhere_in_a_large_vocabulary(draw: Draw) -> None:
+    logits = logits_of(6, 13_000, 11)
+    rows = [
+        (1.0, 0.0, top_k, top_p, uniform)
+        for top_k, top_p in ((40, 1.0), (0, 0.8), (300, 0.95))
+        for uniform in (0.4, 0.97)
+    ]
+    tokens = draw(logits, params_of(rows)).tokens_R.tolist()
+    assert all(token in allowed(logits[row].cpu(), rows[row]) for row, token in enumerate(tokens))
+    assert len({token // 4096 for token in tokens}) > 1
+
+
+@both
+def test_min_p_keeps_what_reaches_it(draw: Draw) -> None:
+    logits = torch.full((4, 9), 2.0, device=DEVICE)
+    logits[:, [0, 4]] = -1.0
+    rows = [(0.7, 1.0, 0, 1.0, 0.0), (0.7, 1.0, 0, 1.0, 0.99), (1.0, 1.0, 3, 1.0, 0.99)]
+    rows.append((1.0, 1.0, 0, 0.5, 0.99))
+    assert draw(logits, params_of(rows)).tokens_R.tolist() == [1, 8, 3, 5]
+
+
+@both
 def test_what_is_ruled_out_is_never_drawn(draw: Draw) -> None:
     logits = torch.full((16, 80), float("-inf"), device=DEVICE)
     logits[:, [5, 79]] = torch.tensor([3.0, 0.0], device=DEVICE)
