@@ -10,8 +10,12 @@ from pathlib import Path
 INTERPRETER = "TRITON_INTERPRET"
 """The environment variable with which Triton interprets kernels; Triton reads it when imported."""
 
-_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
-"""What the driver has on Linux, and in its subsystem on Windows."""
+_DEVICES = (
+    *("/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia/version"),
+    *("/dev/nvhost-gpu", "/dev/nvgpu"),
+    "/dev/dxg",
+)
+"""What the driver has on Linux, on Jetson, and in Linux on Windows."""
 
 
 def has_gpu() -> bool:
