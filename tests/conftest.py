@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from paged_backends.attention.triton_obstacle import INTERPRETER
 from paged_backends.kernels.nvidia import has_driver
+from paged_backends.kernels.triton.interpreter import INTERPRETER
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch when it is first imported
 if not has_driver():  # read by Triton when it is first imported: kernels are executed on the CPU

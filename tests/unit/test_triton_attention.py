@@ -23,13 +23,14 @@ from paged_backends.attention.settings import TritonSettings
 from paged_backends.attention.triton_attention import TritonAttention
 from paged_backends.kernels.triton.attention_float8 import decode
 from paged_backends.kernels.triton.attention_splits import MAX_SPLITS, num_splits
+from paged_backends.kernels.triton.interpreter import INTERPRETER, is_interpreted
 from paged_core.interfaces.attention import AttentionParts, SupportsGraphCapture
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
 from paged_core.testing.attention_batch import attention_batch
 
-if not triton_obstacle.is_interpreted():
+if not is_interpreted():
     pytest.skip("there is a GPU, and Triton interprets nothing", allow_module_level=True)
 
 from paged_backends.attention import triton_layer
@@ -232,7 +233,7 @@ def backend() -> TritonAttention:
 
 
 def without_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(triton_obstacle.INTERPRETER)
+    monkeypatch.delenv(INTERPRETER)
 
 
 @pytest.mark.parametrize(
@@ -282,10 +283,10 @@ def test_a_batch_outside_of_the_cache_is_refused() -> None:
 def test_the_obstacle_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert triton_obstacle.obstacle() is None
     assert "interpreted on the CPU" in triton_obstacle.details()
-    monkeypatch.delenv(triton_obstacle.INTERPRETER)
-    monkeypatch.setattr(triton_obstacle, "_DEVICES", ())
+    monkeypatch.delenv(INTERPRETER)
+    monkeypatch.setattr(triton_obstacle, "gpu_problem", lambda: "there is no NVIDIA GPU here")
     assert "no NVIDIA GPU" in str(triton_obstacle.obstacle())
-    monkeypatch.setattr(triton_obstacle, "_DEVICES", ("/",))
+    monkeypatch.setattr(triton_obstacle, "gpu_problem", lambda: None)
     assert triton_obstacle.obstacle() is None
     assert "interpreted" not in triton_obstacle.details()
     monkeypatch.setattr(triton_obstacle, "find_spec", lambda _: None)
@@ -294,7 +295,7 @@ def test_the_obstacle_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_auto_prefers_everything_else_to_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Registry.discover().candidates("attention")[-1].name == "triton"
-    monkeypatch.delenv(triton_obstacle.INTERPRETER)
+    monkeypatch.delenv(INTERPRETER)
     ranks = {part.name: part.rank for part in Registry.discover().candidates("attention")}
     assert ranks["triton"] == 25 > ranks["cpu"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paged_backends.attention import triton_obstacle
+from paged_backends.kernels.triton.interpreter import is_interpreted
 
-if not triton_obstacle.is_interpreted():
+if not is_interpreted():
     pytest.skip("there is a GPU, and Triton interprets nothing", allow_module_level=True)
 
 from paged_backends.attention.triton_copy import copy_blocks

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from paged_backends.attention import triton_obstacle
+from paged_backends.kernels.triton.interpreter import is_interpreted
 from paged_core.interfaces.layer import LayerSpec
 
-if not triton_obstacle.is_interpreted():
+if not is_interpreted():
     pytest.skip("there is a GPU, and Triton interprets nothing", allow_module_level=True)
 
 import paged_backends

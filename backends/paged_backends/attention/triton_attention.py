@@ -21,8 +21,8 @@ from paged_backends.attention.block_bounds import BlockBounds
 from paged_backends.attention.head_major_layout import head_major_shape
 from paged_backends.attention.layer_checks import dtype_problem, heads_problem
 from paged_backends.attention.settings import TritonSettings
-from paged_backends.attention.triton_obstacle import INTERPRETER, is_interpreted
 from paged_backends.attention.triton_plan import Plan
+from paged_backends.kernels.triton.interpreter import INTERPRETER, is_interpreted
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,

@@ -12,10 +12,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from paged_backends.attention.triton_obstacle import is_interpreted
 from paged_backends.attention.triton_plan import Plan
 from paged_backends.kernels.triton.attention_decode import attend_splits, merge_splits
-from paged_backends.kernels.triton.attention_splits import num_splits
+from paged_backends.kernels.triton.attention_splits import MAX_SPLITS, num_splits
 from paged_backends.kernels.triton.attention_tiles import attend_tiles
 from paged_backends.kernels.triton.attention_tuning import (
     INTERPRETED,
@@ -24,6 +23,7 @@ from paged_backends.kernels.triton.attention_tuning import (
     tuning,
 )
 from paged_backends.kernels.triton.attention_write import write_tokens
+from paged_backends.kernels.triton.interpreter import is_interpreted
 from paged_core.interfaces.layer import LayerSpec
 
 _NATIVE_FLOAT8 = (8, 9)
@@ -190,8 +190,8 @@ class TritonLayer:
             HEADS=layer.num_heads,
             HEAD_DIM=layer.head_dim,
             DIM=constants["DIM"],
-            SPLITS=1 << (splits - 1).bit_length(),
-            CHUNK=min(_MERGED_AT_ONCE, 1 << (splits - 1).bit_length()),
+            SPLITS=MAX_SPLITS,  # whatever their number, so that it is compiled once
+            CHUNK=_MERGED_AT_ONCE,
             KEYS=sizes.keys,
             LEAST_TILES=least_tiles,
             HAS_WINDOW=constants["HAS_WINDOW"],

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from importlib.metadata import version
 from importlib.util import find_spec
 
 from paged_backends.kernels.nvidia import gpu_problem
-
-INTERPRETER = "TRITON_INTERPRET"
-"""The environment variable with which Triton interprets kernels; Triton reads it when imported."""
-
-
-def is_interpreted() -> bool:
-    """Whether kernels are executed by Triton's interpreter, on the CPU."""
-    return os.environ.get(INTERPRETER, "").lower() in ("1", "true", "yes", "on", "y")
+from paged_backends.kernels.triton.interpreter import INTERPRETER, is_interpreted
 
 
 def rank() -> int:

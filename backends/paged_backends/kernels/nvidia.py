@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
-"""What the driver has on Linux, and in its subsystem on Windows."""
+_DEVICES = (
+    *("/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia/version"),
+    *("/dev/nvhost-gpu", "/dev/nvgpu"),
+    "/dev/dxg",
+)
+"""What the driver has on Linux, on Jetson, and in Linux on Windows."""
 
 
 def has_driver() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 MAX_SPLITS = 128
+"""A power of two."""
 _PROGRAMS_PER_PROCESSOR = 8
 """Two run at once on a streaming multiprocessor; four rounds of them leave little idle at the
 end."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 
 import torch
@@ -11,6 +10,7 @@ from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.instruction_set import NoSuchInstructions
 from paged_backends.kernels.cpu.obstacle import obstacle
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
+from paged_backends.kernels.triton.interpreter import INTERPRETER, is_interpreted
 from paged_backends.runners.native.kernel_ops import KernelOps, fits
 from paged_backends.runners.native.ops import Ops, TorchOps
 from paged_backends.runners.settings import NativeSettings
@@ -54,11 +54,10 @@ def choose_ops(options: NativeSettings, dtype: torch.dtype, device: torch.device
 def _triton_ops(device: torch.device) -> Ops:
     if find_spec("triton") is None:
         return _plain("triton is not installed: pip install 'paged-core[gpu]'")
-    interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-    if device.type != "cuda" and not interpreted:
+    if device.type != "cuda" and not is_interpreted():
         raise SettingsError(
             f"runner.kernels: triton needs device: cuda, and this is {device}; in tests, "
-            "TRITON_INTERPRET=1 in the environment executes the kernels on a CPU"
+            f"{INTERPRETER}=1 in the environment executes the kernels on a CPU"
         )
     from paged_backends.runners.native.triton_ops import TritonOps
 
