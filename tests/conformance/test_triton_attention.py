@@ -8,6 +8,7 @@ import pytest
 
 from paged_backends.kernels.triton.interpreter import is_interpreted
 from paged_core.testing import AttentionConformance
+from paged_core.testing.attention_cases import SHAPES
 from paged_core.testing.attention_scene import Scene
 from unit.writes_only import WritesOnly
 
@@ -41,6 +42,11 @@ class TestTritonFloat8(Interpreted):
     dtypes = ("bfloat16",)
     kv_cache_dtype = "fp8_e4m3"
     max_examples = 5
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+    def test_sequences_may_begin_with_the_same_blocks(self, changes: dict[str, Any]) -> None:
+        super().test_sequences_may_begin_with_the_same_blocks(changes)
 
 
 @pytest.mark.slow
