@@ -18,7 +18,7 @@ from paged_backends.executors.accelerator import Accelerator
 from paged_backends.executors.batch import Batch
 from paged_backends.executors.pinned_buffers import PinnedBuffers
 from paged_backends.executors.sequence_rows import SequenceRows
-from paged_backends.sampling.device_sampling import DeviceParams, device_sample
+from paged_backends.sampling.device_sampling import DeviceParams, device_draw
 from paged_backends.sampling.random_numbers import uniform_at
 from paged_backends.sampling.ranking import best_token
 from paged_backends.sampling.sampler import unfit_rows
@@ -76,10 +76,8 @@ class DeviceSampler:
                 tokens_R = best_token(logits_RV)
                 peaks_R = logits_RV.gather(1, tokens_R[:, None])[:, 0]
             else:
-                peaks_R = logits_RV.amax(-1)
-                tokens_R = device_sample(logits_RV, _device_params(params_5R))
-                # a row that is not finite may draw anything, and the next step embeds it
-                tokens_R = tokens_R.clamp(0, logits_RV.shape[1] - 1)
+                draws = device_draw(logits_RV, _device_params(params_5R))
+                tokens_R, peaks_R = draws.tokens_R, draws.peaks_R
             self.newest_C.index_copy_(0, targets_R, tokens_R)
             made_2R = torch.stack((tokens_R.int(), peaks_R.view(torch.int32)))
             results_2R.copy_(made_2R, non_blocking=True)

@@ -48,11 +48,6 @@ class DeviceDraws:
     cannot be drawn from."""
 
 
-def device_sample(logits: Tensor, params: DeviceParams, /) -> Tensor:
-    """Return a token [R] int64 for each row of ``logits`` [R, V] float32, which is only read."""
-    return device_draw(logits, params).tokens_R
-
-
 def device_draw(logits: Tensor, params: DeviceParams, /) -> DeviceDraws:
     """Draw a token for each row of ``logits`` [R, V] float32, which is only read."""
     if logits.is_cuda and find_spec("triton") is not None:
