@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from paged_backends.attention.flash_attn.backend import FlashAttnAttention
 from paged_backends.attention.flash_attn.obstacle import details, obstacle
+from paged_backends.kernels.nvidia import gpu_problem
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.attention import AttentionBatch, SupportsGraphCapture
 from paged_core.interfaces.component_factory import make_attention
@@ -51,7 +52,7 @@ def chosen(made: FlashAttnAttention, **changes: Any) -> str:
 def test_without_a_gpu_it_says_so_and_imports_no_package() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    assert "NVIDIA GPUs" in (obstacle() or "")
+    assert obstacle() == gpu_problem() is not None
     assert backend().check(LAYER) == "it computes on NVIDIA GPUs, and the model is on cpu"
     assert not {"flash_attn", "flash_attn_interface"} & set(sys.modules)
 

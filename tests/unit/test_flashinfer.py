@@ -13,6 +13,7 @@ from paged_backends.attention.flashinfer_attention import FlashInferAttention
 from paged_backends.attention.flashinfer_package import obstacle
 from paged_backends.attention.flashinfer_pages import Pages
 from paged_backends.attention.flashinfer_wrappers import Wrappers
+from paged_backends.kernels.nvidia import gpu_problem
 from paged_core.interfaces.attention import SupportsGraphCapture
 from unit.attention_calls import LAYER, batch_of, layer, make, run, tokens
 from unit.attention_packages import flashinfer
@@ -81,7 +82,7 @@ def test_deterministic_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_gpu_it_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    assert "NVIDIA GPUs" in (obstacle() or "")
+    assert obstacle() == gpu_problem() is not None
     assert backend().check(LAYER) == "it computes on NVIDIA GPUs, and the model is on cpu"
 
 
