@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ EVERYTHING = {"sliding_window": 1500, "soft_cap": 5.0, "alibi_slopes": (0.5,) * 
 
 def compile_(*layers: tuple[tuple[int, int], dict[str, Any]]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != INTERPRETER}
-    environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     environment["TRITON_DEFAULT_FP_FUSION"] = "1"
     program = [sys.executable, "-m", "unit.triton_compile", json.dumps(layers)]
     ran = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
