@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +172,21 @@ def test_an_nvrtc_that_cannot_serve_is_told(
     found = Nvrtc.find({})  # it is not loaded before it is used
     with pytest.raises(CannotCompile, match="cannot be loaded"):
         library(VARIANT.cubin("sm_90"), found, tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_the_builtins_beside_nvrtc_are_loaded(tmp_path: Path) -> None:
+    """NVRTC finds them by name alone, and nothing says where they are."""
+    home = tmp_path / "lib"
+    home.mkdir()
+    for name in ("libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libnvrtc-builtins.alt.so.13.0"):
+        shutil.copy(fake_library("libnvrtc"), home / name)
+    source = tmp_path / "a.cu"
+    source.write_text("code")
+    Nvrtc(home / "libnvrtc.so.13", ()).build([source], [], tmp_path / "a.cubin")
+    mapped = Path("/proc/self/maps").read_text()
+    assert str(home / "libnvrtc-builtins.so.13.0") in mapped
+    assert "libnvrtc-builtins.alt" not in mapped
 
 
 def test_what_nvrtc_says_is_told(tmp_path: Path) -> None:

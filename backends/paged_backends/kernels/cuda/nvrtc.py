@@ -70,7 +70,10 @@ class _Library:
             CannotCompile: it cannot be loaded.
         """
         self._path = path
+        # NVRTC looks for them by name alone, which finds what is loaded already
+        builtins = sorted(path.parent.glob("libnvrtc-builtins.so*"))
         try:
+            self._builtins = [ctypes.CDLL(str(file)) for file in builtins]
             self._loaded = ctypes.CDLL(str(path))
         except OSError as error:
             raise CannotCompile(f"{path} cannot be loaded: {error}") from error
