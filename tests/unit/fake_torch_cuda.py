@@ -83,32 +83,36 @@ def install(patch: pytest.MonkeyPatch, *, register: int = 0) -> list[str]:
     """
     notes: list[str] = []
     allocated = iter((100, 100))
+    current = [FakeStream("compute", notes)]
+    others = iter(("transfers", "captures"))
 
     @contextmanager
     def on(stream: FakeStream) -> Iterator[None]:
         notes.append(f"on {stream.name}")
-        yield
+        before, current[0] = current[0], stream
+        try:
+            yield
+        finally:
+            current[0] = before
 
     @contextmanager
-    def capture(graph: FakeGraph, *, pool: str, capture_error_mode: str) -> Iterator[None]:
+    def capture(
+        graph: FakeGraph, *, pool: str, stream: FakeStream, capture_error_mode: str
+    ) -> Iterator[None]:
         assert isinstance(graph, FakeGraph)
-        notes.append(f"capture in {pool}, {capture_error_mode}")
-        yield
-
-    @contextmanager
-    def device(chosen: torch.device) -> Iterator[None]:
-        assert chosen == CPU
-        yield
+        notes.append(f"capture in {pool} on {stream.name}, {capture_error_mode}")
+        before, current[0] = current[0], stream
+        yield  # after an error, PyTorch may leave all as it is
+        current[0] = before
 
     fakes: dict[str, Any] = {
-        "current_stream": lambda device: FakeStream("compute", notes),
-        "Stream": lambda device: FakeStream("transfers", notes),
+        "current_stream": lambda device: current[0],
+        "Stream": lambda device: FakeStream(next(others), notes),
         "Event": lambda: FakeEvent(notes),
         "stream": on,
         "graph_pool_handle": lambda: "pool",
         "CUDAGraph": lambda: FakeGraph(notes),
         "graph": capture,
-        "device": device,
         "synchronize": lambda device: notes.append("synchronize"),
         "empty_cache": lambda: notes.append("empty cache"),
         "memory_allocated": lambda device: next(allocated),
@@ -119,4 +123,10 @@ def install(patch: pytest.MonkeyPatch, *, register: int = 0) -> list[str]:
     }
     for name, fake in fakes.items():
         patch.setattr(torch.cuda, name, fake)
+    ends = {
+        "_cuda_endAllocateToPool": lambda device, pool: notes.append(f"end allocating in {pool}"),
+        "_cuda_releasePool": lambda device, pool: notes.append(f"release {pool}"),
+    }
+    for name, end in ends.items():
+        patch.setattr(torch._C, name, end, raising=False)
     return notes

@@ -6,6 +6,7 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,7 +49,41 @@ def test_graphs_share_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = accelerator.capture(lambda: output)
     assert graph.output is output
     graph.replay()
-    assert notes == ["synchronize", "capture in pool, thread_local", "replay"]
+    captured = ["on compute", "capture in pool on captures, thread_local"]
+    assert notes == ["synchronize", *captured, "replay"]
+
+
+def test_a_capture_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = install(monkeypatch)
+    accelerator = CudaAccelerator(CPU)
+
+    def wait() -> torch.Tensor:
+        assert torch.cuda.current_stream(CPU).name == "captures"  # type: ignore[attr-defined]
+        raise RuntimeError("it waits for the device")
+
+    with pytest.raises(RuntimeError, match="it waits for the device"):
+        accelerator.capture(wait)
+    assert torch.cuda.current_stream(CPU).name == "compute"  # type: ignore[attr-defined]
+    assert notes[-2:] == ["end allocating in pool", "release pool"]
+
+
+def test_a_capture_that_was_ended_is_not_ended_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = install(monkeypatch)
+
+    def refuse(device: int, pool: str) -> None:
+        raise RuntimeError("not currently recording")
+
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", refuse)
+    with pytest.raises(ZeroDivisionError):
+        CudaAccelerator(CPU).capture(lambda: torch.zeros(1 // 0))
+    assert "release pool" not in notes
+
+
+def test_uploads_are_made_by_the_stream_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = install(monkeypatch)
+    accelerator = CudaAccelerator(CPU)
+    accelerator.transfers.launch(lambda: notes.append(str(accelerator.upload(np.array([3])))))
+    assert notes == ["on transfers", "on compute", "tensor([3])"]
 
 
 def test_memory_and_the_peak_of_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any, cast
 
@@ -40,11 +41,12 @@ class CudaStream(Stream):
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
-        self._on: Callable[[], Any] = lambda: torch.cuda.stream(stream)
+        self.on: Callable[[], Any] = lambda: torch.cuda.stream(stream)
+        """Makes it the current stream, in a ``with`` statement."""
 
     def launch(self, work: Callable[[], None], /) -> None:
         """Call ``work`` with this as the current stream."""
-        with self._on():
+        with self.on():
             work()
 
     def record(self) -> CudaEvent:
@@ -57,7 +59,7 @@ class CudaStream(Stream):
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, /) -> Tensor:
         """Return memory that PyTorch's allocator reserves for this stream."""
-        with self._on():
+        with self.on():
             return torch.empty(tuple(shape), dtype=dtype, device=self._stream.device)
 
     def borrow(self, tensor: Tensor, /) -> None:
@@ -85,14 +87,17 @@ class CudaAccelerator(Accelerator):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self.compute = CudaStream(torch.cuda.current_stream(device))
+        compute = CudaStream(torch.cuda.current_stream(device))
+        self.compute, self._on_compute = compute, compute.on
         make: Any = torch.cuda.Stream
         self.transfers = CudaStream(make(device))
+        self._captures: Any = make(device)  # PyTorch's own is of the device that captured first
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def upload(self, array: NDArray[Any], /) -> Tensor:
-        """Copy through pinned memory, in the current stream."""
-        return to_device(array, self.device)
+        """Copy through pinned memory."""
+        with self._on_compute():
+            return to_device(array, self.device)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype, /) -> Tensor:
         """Return pinned memory, of which a large piece is registered."""
@@ -107,14 +112,25 @@ class CudaAccelerator(Accelerator):
         """Do nothing."""
 
     def capture(self, work: Callable[[], Tensor], /) -> CudaGraph:
-        """Capture ``work`` in a CUDA graph; all graphs share one memory pool."""
+        """Capture ``work`` in a CUDA graph; all graphs share one memory pool.
+
+        PyTorch does not end a capture that CUDA has given up: its stream stays the current one, and
+        the allocator goes on as in a capture. Both is put right.
+        """
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with (
-            torch.cuda.device(self.device),
-            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
-        ):
-            output = work()
+        options: dict[str, Any] = {"pool": self._pool, "stream": self._captures}
+        try:
+            with (
+                self._on_compute(),
+                torch.cuda.graph(graph, capture_error_mode="thread_local", **options),
+            ):
+                output = work()
+        except Exception:
+            with suppress(RuntimeError):  # the capture was ended
+                torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
+                torch._C._cuda_releasePool(self.device.index, self._pool)
+            raise
         return CudaGraph(graph, output)
 
     def memory(self) -> DeviceMemory:
