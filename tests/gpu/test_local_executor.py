@@ -133,6 +133,16 @@ def test_memory_of_the_host_is_pinned() -> None:
         assert bool((target == 7).all())
 
 
+def test_a_capture_that_fails_leaves_nothing_behind() -> None:
+    accelerator = CudaAccelerator(torch.device("cuda", 0))
+    number = torch.ones((), device="cuda")
+    with pytest.raises(RuntimeError):
+        accelerator.capture(lambda: number * number.item())  # waits for the device
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    accelerator.memory()  # the allocator refuses to give back memory while a capture is under way
+    assert float(number + 1) == 2
+
+
 def test_auto_chooses_cuda_and_measures_its_memory(tmp_path: Path) -> None:
     folder = tiny_models.save("llama", tmp_path)
     assert load_runner(settings(folder, device="auto")).layers[0].device.startswith("cuda")
