@@ -11,11 +11,19 @@ import pytest
 import torch
 
 from integration import tiny_models
-from integration.step_driver import StepDriver, make_executor, run_at_random, settings
+from integration.step_driver import (
+    StepDriver,
+    load_runner,
+    make_executor,
+    run_at_random,
+    settings,
+)
 from paged_backends.executors import cuda_accelerator
 from paged_backends.executors.cuda_accelerator import CudaAccelerator
+from paged_backends.executors.local import LocalExecutor
 from paged_core.errors import SettingsError
-from unit.fake_torch_cuda import CPU, FakeTensor, install
+from unit.capturable_attention import CapturableAttention, CapturableSettings
+from unit.fake_torch_cuda import CPU, FakeStream, FakeTensor, install
 
 
 def test_work_is_called_at_once_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +127,17 @@ def test_a_host_pool_that_cannot_be_pinned_is_refused(monkeypatch: pytest.Monkey
         CudaAccelerator(CPU).pinned((1 << 20,), torch.uint8)
 
 
+def use_fakes(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> CudaAccelerator:
+    """Let an executor on a CPU have an accelerator over the fakes."""
+    accelerator = CudaAccelerator(CPU)
+    pinned = torch.empty
+    monkeypatch.setattr(accelerator, "pinned", lambda shape, dtype: pinned(shape, dtype=dtype))
+    for stream in (accelerator.compute, accelerator.transfers):
+        monkeypatch.setattr(stream, "borrow", lambda tensor: None)
+    monkeypatch.setattr(executor, "_make_accelerator", lambda device: accelerator)
+    return accelerator
+
+
 def test_steps_run_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole schedule, with swaps, on streams that run at once."""
     folder = tiny_models.save("llama", tmp_path)
@@ -127,11 +146,32 @@ def test_steps_run_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     executor = make_executor(
         settings(folder, block_size=4, num_blocks=40, max_model_len=48), needs_host_blocks=True
     )
-    accelerator = CudaAccelerator(CPU)
-    pinned = torch.empty
-    monkeypatch.setattr(accelerator, "pinned", lambda shape, dtype: pinned(shape, dtype=dtype))
-    for stream in (accelerator.compute, accelerator.transfers):
-        monkeypatch.setattr(stream, "borrow", lambda tensor: None)
-    monkeypatch.setattr(executor, "_make_accelerator", lambda device: accelerator)
+    use_fakes(executor, monkeypatch)
     assert run_at_random(StepDriver(executor, 4, seed=2), tiny_models.PROMPTS, 5) == expected
     assert executor.runs_in_background
+
+
+def test_graphs_are_warmed_up_and_captured_on_its_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is current: a stream of another device, say."""
+    notes, seen = install(monkeypatch), list[str]()
+    chosen = settings(
+        tiny_models.save("llama", tmp_path), block_size=4, num_blocks=40, max_model_len=48
+    )
+    runner = load_runner(chosen)
+    forward = runner.forward
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        seen.append(torch.cuda.current_stream(CPU).name)  # type: ignore[attr-defined]
+        return forward(*arguments)
+
+    monkeypatch.setattr(runner, "forward", watched)
+    backend = CapturableAttention(CapturableSettings(), None)
+    executor = make_executor(chosen, runner=runner, attention=backend)
+    use_fakes(executor, monkeypatch)
+    with torch.cuda.stream(FakeStream("other", notes)):  # type: ignore[arg-type]
+        executor.start()
+    sizes = [8, 4, 2, 1]
+    assert backend.captured == sizes
+    assert seen == ["compute", "captures"] * len(sizes)

@@ -84,11 +84,11 @@ class CudaAccelerator(Accelerator):
 
     runs_ahead = True
     measures_memory = True
+    compute: CudaStream
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        compute = CudaStream(torch.cuda.current_stream(device))
-        self.compute, self._on_compute = compute, compute.on
+        self.compute = CudaStream(torch.cuda.current_stream(device))
         make: Any = torch.cuda.Stream
         self.transfers = CudaStream(make(device))
         self._captures: Any = make(device)  # PyTorch's own is of the device that captured first
@@ -96,7 +96,7 @@ class CudaAccelerator(Accelerator):
 
     def upload(self, array: NDArray[Any], /) -> Tensor:
         """Copy through pinned memory."""
-        with self._on_compute():
+        with self.compute.on():
             return to_device(array, self.device)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype, /) -> Tensor:
@@ -122,7 +122,7 @@ class CudaAccelerator(Accelerator):
         options: dict[str, Any] = {"pool": self._pool, "stream": self._captures}
         try:
             with (
-                self._on_compute(),
+                self.compute.on(),
                 torch.cuda.graph(graph, capture_error_mode="thread_local", **options),
             ):
                 output = work()

@@ -110,10 +110,17 @@ class DecodeGraphs:
         return GraphedStep(run, self._inputs.targets(count), staged.give_back)
 
     def _capture(self, size: int) -> _Captured:
+        accelerator = self._model.accelerator
         plan = self._backend.plan_capture(self._inputs.empty_batch(size, self._max_seq_len))
         work = partial(self._decode, plan, *self._inputs.tokens(size))
-        work()  # compiles and allocates what a capture must not
-        return _Captured(self._model.accelerator.capture(work), plan)
+
+        def warm_up() -> None:
+            """Compile and allocate what a capture must not."""
+            work()
+
+        accelerator.compute.launch(warm_up)
+        accelerator.compute.record().wait()
+        return _Captured(accelerator.capture(work), plan)
 
     def _decode(
         self, plan: Any, tokens_B: Tensor, sources_B: Tensor, positions_B: Tensor
