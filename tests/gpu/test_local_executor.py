@@ -136,7 +136,7 @@ def test_memory_of_the_host_is_pinned() -> None:
 def test_a_capture_that_fails_leaves_nothing_behind() -> None:
     accelerator = CudaAccelerator(torch.device("cuda", 0))
     number = torch.ones((), device="cuda")
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="captur"):
         accelerator.capture(lambda: number * number.item())  # waits for the device
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     accelerator.memory()  # the allocator refuses to give back memory while a capture is under way

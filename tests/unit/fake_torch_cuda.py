@@ -102,7 +102,10 @@ def install(patch: pytest.MonkeyPatch, *, register: int = 0) -> list[str]:
         assert isinstance(graph, FakeGraph)
         notes.append(f"capture in {pool} on {stream.name}, {capture_error_mode}")
         before, current[0] = current[0], stream
-        yield  # after an error, PyTorch may leave all as it is
+        try:
+            yield
+        except Exception as error:  # PyTorch raises another one, and leaves the stream as it is
+            raise RuntimeError("a previous error during capture") from error
         current[0] = before
 
     fakes: dict[str, Any] = {

@@ -115,23 +115,33 @@ class CudaAccelerator(Accelerator):
         """Capture ``work`` in a CUDA graph; all graphs share one memory pool.
 
         PyTorch does not end a capture that CUDA has given up: its stream stays the current one, and
-        the allocator goes on as in a capture. Both is put right.
+        the allocator goes on as in a capture. Both are put right.
         """
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         options: dict[str, Any] = {"pool": self._pool, "stream": self._captures}
+        causes: list[Exception] = []
         try:
             with (
                 self.compute.on(),
                 torch.cuda.graph(graph, capture_error_mode="thread_local", **options),
             ):
-                output = work()
-        except Exception:
-            with suppress(RuntimeError):  # the capture was ended
-                torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
-                torch._C._cuda_releasePool(self.device.index, self._pool)
-            raise
+                try:
+                    output = work()
+                except Exception as error:
+                    causes.append(error)
+                    raise
+        except Exception as error:  # noqa: BLE001 - raised again, or what it followed from
+            self._end_capture()
+            causes.append(error)  # the end of a capture says less than what broke it
+            raise causes[0] from None
         return CudaGraph(graph, output)
+
+    def _end_capture(self) -> None:
+        """Let the allocator know that a capture has ended, if it does not."""
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
+            torch._C._cuda_releasePool(self.device.index, self._pool)
 
     def memory(self) -> DeviceMemory:
         """Return the memory once PyTorch has given back what it holds and does not use."""
