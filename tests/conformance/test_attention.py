@@ -21,7 +21,6 @@ class TestTorchFloat8(AttentionConformance):
 
 class OnCpu(AttentionConformance):
     keeps_bits = True
-    max_examples = 80
 
 
 class TestCpu(OnCpu):
