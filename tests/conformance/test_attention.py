@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import pytest
+
 from paged_core.testing import AttentionConformance
 
 
 class TestTorch(AttentionConformance):
     component = "torch"
     dtypes = ("float32", "bfloat16", "float16")
+
+
+class TestTorchDeterministic(AttentionConformance):
+    component = "torch"
+    deterministic = True
+    keeps_bits = True
+    max_examples = 15
+    test_more_tokens_than_a_dimension_of_a_grid_may_have = pytest.mark.slow(
+        AttentionConformance.test_more_tokens_than_a_dimension_of_a_grid_may_have
+    )
 
 
 class TestTorchFloat8(AttentionConformance):

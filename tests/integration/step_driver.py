@@ -45,6 +45,7 @@ def settings(folder: Path | str, **changes: Any) -> Any:
         "trust_remote_code": False,
         "allow_pickle": False,
         "enforce_eager": False,
+        "deterministic": False,
         "scheduler": SimpleNamespace(max_num_seqs=8),
     }
     return SimpleNamespace(**(values | changes))

@@ -23,7 +23,7 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 
 
 def backend() -> TorchAttention:
-    parts = AttentionParts(settings=cast("Any", SimpleNamespace()))
+    parts = AttentionParts(settings=cast("Any", SimpleNamespace(deterministic=False)))
     return TorchAttention(TorchSettings(), parts)
 
 

@@ -2,6 +2,7 @@
 
 The batch is cut into tiles: sequences with the same number of queries and similar length, padded to
 the longest of them, or a run of queries of one long sequence. A tile is a few tensor operations.
+With ``deterministic: true`` it is one query, and slow.
 
 Shapes: T tokens in the batch, S sequences, W blocks in a row of the block tables, C slots of the
 cache; in a tile N sequences, Q queries of each, L keys of each; K key/value heads, G query heads
@@ -70,7 +71,9 @@ class _Piece:
 class Plan:
     """Of one step; tiles are made once for each sliding window."""
 
-    def __init__(self, batch: AttentionBatch) -> None:
+    def __init__(self, batch: AttentionBatch, *, one_by_one: bool) -> None:
+        """``one_by_one``: a tile is one query, so that nothing else decides how it is rounded."""
+        self._one_by_one = one_by_one
         self._tables_SW = batch.block_tables
         self.slots_T = batch.slot_mapping
         self._device = batch.slot_mapping.device
@@ -84,7 +87,8 @@ class Plan:
         """Return the tiles that cover every query once, for layers of this ``window``."""
         key = (window, block_size)
         if key not in self._tiles:
-            groups = _group(list(self._pieces()), window)
+            pieces = list(self._pieces())
+            groups = [[one] for one in pieces] if self._one_by_one else _group(pieces, window)
             self._tiles[key] = [self._tile(pieces, window, block_size) for pieces in groups]
         return self._tiles[key]
 
@@ -94,7 +98,8 @@ class Plan:
             row, end = self._starts[sequence], self._starts[sequence + 1]
             position = length - (end - row)
             while row < end:
-                count = min(end - row, max(1, _MAX_SCORES // length))
+                most = 1 if self._one_by_one else max(1, _MAX_SCORES // length)
+                count = min(end - row, most)
                 yield _Piece(sequence, row, position, count)
                 row, position = row + count, position + count
 
@@ -190,6 +195,7 @@ class TorchAttention(AttentionBackend):
 
     def __init__(self, options: TorchSettings, parts: AttentionParts) -> None:
         """There are no options."""
+        self._one_by_one = parts.settings.deterministic
 
     def check(self, layer: LayerSpec, /) -> str | None:
         """Return why the numbers of heads or slopes do not match, if they do not."""
@@ -207,7 +213,7 @@ class TorchAttention(AttentionBackend):
 
     def plan(self, batch: AttentionBatch, /) -> Plan:
         """Return a plan that makes tiles when the first layer asks for them."""
-        return Plan(batch)
+        return Plan(batch, one_by_one=self._one_by_one)
 
     def bind(self, layer: LayerSpec, cache: Tensor, /) -> LayerAttention:
         """Return the attention of ``layer`` over ``cache``."""

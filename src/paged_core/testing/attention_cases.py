@@ -141,6 +141,52 @@ class AttentionCases(ComponentConformance):
             layer = self.layer(dtype, block_size=4, sliding_window=window)
             self.check_equal(layer, [(20, 1), (0, 19), (7, 9), (3, 1)], 11)
 
+    def test_the_sliding_window_may_begin_anywhere(self) -> None:
+        """At, before and after places where kernels begin a tile, for many tokens and for one."""
+        for dtype in self.dtypes:
+            layer = self.layer(dtype, num_heads=1, num_kv_heads=1, sliding_window=100)
+            chunks = [(133, 128), (261, 128), *((cached, 1) for cached in (162, 163, 164, 291))]
+            self.check_equal(layer, chunks, 16)
+
+    def test_layers_of_different_windows_share_a_plan(self) -> None:
+        backend = self.make()
+        for dtype in self.dtypes:
+            wide = self.layer(dtype, block_size=4)
+            narrow = replace(wide, sliding_window=3)
+            chunks = [(20, 1), (0, 9), (7, 5)]
+            scenes = [self.scene(backend, layer, chunks, 17) for layer in (wide, narrow, wide)]
+            members = list(range(len(chunks)))
+            for scene in scenes:
+                scene.write_cached(members)
+            plan = scenes[0].plan(members)
+            for scene in scenes:
+                outputs = scene.run(members, write_cached=False, plan=plan)
+                self.check_outputs(scene, outputs, members)
+
+    def test_what_it_is_given_and_what_it_gave_stay_as_they_are(self) -> None:
+        """Neither the inputs nor the result of a call are changed, by it or by later ones."""
+        backend = self.make()
+        torch: Any = import_module("torch")
+        for dtype in self.dtypes:
+            scenes = [self.scene(backend, self.layer(dtype), [(20, 1), (3, 9)], 18) for _ in "12"]
+            first = scenes[0].run([0, 1])
+            kept = [part.clone() for part in first]
+            assert all(map(torch.equal, scenes[0].given, scenes[0].inputs([0, 1])))
+            scenes[1].queries = [-query for query in scenes[1].queries]
+            scenes[1].run([0, 1])
+            assert all(map(torch.equal, first, kept))
+
+    def test_a_cache_of_more_than_2_31_numbers(self) -> None:
+        """Blocks at the end of a cache whose numbers cannot be counted in 32 bits."""
+        backend = self.make()
+        if isinstance(backend, SupportsCacheLayout):
+            pytest.skip("it has a cache layout of its own")
+        for dtype in self.dtypes:
+            layer = self.layer(dtype, num_heads=1, num_kv_heads=1)
+            block = 2 * layer.block_size * layer.head_dim
+            scene = Scene(backend, layer, [(40, 1), (17, 5)], 19, first_block=(1 << 31) // block)
+            self.check_outputs(scene, scene.run([0, 1]), [0, 1])
+
     @pytest.mark.parametrize("heads", [(1, 1), (4, 1), (6, 3), (5, 5), (8, 2)], ids=str)
     def test_each_query_head_has_its_key_head(self, heads: tuple[int, int]) -> None:
         num_heads, num_kv_heads = heads
@@ -177,6 +223,7 @@ class AttentionCases(ComponentConformance):
             scene = self.scene(backend, self.layer(dtype), [(20, 1), (3, 9)], 1)
             self.check_outputs(scene, fused, [0, 1])
             self.check_outputs(scene, scene.run([0, 1], arrange=scene.heads_first), [0, 1])
+            self.check_outputs(scene, scene.run([0, 1], arrange=scene.values_aside), [0, 1])
 
     def test_a_batch_is_written_before_any_of_it_is_read(self) -> None:
         """A block that one sequence fills in this step, another reads in the same."""

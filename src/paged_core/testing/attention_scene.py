@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_core.interfaces.attention import AttentionBackend, LayerAttention, SupportsCacheLayout
+from paged_core.interfaces.attention import AttentionBackend, SupportsCacheLayout
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.testing.attention_batch import attention_batch
+
+_Rows = list[tuple[int, int, int, Any]]
+"""Sequence, tokens cached, tokens new, and their queries."""
 
 Arrange = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
 
@@ -29,8 +32,15 @@ class Scene:
         layer: LayerSpec,
         chunks: Sequence[tuple[int, int]],
         seed: int,
+        *,
+        first_block: int = 0,
     ) -> None:
-        """``chunks``: for each sequence, how many tokens are cached and how many are new."""
+        """
+        Args:
+            chunks: for each sequence, how many tokens are cached and how many are new.
+            first_block: blocks below it are not used, and take no memory on a CPU; if it is not 0,
+                the cache is zeros where nothing was written.
+        """
         self._torch: Any = import_module("torch")
         torch = self._torch
         random = torch.Generator().manual_seed(seed)
@@ -38,8 +48,8 @@ class Scene:
         dtype = getattr(torch, layer.dtype)
         lengths = [cached + new for cached, new in chunks]
         width = max(-(-length // layer.block_size) for length in lengths)
-        self.num_blocks = width * len(chunks) + 3
-        order = torch.randperm(self.num_blocks, generator=random)
+        self.num_blocks = first_block + width * len(chunks) + 3
+        order = torch.randperm(self.num_blocks - first_block, generator=random) + first_block
         self.tables = order[: width * len(chunks)].view(len(chunks), width)
 
         def tokens(heads: int) -> Any:
@@ -55,7 +65,7 @@ class Scene:
         queries = tokens(layer.num_heads).split(lengths)
         self.queries = [rows[-new:] for rows, (_, new) in zip(queries, chunks, strict=True)]
         self.keys, self.values = stored(), stored()
-        self.cache = self._allocate(layer.device)
+        self.cache = self._allocate(layer.device) if not first_block else self._zeros()
         self._attention = backend.bind(layer, self.cache)
         # what is cached is written by attention whose results are dropped: let it see little
         narrow = replace(layer, sliding_window=1)
@@ -69,29 +79,42 @@ class Scene:
         *,
         write_cached: bool = True,
         arrange: Arrange | None = None,
+        plan: Any = None,
     ) -> list[Any]:
         """Run these sequences' new tokens as one batch; return each one's result.
 
         Args:
             write_cached: write what they have cached first.
             arrange: changes the memory layout of query, key and value.
+            plan: of another scene with the same blocks; ``None``: it is planned.
         """
         if write_cached:
             self.write_cached(members)
-        rows = [(index, *self.chunks[index], self.queries[index]) for index in members]
-        out = self._forward(self._attention, rows, arrange)
+        rows = self._new(members)
+        inputs = self._inputs(rows) if arrange is None else arrange(*self._inputs(rows))
+        self.given = inputs
+        out: Any = self._attention.forward(*inputs, plan or self._plan(rows))
         return [part.cpu() for part in out.split([new for _, _, new, _ in rows])]
+
+    def plan(self, members: Sequence[int]) -> Any:
+        """Return a plan for these sequences' new tokens."""
+        return self._plan(self._new(members))
+
+    def inputs(self, members: Sequence[int]) -> tuple[Any, Any, Any]:
+        """Return query, key and value of these sequences' new tokens; what :meth:`run` gave to the
+        component last is :attr:`given`."""
+        return self._inputs(self._new(members))
 
     def write_cached(self, members: Sequence[int]) -> None:
         """Write the cached tokens, in one batch."""
-        rows = []
+        rows: _Rows = []
         for index in members:
             cached = self.chunks[index][0]
             if cached:
                 shape = (cached, self.layer.num_heads, self.layer.head_dim)
                 rows.append((index, 0, cached, self.keys[index].new_zeros(shape)))
         if rows:
-            self._forward(self._writer, rows, None)
+            self._writer.forward(*self._inputs(rows), self._plan(rows))
 
     def move_blocks(self, distance: int) -> None:
         """Copy every block to another one, within the cache: all are moved in a circle."""
@@ -144,6 +167,15 @@ class Scene:
         self._poison(cache)
         return cache
 
+    def _zeros(self) -> Any:
+        """Return a cache of zeros, which a CPU maps on first use."""
+        shape = self.backend.cache_shape(self.layer, self.num_blocks)
+        if self.layer.device != "cpu":
+            return self._torch.zeros(shape, dtype=self._stored_dtype, device=self.layer.device)
+        size = self._stored_dtype.itemsize * int(np.prod(shape))
+        zeros = self._torch.from_numpy(np.zeros(size, np.uint8))
+        return zeros.view(self._stored_dtype).view(shape)
+
     @property
     def _stored_dtype(self) -> Any:
         layer, torch = self.layer, self._torch
@@ -171,6 +203,11 @@ class Scene:
         first, second, third = self._torch.cat([query, key, value], dim=1).split(heads, dim=1)
         return first, second, third
 
+    def values_aside(self, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
+        """Return contiguous queries and keys, and values that are a slice of a fused projection,
+        as after a rotary embedding that is not computed in place."""
+        return query, key, self.side_by_side(query, key, value)[2]
+
     def heads_first(self, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
         """Return tensors in which the tokens of a head are contiguous."""
         first, second, third = (
@@ -178,27 +215,25 @@ class Scene:
         )
         return first, second, third
 
-    def _forward(
-        self,
-        attention: LayerAttention,
-        rows: Sequence[tuple[int, int, int, Any]],
-        arrange: Arrange | None,
-    ) -> Any:
-        torch, layer = self._torch, self.layer
+    def _new(self, members: Sequence[int]) -> _Rows:
+        return [(index, *self.chunks[index], self.queries[index]) for index in members]
+
+    def _plan(self, rows: _Rows) -> Any:
         batch = attention_batch(
             self.tables[[index for index, *_ in rows]].numpy(),
             [(cached, new) for _, cached, new, _ in rows],
-            layer.block_size,
-            layer.device,
+            self.layer.block_size,
+            self.layer.device,
         )
-        query = torch.cat([part for *_, part in rows])
+        return self.backend.plan(batch)
+
+    def _inputs(self, rows: _Rows) -> tuple[Any, Any, Any]:
+        query = self._torch.cat([part for *_, part in rows])
         key, value = (
-            torch.cat([kept[index][cached : cached + new] for index, cached, new, _ in rows])
+            self._torch.cat([kept[index][cached : cached + new] for index, cached, new, _ in rows])
             for kept in (self.keys, self.values)
         )
-        if arrange is not None:
-            query, key, value = arrange(query, key, value)
-        return attention.forward(query, key, value, self.backend.plan(batch))
+        return query, key, value
 
     # ------------------------------------------------------------------ expected result
 

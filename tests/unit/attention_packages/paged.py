@@ -110,7 +110,7 @@ def attend(
     # what is there is written again
     keys_TKD, values_TKD = (part.flatten(0, 1)[batch.slot_mapping] for part in cache)
     out_THD[rows] = PagedLayer(layer, cache).forward(
-        query_THD[rows], keys_TKD, values_TKD, Plan(batch)
+        query_THD[rows], keys_TKD, values_TKD, Plan(batch, one_by_one=False)
     )
     return out_THD
 

@@ -114,7 +114,7 @@ def _by_itself(model: Any, prompts: Sequence[Tensor]) -> Tensor:
 
 def _paged(runner: Runner, prompts: Sequence[Tensor], device: torch.device) -> Tensor:
     backend = TorchAttention(
-        TorchSettings(), AttentionParts(settings=cast("Any", SimpleNamespace()))
+        TorchSettings(), AttentionParts(settings=cast("Any", SimpleNamespace(deterministic=False)))
     )
     layers = [
         replace(layer, block_size=_BLOCK_SIZE, kv_cache_dtype="auto") for layer in runner.layers
