@@ -90,7 +90,10 @@ def main(name: str, seconds: float, run: Callable[[Session], None]) -> None:
     """
     given = _options(name)
     output = given.output.absolute()
-    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"error: {output.parent} cannot be made ({error.strerror}); give another --output")
     folder = (given.folder or ROOT / "build" / "gpu").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     facts = {

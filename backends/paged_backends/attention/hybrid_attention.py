@@ -225,8 +225,11 @@ def _member(
     role: str, chosen: ChosenAttention, registry: Registry, parts: AttentionParts
 ) -> Member:
     found = registry.of("attention")
-    if chosen.name == "hybrid":
-        raise SettingsError(f"attention.{role}: a hybrid cannot be part of a hybrid")
+    if chosen.name in ("auto", "hybrid"):
+        raise SettingsError(
+            f"attention.{role}: a part cannot be {chosen.name!r}; name one of "
+            f"{', '.join(sorted(set(found) - {'hybrid'}))}"
+        )
     if chosen.name not in found:
         known = did_you_mean(chosen.name, found)
         raise SettingsError(f"attention.{role}: no attention is called {chosen.name!r}{known}")
@@ -244,4 +247,6 @@ def _options(
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(("attention", role, *map(str, first["loc"])))
+        if first["type"] == "extra_forbidden":
+            raise SettingsError(f"{where}: {chosen.name!r} has no such option") from None
         raise SettingsError(f"{where}: {first['msg']}, not {first['input']!r:.200}") from None

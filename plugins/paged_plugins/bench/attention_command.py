@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +20,7 @@ from paged_plugins.bench.attention_heads import AttentionHeads
 from paged_plugins.bench.bare_attention import BARE
 from paged_plugins.bench.device import device_of
 from paged_plugins.bench.machine import machine, machine_line
+from paged_plugins.bench.output_file import OutputFile
 from paged_plugins.bench.progress import progress
 from paged_plugins.bench.rates import Rates, measure_rates
 
@@ -77,9 +77,7 @@ def attention_command(
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Repeats to take the median of.")] = 9,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the same JSON to a file.")
-    ] = None,
+    output: OutputFile = None,
 ) -> None:
     """Measure the attention of a layer, writing its keys and values to the cache included.
 

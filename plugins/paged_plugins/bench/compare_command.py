@@ -27,6 +27,7 @@ from paged_plugins.bench.drawn_options import (
     SharedPrefix,
     drawing,
 )
+from paged_plugins.bench.output_file import OutputFile
 from paged_plugins.bench.peer_choice import Choice, installed_peers, named_peers
 from paged_plugins.bench.peer_process import PeerProcess
 from paged_plugins.bench.peer_python import PeerPython
@@ -73,9 +74,7 @@ def compare_command(
     ] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Runs to take the median of.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per workload.")] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the same JSON to a file.")
-    ] = None,
+    output: OutputFile = None,
 ) -> None:
     """Compare with other engines on the same model, token ids and number of tokens.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ from paged_core.cli.output import print_json, print_table
 from paged_core.errors import SettingsError
 from paged_plugins.bench.decode_steps import DecodeSteps
 from paged_plugins.bench.machine import machine, machine_line
+from paged_plugins.bench.output_file import OutputFile
 from paged_plugins.bench.rates import Rates, measure_rates
 from paged_plugins.bench.throughput_command import open_bench
 
@@ -28,9 +28,7 @@ def decode_command(
         bool, typer.Option(help="Measure the bandwidth of the device afterwards.")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the same JSON to a file.")
-    ] = None,
+    output: OutputFile = None,
 ) -> None:
     """Measure the steps of a batch in which every sequence decodes.
 

@@ -13,6 +13,7 @@ from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
 from paged_plugins.bench.machine import machine, machine_line
 from paged_plugins.bench.measurement import percentiles
+from paged_plugins.bench.output_file import OutputFile
 from paged_plugins.bench.progress import progress
 from paged_plugins.bench.throughput_command import open_bench
 from paged_plugins.bench.workloads import drawn
@@ -27,9 +28,7 @@ def latency_command(
     ] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Batches, one after another.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the same JSON to a file.")
-    ] = None,
+    output: OutputFile = None,
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a trace of all steps in the Chrome format."),

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +15,7 @@ from paged_core.cli.output import print_json, print_table
 from paged_core.errors import SettingsError
 from paged_plugins.bench.machine import machine
 from paged_plugins.bench.null_executor import NULL_EXECUTOR
+from paged_plugins.bench.output_file import OutputFile
 from paged_plugins.bench.progress import progress
 from paged_plugins.bench.steady_state import SteadyState
 
@@ -57,9 +57,7 @@ def scheduler_command(
     steps: Annotated[int, typer.Option(min=1, help="Steps in one repeat.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Repeats to take the median of.")] = 9,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the same JSON to a file.")
-    ] = None,
+    output: OutputFile = None,
 ) -> None:
     """Measure what a step costs without a model: microseconds per step and per sequence.
 

@@ -22,6 +22,7 @@ from paged_plugins.bench.drawn_options import (
 )
 from paged_plugins.bench.machine import machine, machine_line
 from paged_plugins.bench.measurement import Bench
+from paged_plugins.bench.output_file import OutputFile
 from paged_plugins.bench.progress import progress
 from paged_plugins.bench.workloads import NAMED, Workload
 
@@ -47,9 +48,7 @@ def throughput_command(
         bool, typer.Option(help="Measure the machine's limits after each workload, a second each.")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per workload.")] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the same JSON to a file.")
-    ] = None,
+    output: OutputFile = None,
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a trace of all steps in the Chrome format."),
