@@ -20,7 +20,7 @@ from paged_core.errors import SettingsError
 from paged_core.ids import BlockId, SeqId
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput
-from unit.capturable_attention import CapturableAttention, CapturableSettings
+from unit.capturable_attention import CapturableAttention
 from unit.test_attention_plans import NoReads
 
 SIZE = 4
@@ -47,7 +47,7 @@ def make(folder: Path, *, runner: Any = None, eager: bool = False, blocks: int =
         chosen,
         needs_host_blocks=True,
         runner=runner or load_runner(chosen, "native"),
-        attention=CapturableAttention(CapturableSettings(), None),
+        attention=CapturableAttention(),
         accelerator="emulated",
     )
 

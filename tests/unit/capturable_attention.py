@@ -11,8 +11,9 @@ from torch import Tensor
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import PagedLayer, TorchAttention
 from paged_core.component import Component
-from paged_core.interfaces.attention import AttentionBatch, LayerAttention
+from paged_core.interfaces.attention import AttentionBatch, AttentionParts, LayerAttention
 from paged_core.interfaces.layer import LayerSpec
+from paged_core.settings import EngineSettings
 
 
 class CapturableSettings(TorchSettings):
@@ -78,8 +79,12 @@ class CapturableLayer:
 class CapturableAttention(TorchAttention):
     """Counts what it plans."""
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
+    def __init__(
+        self, options: TorchSettings | None = None, parts: AttentionParts | None = None
+    ) -> None:
+        super().__init__(
+            options or CapturableSettings(), parts or AttentionParts(settings=EngineSettings())
+        )
         self.captured: list[int] = []
         self.num_updates = 0
 

@@ -179,7 +179,7 @@ def _those_alive(pid: int) -> list[psutil.Process]:
         (("--model", "x", "--dtype", "float32", "--workload", "W9"), "no workload is called 'W9'"),
         (
             ("--model", "x", "--dtype", "float32", "--output", "/no/folder/rows"),
-            "--output /no/folder/rows: No such file",
+            "there is no folder /no/folder; make it first",
         ),
     ],
 )

@@ -94,7 +94,7 @@ class TestCommand:
         text = run(capsys, *SMALL, "--schedulers", "token_budget", "--json", "--output", str(file))
         assert json.loads(file.read_text("utf-8")) == json.loads(text)
         missing = str(tmp_path / "missing" / "figures.json")
-        assert "missing" in run(capsys, *SMALL, "--output", missing, status=1)
+        assert "missing" in run(capsys, *SMALL, "--output", missing, status=2)
 
     def test_other_settings_apply(self, capsys: Capture) -> None:
         one = ("--schedulers", "token_budget", "--block-allocators", "hash_cached")

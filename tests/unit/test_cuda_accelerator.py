@@ -22,7 +22,7 @@ from paged_backends.executors import cuda_accelerator
 from paged_backends.executors.cuda_accelerator import CudaAccelerator
 from paged_backends.executors.local import LocalExecutor
 from paged_core.errors import SettingsError
-from unit.capturable_attention import CapturableAttention, CapturableSettings
+from unit.capturable_attention import CapturableAttention
 from unit.fake_torch_cuda import CPU, FakeStream, FakeTensor, install
 
 
@@ -167,7 +167,7 @@ def test_graphs_are_warmed_up_and_captured_on_its_streams(
         return forward(*arguments)
 
     monkeypatch.setattr(runner, "forward", watched)
-    backend = CapturableAttention(CapturableSettings(), None)
+    backend = CapturableAttention()
     executor = make_executor(chosen, runner=runner, attention=backend)
     use_fakes(executor, monkeypatch)
     with torch.cuda.stream(FakeStream("other", notes)):  # type: ignore[arg-type]
