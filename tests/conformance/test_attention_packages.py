@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import pytest
 
+from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cuda.emulation import EmulatedModule
 from paged_core.testing import AttentionConformance
 from unit.attention_packages.install import install
 
@@ -88,6 +91,25 @@ class TestHybrid(OverStandIns):
     component: ClassVar[Mapping[str, Any]] = {"name": "hybrid", "decode": "flashinfer"}
     packages = ("fa3", "flashinfer")
     head_dims = (64, 128, 256)
+
+
+class TestHybridOfCuda(OverStandIns):
+    """Our kernels write and read what the package reads and writes, in one cache."""
+
+    component: ClassVar[Mapping[str, Any]] = {
+        "name": "hybrid",
+        "prefill": "flash_attn",
+        "decode": {"name": "cuda", "target": "emulated"},
+    }
+    packages = ("fa3",)
+    max_seconds = 120
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _compiled(cls) -> None:
+        """Compile outside of the tests, in which a call may not wait long for another process."""
+        with suppress(CannotCompile):  # the tests say so
+            EmulatedModule.load(checked=False)
 
 
 class TestHybridOfTorch(OverStandIns):
