@@ -6,11 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from time import monotonic, perf_counter
+from time import perf_counter
 
 from paged_core.checked.fault_names import FaultNames
 from paged_core.checked.result import check_result
 from paged_core.checked.schedule import count_scheduled
+from paged_core.clock import SystemClock
 from paged_core.errors import PluginError, RequestError
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import Observer
@@ -39,7 +40,7 @@ class Engine:
         policies: makes the scheduler, and what it and ``kv_cache`` need, anew after a failure.
         capacity: what ``executor.start()`` answered.
         faults: names the component that raised.
-        clock: seconds; arrivals and deadlines are measured on it.
+        clock: seconds; arrivals and deadlines are measured on it. ``None``: this machine's.
         async_scheduling: plan each step while the one before it runs.
     """
 
@@ -52,14 +53,14 @@ class Engine:
         capacity: Capacity,
         faults: FaultNames,
         observers: Sequence[Observer] = (),
-        clock: Callable[[], float] = monotonic,
+        clock: Callable[[], float] | None = None,
         async_scheduling: bool = False,
     ) -> None:
         self.kv_cache = kv_cache
         self.scheduler, self._service = policies.make_scheduler(kv_cache, capacity.max_model_len)
         self.executor = executor
         self.capacity = capacity
-        self.clock = clock
+        self.clock = clock or SystemClock()
         self.num_steps = 0
         self.pins = Pins(kv_cache, capacity.max_model_len)
         """Prefixes that are kept in the cache."""

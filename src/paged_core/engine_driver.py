@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from time import monotonic, sleep
 
+from paged_core.clock import Clock, SystemClock
 from paged_core.engine import Engine
 from paged_core.errors import EngineError
 from paged_core.request import Request
@@ -30,6 +30,7 @@ class EngineDriver:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._clock = engine.clock if isinstance(engine.clock, Clock) else SystemClock()
         self._lock = Lock()
         self._process = os.getpid()  # in which the lock was last acquired
         self._idle_since: float | None = None
@@ -102,7 +103,7 @@ class EngineDriver:
             self._lock.release()
 
     def _idle(self) -> None:
-        now = monotonic()
+        now = self._clock()
         if self._idle_since is None:
             self._idle_since = now
         elif now - self._idle_since > STALL_SECONDS:
@@ -113,4 +114,4 @@ class EngineDriver:
                 f"{STALL_SECONDS:.0f} s although {len(self.engine.scheduler)} requests wait; this "
                 "is a fault of that scheduler"
             )
-        sleep(IDLE_SECONDS)
+        self._clock.sleep(IDLE_SECONDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import count
 from typing import Any, Self
@@ -44,6 +44,8 @@ class LLM:
     Args:
         model: a hub id, a folder, or ``demo``.
         registry: where components come from; ``None``: what is installed.
+        clock: seconds; arrivals, deadlines and latencies are measured on it. ``None``: the
+            executor's own (a simulation has one), or the time of this machine.
         settings: every other setting, by keyword.
 
     Raises:
@@ -53,10 +55,15 @@ class LLM:
     """
 
     def __init__(
-        self, model: str = "demo", *, registry: Registry | None = None, **settings: Any
+        self,
+        model: str = "demo",
+        *,
+        registry: Registry | None = None,
+        clock: Callable[[], float] | None = None,
+        **settings: Any,
     ) -> None:
         registry = registry or Registry.discover()
-        self._start(settings_class(registry)(model=model, **settings), registry)
+        self._start(settings_class(registry)(model=model, **settings), registry, clock)
 
     @classmethod
     def from_config(cls, config: str | os.PathLike[str] | None = None, **overrides: Any) -> Self:
@@ -71,15 +78,26 @@ class LLM:
         return cls.from_settings(resolved.settings, resolved.registry)
 
     @classmethod
-    def from_settings(cls, settings: EngineSettings, registry: Registry) -> Self:
+    def from_settings(
+        cls,
+        settings: EngineSettings,
+        registry: Registry,
+        *,
+        clock: Callable[[], float] | None = None,
+    ) -> Self:
         """Start from resolved settings."""
         self = cls.__new__(cls)
-        self._start(settings, registry)
+        self._start(settings, registry, clock)
         return self
 
-    def _start(self, settings: EngineSettings, registry: Registry) -> None:
+    def _start(
+        self,
+        settings: EngineSettings,
+        registry: Registry,
+        clock: Callable[[], float] | None,
+    ) -> None:
         self.settings = settings
-        self.engine = build_engine(settings, registry)
+        self.engine = build_engine(settings, registry, clock=clock)
         self.driver = EngineDriver(self.engine)
         executor = self.engine.executor
         self.tokenizer: Tokenizer | None = (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from time import monotonic
 
 from paged_core.checked.fault_names import FaultNames
 from paged_core.checked.result import check_capacity
+from paged_core.clock import SystemClock
 from paged_core.component import ComponentSettings
 from paged_core.engine import Engine
 from paged_core.interfaces.component_factory import make_component
-from paged_core.interfaces.executor import Executor, ExecutorParts
+from paged_core.interfaces.executor import Executor, ExecutorParts, SupportsClock
 from paged_core.interfaces.future import Future
 from paged_core.interfaces.observer import Observer, ObserverParts
 from paged_core.policies import Policies
@@ -23,14 +23,15 @@ def build_engine(
     settings: EngineSettings,
     registry: Registry,
     *,
-    clock: Callable[[], float] = monotonic,
+    clock: Callable[[], float] | None = None,
     observers: Sequence[Observer] = (),
     future: Future | None = None,
 ) -> Engine:
     """Build and start an engine.
 
     Args:
-        clock: in seconds; measures arrivals and deadlines.
+        clock: in seconds; measures arrivals and deadlines. ``None``: the executor's own, if it has
+            one, or the time of this machine.
         observers: notified of every event, besides those that the settings name.
         future: what requests will ask the prefix cache for, which is known in a replay.
 
@@ -44,10 +45,13 @@ def build_engine(
         settings=settings,
         registry=registry,
         needs_host_blocks=policies.make_preemption().may_swap,
+        clock=clock,
     )
     executor: Executor = make_component(registry, "executor", settings.executor, executor_parts)
     with ExitStack() as on_error:
         on_error.callback(executor.close)
+        if clock is None:
+            clock = executor.clock if isinstance(executor, SupportsClock) else SystemClock()
         capacity = executor.start()
         check_capacity(capacity)
         parts = ObserverParts(settings=settings, num_blocks=capacity.num_blocks)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paged_core import engine_driver
+from paged_core.clock import VirtualClock
 from paged_core.engine import Engine
 from paged_core.engine_driver import EngineDriver
 from paged_core.errors import EngineError
@@ -56,10 +57,10 @@ def test_a_scheduler_that_is_stuck_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_progress_between_idle_steps_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter(range(0, 10_000, 20))
-    monkeypatch.setattr(engine_driver, "monotonic", lambda: next(times))
-    monkeypatch.setattr(engine_driver, "IDLE_SECONDS", 0.0)
-    driver = EngineDriver(engine_with())
+    monkeypatch.setattr(engine_driver, "IDLE_SECONDS", 20.0)
+    engine = engine_with()
+    engine.clock = VirtualClock()
+    driver = EngineDriver(engine)
     driver.add(request(max_tokens=9))
     for _ in range(4):
         with monkeypatch.context() as stuck:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -11,6 +11,7 @@ from paged_core.interfaces import component_factory
 from paged_core.step import StepInput, StepResult
 
 if TYPE_CHECKING:
+    from paged_core.clock import Clock
     from paged_core.interfaces.attention import AttentionBackend
     from paged_core.interfaces.layer import LayerSpec
     from paged_core.interfaces.runner import Runner
@@ -28,6 +29,8 @@ class ExecutorParts:
     registry: Registry
     needs_host_blocks: bool
     """Whether the chosen preemption may swap."""
+    clock: Callable[[], float] | None = None
+    """The engine's clock, if its caller gave one."""
 
     def make_runner(self) -> Runner:
         """As :func:`~paged_core.interfaces.component_factory.make_runner`."""
@@ -91,3 +94,12 @@ class SupportsText(Protocol):
 
     def tokenizer(self) -> Tokenizer | None:
         """Return it, or ``None`` if the checkpoint has none and serves token ids only."""
+
+
+@runtime_checkable
+class SupportsClock(Protocol):
+    """An executor whose steps take time on a clock of their own: a simulation."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that the engine uses too, unless its caller gave another one."""

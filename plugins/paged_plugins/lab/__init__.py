@@ -1,0 +1,1 @@
+"""The lab: swap one component, keep everything else, and learn what it did."""

@@ -1,0 +1,50 @@
+"""Slot ``cost_model``: how long a step takes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paged_core.settings import EngineSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModelParts:
+    """What the factory of a cost model gets beside its options."""
+
+    settings: EngineSettings
+
+
+@dataclass(slots=True, kw_only=True)
+class StepWork:
+    """What a step computes and moves."""
+
+    prefill_tokens: int = 0
+    """Tokens of sequences that compute several, or do not draw one yet."""
+    prefill_pairs: int = 0
+    """Pairs of a query and a key that attention computes for them."""
+    prefill_context: int = 0
+    """Cached tokens that attention reads for them."""
+    decode_sequences: int = 0
+    """Sequences that compute one token and draw the next."""
+    decode_context: int = 0
+    """Cached tokens that attention reads for them."""
+    sampled_rows: int = 0
+    """Rows of logits."""
+    copied_blocks: int = 0
+    swapped_blocks: int = 0
+    """Out and in together."""
+
+
+class CostModel(ABC):
+    """Predicts the time of a step, from the work in it alone."""
+
+    @abstractmethod
+    def seconds(self, work: StepWork, /) -> float:
+        """Return the time from the plan of a step to its tokens, above 0."""
+
+    def num_blocks(self, block_size: int, /) -> int | None:
+        """Return the blocks that fit beside the model; ``None``: it does not know."""
+        return None

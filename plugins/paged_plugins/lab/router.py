@@ -1,0 +1,46 @@
+"""Slot ``router``: which replica of a cluster serves a request."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from paged_core.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterParts:
+    """What the factory of a router gets beside its options."""
+
+    num_replicas: int
+    block_size: int
+    seed: int
+
+
+class ReplicaLoad(Protocol):
+    """What a router may know of a replica when a request arrives."""
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that were routed to it and have not ended."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of their prompts that are not computed, and of their answers so far."""
+
+
+class Router(ABC):
+    """Chooses a replica for each request, in the order of their arrival."""
+
+    @abstractmethod
+    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
+        """Return the number of the replica that serves ``request``.
+
+        Args:
+            session: the conversation or user that it belongs to; may be empty.
+        """
+
+    def finished(self, request: Request, replica: int, /) -> None:  # noqa: B027 - few need it
+        """A request that was routed to ``replica`` has ended."""

@@ -1,0 +1,27 @@
+"""Token ids from content ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+_MASK = (1 << 64) - 1
+
+
+def token_ids(parts: Iterable[range], vocab_size: int | None) -> list[int]:
+    """Return a token id for each content id of ``parts``.
+
+    Args:
+        vocab_size: token ids are below it, and look random: the finalizer of SplitMix64 (Steele,
+            Lea and Flood, "Fast splittable pseudorandom number generators", 2014) of the content
+            id. ``None``: any token id is served, so that the content ids themselves are returned.
+    """
+    ids = chain.from_iterable(parts)
+    return list(ids) if vocab_size is None else [_mixed(each) % vocab_size for each in ids]
+
+
+def _mixed(number: int) -> int:
+    number = (number + 0x9E3779B97F4A7C15) & _MASK
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
+    return number ^ (number >> 31)

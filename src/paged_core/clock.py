@@ -1,0 +1,46 @@
+"""Clocks: what an engine measures arrivals, deadlines and latencies on."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """Seconds since some start, which never go back, and a way to let them pass."""
+
+    def __call__(self) -> float:
+        """Return the seconds."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Return when so many seconds have passed on this clock."""
+
+
+class SystemClock:
+    """The time of this machine."""
+
+    def __call__(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float, /) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+
+class VirtualClock:
+    """Time that passes only when something says so: a simulated step, or a sleep.
+
+    Args:
+        now: seconds that it shows at first.
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float, /) -> None:
+        """Move on at once; by nothing, if ``seconds`` is negative."""
+        self.now += max(0.0, seconds)
