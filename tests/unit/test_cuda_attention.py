@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_backends.attention.cuda_attention import CudaAttention
-from paged_backends.attention.key_splits import KeySplits
 from paged_backends.attention.settings import CudaSettings
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cuda import targets
 from paged_backends.kernels.cuda.kernel import KernelError
+from paged_backends.kernels.cuda.key_splits import KeySplits
 from paged_backends.kernels.cuda.structs import Call
 from paged_backends.kernels.cuda.targets import EmulatedTarget, GpuTarget
 from paged_backends.kernels.cuda.variant import GPU_GROUPS, Variant

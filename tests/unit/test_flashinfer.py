@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from paged_backends.attention.flashinfer_attention import FlashInferAttention
-from paged_backends.attention.flashinfer_package import obstacle
-from paged_backends.attention.flashinfer_pages import Pages
-from paged_backends.attention.flashinfer_wrappers import Wrappers
+from paged_backends.attention.flashinfer.backend import FlashInferAttention
+from paged_backends.attention.flashinfer.package import obstacle
+from paged_backends.attention.flashinfer.pages import Pages
+from paged_backends.attention.flashinfer.wrappers import Wrappers
 from paged_backends.kernels.nvidia import gpu_problem
 from paged_core.interfaces.attention import SupportsGraphCapture
 from unit.attention_calls import LAYER, batch_of, layer, make, run, tokens

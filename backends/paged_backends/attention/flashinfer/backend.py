@@ -15,9 +15,9 @@ from torch import Tensor
 
 from paged_backends.attention.block_bounds import BlockBounds
 from paged_backends.attention.compute_capability import compute_capability, dotted
-from paged_backends.attention.flashinfer_package import package_problem
-from paged_backends.attention.flashinfer_pages import Pages
-from paged_backends.attention.flashinfer_wrappers import Lease, Wrappers
+from paged_backends.attention.flashinfer.package import package_problem
+from paged_backends.attention.flashinfer.pages import Pages
+from paged_backends.attention.flashinfer.wrappers import Lease, Wrappers
 from paged_backends.attention.layer_checks import dtype_problem, heads_problem
 from paged_backends.attention.settings import FlashInferSettings
 from paged_backends.attention.slot_writes import SlotWrites

@@ -12,7 +12,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from paged_backends.attention.triton_plan import Plan
+from paged_backends.attention.triton.plan import Plan
 from paged_backends.kernels.triton.attention_decode import attend_splits, merge_splits
 from paged_backends.kernels.triton.attention_splits import MAX_SPLITS, num_splits
 from paged_backends.kernels.triton.attention_tiles import attend_tiles
