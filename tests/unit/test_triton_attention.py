@@ -262,7 +262,7 @@ def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     without_interpreter(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     on_gpu = replace(LAYER, device="cuda:0")
-    assert "8.0, and cuda:0 has 7.5" in str(backend().check(on_gpu))
+    assert "8.0 or more, and cuda:0 has 7.5" in str(backend().check(on_gpu))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert backend().check(on_gpu) is None
 

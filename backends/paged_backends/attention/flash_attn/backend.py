@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.block_bounds import BlockBounds
-from paged_backends.attention.compute_capability import compute_capability
 from paged_backends.attention.flash_attn.provider import Provider
 from paged_backends.attention.flash_attn.providers import providers
 from paged_backends.attention.flash_attn.sequences import Sequences
 from paged_backends.attention.settings import FlashAttnSettings
 from paged_backends.attention.slot_writes import SlotWrites
+from paged_backends.kernels.nvidia import compute_capability
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
