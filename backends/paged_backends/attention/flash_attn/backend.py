@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.block_bounds import BlockBounds
+from paged_backends.attention.contiguous_rows import contiguous_rows
 from paged_backends.attention.flash_attn.provider import Provider
 from paged_backends.attention.flash_attn.providers import providers
 from paged_backends.attention.flash_attn.sequences import Sequences
@@ -71,12 +72,9 @@ class PagedLayer:
         cache = self._cache_BXKPD
         plan.check(len(cache), self._layer.block_size)
         plan.writes.write(cache, key, value)
-        query_THD = query.to(cache.dtype)
-        if query_THD.stride(-1) != 1:
-            query_THD = query_THD.contiguous()
         out_THD = self._provider.attend(
             self._layer,
-            query_THD,
+            contiguous_rows(query, cache.dtype),
             self._keys_BPKD,
             self._values_BPKD,
             self._slopes_H,
