@@ -214,10 +214,6 @@ class CpuAttention(AttentionBackend):
             return str(error)
         return None
 
-    def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
-        """``(num_blocks, 2, num_kv_heads, block_size, head_dim)``."""
-        return (num_blocks, 2, layer.num_kv_heads, layer.block_size, layer.head_dim)
-
     def plan(self, batch: AttentionBatch, /) -> Plan:
         """Return a plan that lists the work when the first layer asks for it."""
         return Plan(self.bindings, batch, self._tiles_from, torch.get_num_threads())

@@ -102,10 +102,6 @@ class FlashAttnAttention(AttentionBackend):
             return None
         return "; ".join(f"{title}: {reason}" for title, reason in refused.items())
 
-    def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
-        """``(num_blocks, 2, num_kv_heads, block_size, head_dim)``."""
-        return (num_blocks, 2, layer.num_kv_heads, layer.block_size, layer.head_dim)
-
     def plan(self, batch: AttentionBatch, /) -> Plan:
         """Return what the layers share; nothing waits for the device."""
         return Plan(batch)

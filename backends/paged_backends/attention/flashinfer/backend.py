@@ -143,10 +143,6 @@ class FlashInferAttention(AttentionBackend):
         problem = dtype_problem(layer, ("bfloat16", "float16")) or heads_problem(layer)
         return problem or package_problem()
 
-    def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
-        """``(num_blocks, 2, num_kv_heads, block_size, head_dim)``."""
-        return (num_blocks, 2, layer.num_kv_heads, layer.block_size, layer.head_dim)
-
     def plan(self, batch: AttentionBatch, /) -> Plan:
         """Return a plan that is made when the first layer of a kind asks for it."""
         return Plan(self._wrappers, batch)
