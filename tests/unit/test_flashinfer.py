@@ -101,7 +101,7 @@ def test_a_missing_package_or_compiler_is_named_with_what_to_do(
         assert "there is no nvcc; install the CUDA toolkit" in (obstacle() or "")
         assert "there is no nvcc" in (backend().check(LAYER) or "")
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "nvcc").touch()
+    (tmp_path / "bin" / "nvcc").touch(0o755)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     assert obstacle() is None
 
