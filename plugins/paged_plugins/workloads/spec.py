@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from paged_core.errors import SettingsError
 from paged_plugins.workloads.arrivals import Arrivals, AtOnce
 from paged_plugins.workloads.drawn import DrawnWorkload
-from paged_plugins.workloads.request_class import RequestClass, MixedClass
+from paged_plugins.workloads.request_class import MixedClass, RequestClass
 from paged_plugins.workloads.traces.trace import TraceSpec
 from paged_plugins.workloads.traces.trace_workload import TraceWorkload
 from paged_plugins.workloads.workload import Workload
