@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_core.component import Slot
+from paged_core.component import Command, Slot
 from paged_core.hookspecs import hookimpl
 
 
@@ -19,4 +19,11 @@ def paged_core_slots() -> Iterator[Slot]:
         "router",
         "paged_plugins.lab.router:Router",
         summary="which replica of a simulated cluster serves a request",
+    )
+
+
+@hookimpl
+def paged_core_commands() -> Iterator[Command]:
+    yield Command(
+        "lab", "paged_plugins.lab.commands:app", "Run ablations, and read their results."
     )
