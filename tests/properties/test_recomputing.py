@@ -41,11 +41,9 @@ class Watch(Observer):
 
     def on_step(self, step: StepRecord, /) -> None:
         queues = step.queues.running, step.queues.waiting, step.queues.swapped
-        self.decisions.append(
-            (step.scheduled, step.cached, step.preempted, step.swapped_out, step.swapped_in)
-            + (step.finished, [[group.id for group in queue] for queue in queues])
-            + (step.free_blocks,)
-        )
+        moved = step.preempted, step.swapped_out, step.swapped_in, step.finished
+        names = [[group.id for group in queue] for queue in queues]
+        self.decisions.append((step.scheduled, step.cached, *moved, names, step.free_blocks))
 
     def install(self, engine: Any, *, from_the_start: bool) -> None:
         submit, computed = engine.executor.submit, dict[SeqId, int]()
