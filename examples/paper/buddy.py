@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -24,6 +25,17 @@ class BuddySettings(ComponentSettings):
     )
 
 
+@dataclass(slots=True)
+class _Region:
+    """A region that is in use."""
+
+    start: int
+    order: int
+    """Logarithm of its size."""
+    num_held: int
+    """Blocks of it that are referenced."""
+
+
 class BuddyAllocator(BlockAllocator):
     """One run of blocks for a sequence's whole life, in a region of a power of two of blocks.
 
@@ -40,8 +52,8 @@ class BuddyAllocator(BlockAllocator):
         self._ref_counts = [0] * parts.num_blocks
         self._free: list[set[int]] = [set() for _ in range(parts.num_blocks.bit_length())]
         """Where free regions start, by the logarithm of their size."""
-        self._regions: dict[BlockId, list[int]] = {}
-        """By block: start and order of its region, and blocks of it that are referenced."""
+        self._regions: dict[BlockId, _Region] = {}
+        """By block."""
         start = 0
         for order in reversed(range(len(self._free))):
             if parts.num_blocks - start >= 1 << order:
@@ -77,7 +89,8 @@ class BuddyAllocator(BlockAllocator):
             self._free[order].add(start + (1 << order))
         self._num_free -= 1 << wanted
         blocks = [BlockId(block) for block in range(start, start + count)]
-        self._regions.update(dict.fromkeys(blocks, [start, wanted, count]))
+        region = _Region(start, wanted, count)
+        self._regions.update((block, region) for block in blocks)
         self.share(blocks)
         return blocks
 
@@ -95,9 +108,9 @@ class BuddyAllocator(BlockAllocator):
             self._ref_counts[block] -= 1
             if not self._ref_counts[block]:
                 region = self._regions.pop(block)
-                region[2] -= 1
-                if not region[2]:
-                    self._release(region[0], region[1])
+                region.num_held -= 1
+                if not region.num_held:
+                    self._release(region.start, region.order)
 
     def ref_count(self, block: BlockId, /) -> int:
         return self._ref_counts[block]

@@ -12,11 +12,16 @@ from pydantic import Field
 
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, settings_class
+from paged_plugins.lab.run_record import RunRecord
+from paged_plugins.lab.run_workload import run_workload
 from paged_plugins.lab.study.ablation import OneWorkload
 from paged_plugins.lab.study.arms import layer
 from paged_plugins.lab.study.yaml_file import Strict, parse, read_file
+from paged_plugins.workloads.spec import WorkloadSpec
 
 FOLDER = Path(__file__).parent
+_SAMPLES = 400
+"""Steps of a run in which the cache is looked at."""
 
 
 class Figure(Strict):
@@ -44,6 +49,11 @@ class Figure(Strict):
             for each in self.workloads
         )
         return self.model_copy(update={"workloads": workloads})
+
+
+def run(settings: EngineSettings, workload: WorkloadSpec, seed: int = 0) -> RunRecord:
+    """Serve a workload with an engine."""
+    return run_workload(settings, registry(), workload.build(), seed, max_samples=_SAMPLES)
 
 
 @cache

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from figure import registry
+from figure import run
 
 from paged_core.settings import EngineSettings
 from paged_plugins.lab.run_record import RunRecord
-from paged_plugins.lab.run_workload import run_workload
 from paged_plugins.workloads.arrivals import Poisson
 from paged_plugins.workloads.spec import WorkloadSpec
 
@@ -31,7 +30,7 @@ def at_rate(
     asked = workload.model_copy(
         update={"arrivals": Poisson(rate=rate), "requests": max(1, round(rate * seconds))}
     )
-    return run_workload(settings, registry(), asked.build(), seed=0)
+    return run(settings, asked)
 
 
 def sustained(

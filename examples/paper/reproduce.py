@@ -12,7 +12,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from figure import Figure, figures, registry
+from figure import Figure, figures, registry, run
 from memory import while_requests_wait
 from rates import at_rate, batch, normalised_latency, sustained
 from sharing import measure
@@ -23,7 +23,6 @@ from paged_core.settings import EngineSettings
 from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
 from paged_plugins.lab.gap_histogram import percentile
 from paged_plugins.lab.run_record import RunRecord
-from paged_plugins.lab.run_workload import run_workload
 
 LATENCY = 0.1
 """Seconds per token; an unloaded engine needs a fifth of it."""
@@ -73,7 +72,7 @@ def shared_prefix(figure: Figure) -> Table:
     for workload in figure.workloads:
         rates = {}
         for arm in figure.arms:
-            totals = run_workload(figure.settings(arm), registry(), workload.build(), 0).totals
+            totals = run(figure.settings(arm), workload).totals
             rates[arm] = (workload.requests or 1) / totals.elapsed
         first, *_, last = rates.values()
         rows[workload.name] = [*rates.values(), first / last]
@@ -85,7 +84,7 @@ def block_size(figure: Figure) -> Table:
     rows = {}
     for size in BLOCK_SIZES:
         latencies = [
-            1e3 * normalised_latency(run_workload(settings, registry(), workload.build(), 0))
+            1e3 * normalised_latency(run(settings, workload))
             for workload in figure.workloads
             for settings in (figure.settings(arm, block_size=size) for arm in figure.arms)
         ]
@@ -132,9 +131,7 @@ def records(
     """Run an engine on the only workload of a figure, once for each seed."""
     (workload,) = figure.workloads
     settings = figure.settings(arm, **(changes or {}))
-    return [
-        run_workload(settings, registry(), workload.build(), seed) for seed in range(figure.seeds)
-    ]
+    return [run(settings, workload, seed) for seed in range(figure.seeds)]
 
 
 def _saved(figure: Figure, *, beams: bool) -> Table:
@@ -153,17 +150,15 @@ def _per_token(record: RunRecord) -> float:
 
 
 FIGURES: Mapping[str, Callable[[Figure], Table]] = {
-    measured.__name__: measured
-    for measured in (
-        memory_shares,
-        parallel_sampling,
-        beam_search,
-        request_rate,
-        shared_prefix,
-        block_size,
-        chunked_prefill,
-        kv_cache,
-    )
+    "memory_shares": memory_shares,
+    "parallel_sampling": parallel_sampling,
+    "beam_search": beam_search,
+    "request_rate": request_rate,
+    "shared_prefix": shared_prefix,
+    "block_size": block_size,
+    "chunked_prefill": chunked_prefill,
+    "chunked_prefill_demo": chunked_prefill,
+    "kv_cache": kv_cache,
 }
 """By the name of the file."""
 
