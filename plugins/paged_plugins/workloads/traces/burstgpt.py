@@ -1,7 +1,7 @@
 """The traces of BurstGPT.
 
-CSV: ``Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type``,
-or without the session and the elapsed time in releases before 2.0; times in seconds (Wang et al.,
+CSV: ``Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log
+Type``, or without the session and the elapsed time in releases before 2.0; times in seconds (Wang et al.,
 "BurstGPT", KDD 2025; github.com/HPMLL/BurstGPT).
 """
 
