@@ -292,6 +292,13 @@ class TestCommand:
         shown = capsys.readouterr()
         assert "all at once" in shown.out
         assert "estimated, 4 characters a token" in shown.err
+
+    @pytest.mark.slow
+    def test_texts_are_counted_with_the_tokenizer_of_a_model(
+        self, tmp_path: Path, capsys: Capture
+    ) -> None:
+        path = tmp_path / "custom.jsonl"
+        path.write_text(VLLM_BENCH)
         assert main(["lab", "workload", str(path), "--model", "demo", "--json"]) == 0
         shown = capsys.readouterr()
         assert "estimated" not in shown.err
