@@ -52,6 +52,10 @@ class TestSpec:
             ({"prefixes": {"tree": {"depth": 60, "branching": 60}}}, "more than 10,000 requests"),
             ({"lengths": {"prompt": {"uniform": [9, 1]}, "output": 1}}, "exchange them"),
             ({"trace": "requests.jsonl", "lengths": "alpaca"}, "leave `lengths` out"),
+            (
+                {"mix": [{"prefixes": {"system": {"tokens": 1, "count": 60_000}}}] * 2},
+                "more than 100,000 shared texts",
+            ),
             ([], "is not a workload"),
         ],
     )
