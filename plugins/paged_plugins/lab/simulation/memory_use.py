@@ -47,8 +47,8 @@ def memory_use(
                 now, later = held - start, min(size, last - start)
                 known = tails.get(blocks[index], (0, 0))
                 tails[blocks[index]] = (max(0, now, known[0]), max(0, now, later, known[1]))
-    for block in full:
-        tails.pop(block, None)
+    for block in tails.keys() & full:
+        del tails[block]
     held = size * len(full) + sum(now for now, _ in tails.values())
     reserved = sum(later - now for now, later in tails.values())
     internal = sum(size - later for _, later in tails.values())
