@@ -115,6 +115,18 @@ class WorkloadRun:
             self._arrivals.follow(arrival.request, ended, tuple(group.sequences[0].tokens))
 
 
+def warm_up(engine: Engine) -> None:
+    """Serve two short requests, so that what is done once is not measured; then forget them."""
+    length = max(1, min(24, engine.scheduler.length_cap // 2))
+    vocab_size = engine.capacity.vocab_size or length
+    for name in ("warm-up 1", "warm-up 2"):
+        prompt = tuple(place % vocab_size for place in range(length))
+        engine.add(Request(id=name, prompt=prompt, sampling=_sampling(1, 4)))
+        while engine.has_unfinished:
+            engine.step()
+    engine.reset_prefix_cache()
+
+
 @cache
 def _sampling(n: int, output: int) -> SamplingParams:
     """Parameters under which ``n`` sequences generate ``output`` tokens each."""
