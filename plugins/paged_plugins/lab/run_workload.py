@@ -68,7 +68,13 @@ def run_workload(
     def rehearse() -> dict[str, list[int]]:
         look_ups = LookUps(settings.block_size)
         lru = registry.get("evictor", "lru").settings.model_validate({})
-        run(settings.model_copy(update={"evictor": lru}), look_ups, None, 2, lambda count: None)
+        run(
+            settings.model_copy(update={"evictor": lru, "observers": ()}),
+            look_ups,
+            None,
+            2,
+            lambda count: None,
+        )
         return look_ups.found
 
     future = RehearsedFuture(rehearse)
