@@ -64,8 +64,9 @@ def choose_scenes(engine: Engine, num_steps: int) -> list[Scene]:
             f"{engine.capacity.max_model_len} is too small to be calibrated; raise num_blocks or "
             "max_model_len"
         )
-    output = max(4, min(64, round(num_steps / len(found)) - 2))
-    return [replace(scene, output=output) for scene in found]
+    long = [scene for scene in found if scene.output > 2]
+    output = max(4, min(64, round((num_steps - 3 * len(found)) / len(long))))
+    return [replace(scene, output=output) if scene.output > 2 else scene for scene in found]
 
 
 def calibrate(

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _CONTEXTS = (16, 64, 192, 512, 1024, 2048)
+_PROMPTS = (8, 24, 48, 96, 140, 250, 320, 400, 700, 900, 1500)
+"""Of scenes that are about the prompt alone."""
 _LATE = (8, 24, 64, 160, 400)
-_MOST_TOKENS = 6144
+_MOST_TOKENS = 4096
 """In the prompts of one scene; a larger one would take minutes on a processor."""
 _DECODE_STEPS = 8
 
@@ -29,7 +31,8 @@ class Scene:
 
 
 def scenes(max_model_len: int, num_tokens: int, max_num_seqs: int | None) -> Iterator[Scene]:
-    """Yield scenes over a grid of batches and contexts, as far as an engine can serve them.
+    """Yield scenes over a grid of batches and contexts, as far as an engine can serve them, and
+    between them some with one prompt and few tokens after it.
 
     Args:
         num_tokens: slots of its cache.
@@ -49,3 +52,6 @@ def scenes(max_model_len: int, num_tokens: int, max_num_seqs: int | None) -> Ite
             ):
                 yield Scene(batch=batch, context=context, late=late, shares=shares)
                 number += 1
+                prompt = _PROMPTS[number % len(_PROMPTS)]
+                if prompt + 4 <= max_model_len and 2 * prompt + 64 <= num_tokens:
+                    yield Scene(batch=1, context=prompt, late=8, shares=False, output=2)
