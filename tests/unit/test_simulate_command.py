@@ -87,28 +87,39 @@ def test_progress_is_counted_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> N
 
 # ---------------------------------------------------------------------- a model
 
+MODEL = ("--model", "demo", "--num-blocks", "300", "--cpu-time")
 FEW = [
     Scene(batch=batch, context=context, late=8, shares=shares, output=4)
     for batch, context, shares in ((1, 16, False), (2, 40, True), (4, 24, False), (1, 90, True))
 ]
 
 
-def test_a_model_is_calibrated_and_its_simulation_compared_with_it(
+def calibrated(monkeypatch: pytest.MonkeyPatch, path: Path) -> str:
+    """Measure a few steps of the shipped model; return the name of the file of weights."""
+    monkeypatch.setattr(calibrate_command, "choose_scenes", lambda engine, steps: FEW)
+    assert run("calibrate", *MODEL, "--output", str(path), "--repeats", "1") == 0
+    return str(path)
+
+
+def test_a_model_is_calibrated(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(calibrate_command, "choose_scenes", lambda engine, steps: FEW)
-    path = str(tmp_path / "demo.yaml")
-    options = ["--model", "demo", "--num-blocks", "300", "--cpu-time"]
-    assert run("calibrate", *options, "--output", path, "--repeats", "1") == 0
+    path = calibrated(monkeypatch, tmp_path / "demo.yaml")
     assert "Errors of the prediction" in capsys.readouterr().out
     written = yaml.safe_load(Path(path).read_text("utf-8"))
     assert written["measured"]["clock"] == "processor"
     assert (written["max_model_len"], written["num_tokens"]) == (1024, 4800)
     assert written["weights"]["fixed"] > 0
-    status = run(
-        "lab", "validate", path, *options, "--num-requests", "4", "--tolerance", "1000", "--json"
-    )
-    assert status == 0
+
+
+@pytest.mark.slow
+def test_a_model_is_compared_with_its_simulation(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = calibrated(monkeypatch, tmp_path / "demo.yaml")
+    capsys.readouterr()
+    few = ("--num-requests", "4", "--tolerance", "1000", "--json")
+    assert run("lab", "validate", path, *MODEL, *few) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["workload"] for row in rows} == {"at_once", "over_time", "conversations", "bursts"}
     assert all(0.02 < row["simulated"] / row["real"] < 50 for row in rows)
