@@ -19,6 +19,10 @@ from paged_plugins.lab.simulation.run_collector import RunCollector
 from paged_plugins.lab.simulation.watched_executor import CountsWork, WatchedExecutor
 from paged_plugins.workloads.request import WorkloadRequest
 
+_TEMPERATURE = 20.0
+"""Of requests for several sequences: so high that these differ whatever the model, as they do in a
+simulation; equal ones would share blocks."""
+
 
 class WorkloadRun:
     """Offers requests to an engine when they arrive, and steps it until all have ended.
@@ -111,10 +115,25 @@ class WorkloadRun:
             self._arrivals.follow(arrival.request, ended, tuple(group.sequences[0].tokens))
 
 
+def warm_up(engine: Engine) -> None:
+    """Serve a short and a long request, so that what is done once is not measured; forget them."""
+    kv_cache = engine.kv_cache
+    most = min(engine.scheduler.length_cap, kv_cache.num_blocks * kv_cache.block_size) // 2
+    for length in (min(24, most), min(1024, most)):
+        prompt = tuple(place % (engine.capacity.vocab_size or 1024) for place in range(length))
+        engine.add(Request(id=f"warm-up {length}", prompt=prompt, sampling=_sampling(1, 4)))
+        while engine.has_unfinished:
+            engine.step()
+    engine.reset_prefix_cache()
+
+
 @cache
 def _sampling(n: int, output: int) -> SamplingParams:
-    """Parameters under which ``n`` sequences generate ``output`` tokens each, all different."""
-    temperature = 0.0 if n == 1 else 1.0
+    """Parameters under which ``n`` sequences generate ``output`` tokens each."""
     return SamplingParams(
-        n=n, temperature=temperature, max_tokens=output, ignore_eos=True, detokenize=False
+        n=n,
+        temperature=0.0 if n == 1 else _TEMPERATURE,
+        max_tokens=output,
+        ignore_eos=True,
+        detokenize=False,
     )
