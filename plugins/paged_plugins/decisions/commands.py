@@ -17,9 +17,9 @@ from paged_core.errors import SettingsError
 from paged_core.settings import Resolved
 from paged_plugins.decisions.diff import Difference, first_difference
 from paged_plugins.decisions.replay import Outcome, check_settings, replay, settings_layer
+from paged_plugins.decisions.request_times import RequestTimes
 from paged_plugins.decisions.scenario import Case, find_cases, read_case
 from paged_plugins.decisions.side_by_side import one_step, side_by_side, totals
-from paged_plugins.decisions.request_times import RequestTimes
 from paged_plugins.decisions.trace import UNFINISHED, read_traces
 
 _IN_WORDS = ("cached", "preempted", "swapped_out", "swapped_in", "ignored", "finished")
@@ -302,9 +302,7 @@ def _in_words(line: dict[str, Any], shows_time: bool) -> str:
             parts.append(f"{key.replace('_', ' ')} {_names(value)}")
     if line["evicted"]:
         parts.append(f"{len(line['evicted'])} blocks evicted")
-    for key in ("waiting", "swapped"):
-        if line[key]:
-            parts.append(f"{key} {_names(line[key])}")
+    parts += [f"{key} {_names(line[key])}" for key in ("waiting", "swapped") if line[key]]
     parts.append(f"{line['free_blocks']} blocks free")
     return " | ".join(parts)
 

@@ -10,9 +10,9 @@ from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
 from paged_plugins.lab.run_record import RunRecord
-from paged_plugins.workloads.rehearsal import Admissions, LookUps, RehearsedFuture
 from paged_plugins.lab.simulation.run_collector import RunCollector
 from paged_plugins.lab.simulation.workload_run import WorkloadRun
+from paged_plugins.workloads.rehearsal import Admissions, LookUps, RehearsedFuture
 from paged_plugins.workloads.workload import Workload
 
 
