@@ -92,8 +92,13 @@ def test_every_class_of_an_interface_fits_one_screen(path: Path) -> None:
 
 
 def test_every_slot_has_an_interface_of_its_own_file() -> None:
-    modules = {slot.interface.partition(":")[0] for slot in Registry.discover().slots.values()}
-    assert {f"paged_core.interfaces.{path.stem}" for path in INTERFACES} >= modules
+    slots = Registry.discover().slots
+    modules = {key: slot.interface.partition(":")[0] for key, slot in slots.items()}
+    assert len(set(modules.values())) == len(modules)
+    core = {module for module in modules.values() if module.startswith("paged_core.")}
+    assert {f"paged_core.interfaces.{path.stem}" for path in INTERFACES} >= core
+    for key, module in modules.items():
+        assert module in core or module.endswith(f".{key}"), f"{key} is declared in {module}"
 
 
 PARTS = {

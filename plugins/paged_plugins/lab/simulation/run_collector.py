@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple
 from operator import add
 
@@ -76,6 +77,7 @@ class RunCollector(Observer):
                     num_prompt=len(arrival.prompt),
                     num_cached=0,
                     num_output=0,
+                    num_sequences=request.n,
                     num_preemptions=0,
                     finish_reason=FinishReason.IGNORED.value,
                     tenant=request.tenant,
@@ -101,6 +103,7 @@ class RunCollector(Observer):
                 num_prompt=len(request.prompt),
                 num_cached=group.num_cached or 0,
                 num_output=num_output,
+                num_sequences=len(group.sequences),
                 num_preemptions=group.num_preemptions,
                 finish_reason=first.finish_reason.value,
                 tenant=request.tenant,
@@ -117,7 +120,12 @@ class RunCollector(Observer):
     # ------------------------------------------------------------------ steps
 
     def step(
-        self, engine: Engine, outcome: StepOutcome, work: list[StepWork], began: float, ended: float
+        self,
+        engine: Engine,
+        outcome: StepOutcome,
+        work: Sequence[StepWork],
+        began: float,
+        ended: float,
     ) -> None:
         """A step was run.
 
@@ -172,6 +180,7 @@ class RunCollector(Observer):
                 prefill_tokens=work.prefill_tokens,
                 decode_tokens=work.decode_sequences,
                 num_blocks=kv_cache.num_blocks,
+                block_size=kv_cache.block_size,
                 free_blocks=kv_cache.num_free,
                 held_tokens=use.held,
                 reserved_tokens=use.reserved,
