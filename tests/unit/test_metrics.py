@@ -349,7 +349,7 @@ def seen_tables(
 
 
 def test_they_hear_of_a_run_with_planning_ahead(tmp_path: Path) -> None:
-    observers = [
+    observers: list[Any] = [
         {"name": "block_map", "path": str(tmp_path / "blocks.jsonl")},
         "metrics",
         {"name": "step_log", "path": str(tmp_path / "steps.jsonl")},
