@@ -20,7 +20,13 @@ from paged_plugins.decisions.replay import Outcome, check_settings, replay, sett
 from paged_plugins.decisions.request_times import RequestTimes
 from paged_plugins.decisions.scenario import Case, find_cases, read_case
 from paged_plugins.decisions.side_by_side import one_step, side_by_side, totals
-from paged_plugins.decisions.trace import UNFINISHED, read_traces
+from paged_plugins.decisions.trace import (
+    UNFINISHED,
+    VERSION,
+    in_version,
+    read_traces,
+    version_of,
+)
 
 _IN_WORDS = ("cached", "preempted", "swapped_out", "swapped_in", "ignored", "finished")
 _OF_MODELS = {
@@ -180,10 +186,12 @@ def _refuse_equal_names(runs: Sequence[Run], as_json: bool) -> None:
 
 def _print_trace(run: Run, outcome: Outcome, named: dict[str, str]) -> None:
     last: dict[str, Any] | None = None
+    recorded = run.case.trace
+    version = VERSION if recorded is None else version_of(recorded)
     for line in run.trace(outcome):
         if last:
             echo(json.dumps({**named, **last}))
-        last = line
+        last = in_version(line, version)
     if last:
         cut = {UNFINISHED: outcome.unfinished} if outcome.unfinished else {}
         echo(json.dumps({**named, **last, **cut}))
