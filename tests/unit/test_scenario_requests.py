@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from paged_core.cli import main
+from paged_core.component import Component
 from paged_core.errors import SettingsError
+from paged_core.interfaces.scheduler import Schedule
 from paged_core.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
@@ -23,6 +25,7 @@ from paged_plugins.decisions.replay import LastStep, Outcome, replay, settings_o
 from paged_plugins.decisions.request_times import RequestTimes
 from paged_plugins.decisions.scenario import Scenario, read_case
 from paged_plugins.decisions.trace import read_traces
+from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
 
 REGISTRY = Registry.discover()
 SETTINGS = {"num_blocks": 32, "block_size": 4}
@@ -54,6 +57,17 @@ def times(outcome: Outcome) -> dict[str, RequestTimes]:
 def admitted(trace: list[dict[str, Any]]) -> dict[str, int]:
     """The step in which each request was admitted."""
     return {name: line["step"] for line in trace for name in line["cached"]}
+
+
+class LateSettings(TokenBudgetSettings):
+    name: Literal["late"] = "late"  # type: ignore[assignment]
+
+
+class LateScheduler(TokenBudgetScheduler):
+    """Plans nothing in the first second."""
+
+    def schedule(self, now: float, /) -> Schedule:
+        return Schedule() if now < 1.0 else super().schedule(now)
 
 
 A = {"id": "A", "prompt": 6, "output": 3}
@@ -377,6 +391,16 @@ class TestStepsThatTakeTime:
         trace, _ = run(A, {**A, "id": "B", "step": 9}, settings=SIMULATED)
         assert [line["step"] for line in trace] == [0, 1, 2, 9, 10, 11]
         assert trace[3]["time"] == 3.0
+
+    def test_time_passes_while_a_scheduler_waits(self) -> None:
+        late = Component("scheduler", LateSettings, f"{__name__}:LateScheduler")
+        registry = REGISTRY.extended(late, plugin="late")
+        played = scenario(A, settings={**SIMULATED, "scheduler": "late"}, max_steps=2000)
+        outcome = Outcome()
+        waited = [line for line in replay(played, registry, outcome) if not line["scheduled"]]
+        assert times(outcome)["A"].ttft == pytest.approx(1.0 + 2.0, abs=0.01)
+        assert waited[-1]["time"] < 1.0
+        assert waited[-1]["seconds"] == 0.0
 
     def test_the_decisions_are_those_of_equal_steps(self) -> None:
         requests = [A, {**A, "id": "B", "step": 1, "n": 2}, {**A, "id": "C", "follows": "A"}]

@@ -251,8 +251,8 @@ class _Run:
 
     def _one_step(self, refused: list[str]) -> dict[str, Any]:
         dropped: list[str] = []
-        finished = self._engine.step().finished
-        for group in finished:
+        outcome = self._engine.step()
+        for group in outcome.finished:
             first = group.sequences[0]
             if first.error:
                 self._outcome.refused[group.id] = first.error
@@ -265,6 +265,8 @@ class _Run:
         now = record.now - self._timeline.start
         seconds = self._timeline.seconds(record)
         line = self._lines.line(record, self._timeline.step, now, seconds)
+        if not outcome.progressed:
+            self._timeline.wait()
         line["ignored"] = [*refused, *line["ignored"], *dropped]
         return line
 
