@@ -49,6 +49,4 @@ def paged_core_components() -> Iterator[Component]:
 
 @hookimpl
 def paged_core_commands() -> Iterator[Command]:
-    yield Command(
-        "lab", "paged_plugins.lab.commands:app", "Run ablations, and read their results."
-    )
+    yield Command("lab", "paged_plugins.lab.commands:app", "Run ablations, and read their results.")
