@@ -70,11 +70,11 @@ def test_one_axis_is_varied_at_a_time() -> None:
 def test_a_product_has_all_combinations_once() -> None:
     axes = {"evictor": ["slru", "lru"], "num_blocks": [64, 128]}
     assert labels(True, base={"num_blocks": 64}, **axes) == [
-        *("base", "num_blocks=128", "evictor=slru", "evictor=slru num_blocks=128"),
+        *("base", "num_blocks=128", "evictor=slru", "evictor=slru, num_blocks=128"),
     ]
     assert labels(True, **axes) == [  # the base has no number of blocks
         *("base", "num_blocks=64", "num_blocks=128"),
-        *("evictor=slru num_blocks=64", "evictor=slru num_blocks=128"),
+        *("evictor=slru, num_blocks=64", "evictor=slru, num_blocks=128"),
     ]
 
 
@@ -86,7 +86,11 @@ def test_a_value_may_be_a_table_and_a_key_dotted() -> None:
         REGISTRY,
     )
     assert [one.arm.label for one in found] == [
-        *("base", "scheduler=iteration_level(max_num_seqs=4)", "scheduler.max_num_seqs=16"),
+        *(
+            "base",
+            "scheduler={name: iteration_level, max_num_seqs: 4}",
+            "scheduler.max_num_seqs=16",
+        ),
     ]
     assert [one.settings.scheduler.max_num_seqs for one in found] == [8, 4, 16]  # type: ignore[attr-defined]
     assert found[1].arm.changes == {"scheduler": limited}
@@ -233,8 +237,9 @@ def test_a_run_that_fails_is_reported_and_tried_again(
     folder = tmp_path / "results"
     assert run(path, folder) == 1
     told = capsys.readouterr().err
-    assert f"failed: cost_model=roofline(model={model}), small, seed 0: SettingsError: " in told
-    assert "1 runs failed" in told
+    label = f"cost_model={{name: roofline, model: {model}}}"
+    assert f"failed: {label}, small, seed 0: SettingsError: " in told
+    assert "1 run failed" in told
     results = load_results(folder)
     assert {one.arm for one in results.runs} == {"base", "cost_model=linear"}
     assert [one["problem"] for one in results.manifest["runs"]].count(None) == 2
@@ -313,7 +318,7 @@ def start(path: Path, output: Path, *options: str) -> psutil.Popen:
 
 @pytest.mark.skipif(os.name == "nt", reason="uses POSIX signals")
 def test_killed_and_resumed_is_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    path = write(tmp_path, workloads=[WORKLOAD | {"requests": 50}], seeds=4)
+    path = write(tmp_path, workloads=[WORKLOAD | {"requests": 40}], seeds=4)
     folder = tmp_path / "killed"
     process = start(path, folder, "--workers", "2")
     workers = process.children()
@@ -327,7 +332,7 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
     num_kept = len(list(folder.glob("runs/*.gz")))
     assert 0 < num_kept < 12
     (folder / "runs" / f"x.json.gz.1{PARTIAL}").write_bytes(b"half a rec")
-    assert run(path, folder, "--workers", "2") == 0
+    assert run(path, folder) == 0
     assert run(path, tmp_path / "whole") == 0
     assert tables(folder) == tables(tmp_path / "whole")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import typer
 
+from paged_plugins.lab.search.search_command import search_command
 from paged_plugins.lab.study.run_command import RunCommand, run_command
 
 app = typer.Typer(rich_markup_mode=None)
 app.command("run", cls=RunCommand)(run_command)
+app.command("search", cls=RunCommand)(search_command)
 
 
 @app.callback(invoke_without_command=True)

@@ -15,9 +15,9 @@ from paged_core.cli.options import Given, flag
 from paged_core.errors import SettingsError
 from paged_plugins.lab.study.plan import Plan, read_plan
 from paged_plugins.lab.study.progress import progress
-from paged_plugins.lab.study.ray_cluster import LOCAL, run_on_ray
+from paged_plugins.lab.study.ray_cluster import LOCAL
 from paged_plugins.lab.study.results_folder import ResultsFolder
-from paged_plugins.lab.study.run_tasks import run_tasks
+from paged_plugins.lab.study.run_tasks import open_runner
 from paged_plugins.lab.study.task import Ran
 from paged_plugins.lab.study.workers import num_workers
 
@@ -77,16 +77,15 @@ def run_command(
     folder = output or Path(f"{file.stem}-results")
     results = ResultsFolder(folder, plan, given.registry, fresh=fresh)
     missing = results.missing()
-    if ray is None:
-        count = num_workers(len(missing), workers, is_real=plan.is_real)
-        runs = run_tasks(missing, given.registry, workers=count)
-    else:
-        count = workers or (1 if plan.is_real else None)
-        runs = run_on_ray(missing, given.registry, address=ray, workers=count)
+    all_of_cluster = ray is not None and workers is None and not plan.is_real
+    count = None if all_of_cluster else num_workers(len(missing), workers, is_real=plan.is_real)
     typer.echo(_beginning(plan, len(missing), count), err=True)
     failed: list[Ran] = []
-    with progress(len(missing), "running") as advance:
-        for ran in runs:
+    with (
+        open_runner(given.registry, workers=count, cluster=ray if missing else None) as runner,
+        progress(len(missing), "running") as advance,
+    ):
+        for ran in runner(missing):
             results.keep(ran)
             advance()
             if ran.problem:
@@ -97,7 +96,8 @@ def run_command(
             "note: tables are in JSON alone; for Parquet, pip install 'paged-core[lab]'", err=True
         )
     if failed:
-        typer.echo(f"{len(failed)} runs failed; give the command again to retry them", err=True)
+        plural = "s" * (len(failed) > 1)
+        typer.echo(f"{len(failed)} run{plural} failed; run this again to retry", err=True)
     typer.echo(f"results in {folder}; to read them: paged-core lab report {folder}")
     return FAILED if failed else OK
 
