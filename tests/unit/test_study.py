@@ -25,8 +25,10 @@ from paged_plugins.lab.study.arms import layer, plan_arms
 from paged_plugins.lab.study.atomic_file import PARTIAL
 from paged_plugins.lab.study.load_results import load_results
 from paged_plugins.lab.study.plan import read_plan
+from paged_plugins.lab.study.ray_cluster import LOCAL
+from paged_plugins.lab.study.run_command import beginning, with_address
 from paged_plugins.lab.study.run_store import read_record
-from paged_plugins.lab.study.run_tasks import run_tasks
+from paged_plugins.lab.study.run_tasks import open_runner, run_tasks
 from paged_plugins.lab.study.task import Task
 from paged_plugins.lab.study.workers import num_workers
 from unit.studies import ABLATION, WORKLOAD, tables, write
@@ -352,7 +354,8 @@ def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
     assert not alive
 
 
-def test_a_worker_that_dies_fails_its_run_alone() -> None:
+def with_a_deadly_one() -> tuple[list[Task], Registry]:
+    """Return tasks, of which the third takes its process down."""
     plan = Ablation.model_validate(ABLATION)
     tasks = [
         Task(arm=str(number), settings=one.settings, workload=plan.workloads[0], seed=seed)
@@ -362,6 +365,11 @@ def test_a_worker_that_dies_fails_its_run_alone() -> None:
     registry = REGISTRY.extended(DEADLY)
     deadly = plan_arms([*plan.layers(), layer({"victim": "deadly"})], {}, registry)[0].settings
     tasks[2] = replace(tasks[2], settings=deadly)
+    return tasks, registry
+
+
+def test_a_worker_that_dies_fails_its_run_alone() -> None:
+    tasks, registry = with_a_deadly_one()
     ran = {one.task.place: one for one in run_tasks(tasks, registry, workers=2)}
     assert len(ran) == 6
     failed = [place for place, one in ran.items() if one.problem]
@@ -383,3 +391,66 @@ def test_how_many_workers_there_are(
     num_tasks: int, asked: int | None, is_real: bool, expected: int
 ) -> None:
     assert num_workers(num_tasks, asked, is_real=is_real) == expected
+
+
+def test_real_runs_go_one_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workload = WORKLOAD | {"requests": 2, "lengths": {"prompt": 8, "output": 2}}
+    path = write(tmp_path, executor="local", workloads=[workload], seeds=1)
+    assert main(["lab", "run", str(path), "--output", str(tmp_path / "results")], {}) == 0
+    assert "one at a time, as they are timed on this machine" in capsys.readouterr().err
+    assert [run.measures["failed"] for run in load_results(tmp_path / "results").runs] == [0, 0, 0]
+
+
+def test_real_runs_that_share_the_machine_are_no_measure(tmp_path: Path) -> None:
+    plan = read_plan(write(tmp_path, executor="local"), REGISTRY)
+    assert beginning(plan, 6, 1).endswith("; one at a time, as they are timed on this machine")
+    assert beginning(plan, 6, 2).endswith("share the machine: their times are no measure")
+    plan = read_plan(write(tmp_path), REGISTRY)
+    assert beginning(plan, 6, None).endswith("; one for each core of the cluster at a time")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["--ray"], ["--ray=local"]),
+        (["--ray", "--fresh"], ["--ray=local", "--fresh"]),
+        (["--ray", "a.yaml"], ["--ray=local", "a.yaml"]),
+        (["--ray", "auto"], ["--ray", "auto"]),
+        (["--ray", "10.0.0.1:6379"], ["--ray", "10.0.0.1:6379"]),
+        (["--ray=ray://head:10001"], ["--ray=ray://head:10001"]),
+        (["a.yaml"], ["a.yaml"]),
+    ],
+)
+def test_ray_may_be_given_without_an_address(given: list[str], meant: list[str]) -> None:
+    assert list(with_address(given)) == meant
+
+
+def test_without_ray_the_remedy_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert run(write(tmp_path), tmp_path / "results", "--ray") == 2
+    assert "pip install 'paged-core[ray]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_changes_nothing(finished: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    path, folder = write(tmp_path), tmp_path / "results"
+    command = ["lab", "run", str(path), "--output", str(folder), "--workers", "2", "--ray"]
+    assert main(command, {}) == 0
+    assert tables(folder) == tables(finished)
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_ray_cluster_that_dies_fails_its_run_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # for the deadly component
+    tasks, registry = with_a_deadly_one()
+    with open_runner(registry, workers=2, cluster=LOCAL) as runner:
+        ran = {one.task.place: one for one in runner(tasks)}
+    assert {place: one.problem for place, one in ran.items() if one.problem} == {
+        tasks[2].place: "its process ended; was memory short?"
+    }

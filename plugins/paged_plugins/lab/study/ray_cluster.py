@@ -65,7 +65,8 @@ class RayCluster:
     def run(self, tasks: Sequence[Task]) -> Iterator[Ran]:
         """Run tasks and yield each when it has ended."""
         ray = self._ray
-        remote, shared = ray.remote(_run), ray.put(self._registry)
+        shared = ray.put(self._registry)
+        remote = ray.remote(max_retries=1)(_run)
         most = self._workers or _AHEAD * int(ray.cluster_resources().get("CPU", 1))
         code, waiting = code_digest(self._registry), deque(tasks)
         under_way: dict[object, Task] = {}
@@ -78,6 +79,8 @@ class RayCluster:
                 task = under_way.pop(reference)
                 try:
                     yield ray.get(reference)
+                except ray.exceptions.WorkerCrashedError:
+                    yield Ran(task, None, "its process ended; was memory short?")
                 except ray.exceptions.RayError as error:
                     yield Ran(task, None, error_text(error).partition("\n")[0])
 

@@ -48,10 +48,11 @@ class RunCommand(SettingsCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Let ``--ray`` alone mean a cluster that is started here."""
-        return super().parse_args(ctx, list(_with_address(args)))
+        return super().parse_args(ctx, list(with_address(args)))
 
 
-def _with_address(args: Sequence[str]) -> Iterator[str]:
+def with_address(args: Sequence[str]) -> Iterator[str]:
+    """Yield arguments, those of ``--ray`` completed."""
     for place, word in enumerate(args):
         following = args[place + 1] if place + 1 < len(args) else ""
         alone = word == "--ray" and not _ADDRESS.fullmatch(following)
@@ -79,7 +80,7 @@ def run_command(
     missing = results.missing()
     all_of_cluster = ray is not None and workers is None and not plan.is_real
     count = None if all_of_cluster else num_workers(len(missing), workers, is_real=plan.is_real)
-    typer.echo(_beginning(plan, len(missing), count), err=True)
+    typer.echo(beginning(plan, len(missing), count), err=True)
     failed: list[Ran] = []
     with (
         open_runner(given.registry, workers=count, cluster=ray if missing else None) as runner,
@@ -119,7 +120,7 @@ def refuse_settings(given: Given) -> None:
         raise SettingsError(f"{named[0]} has no effect here; write it under `base` in the file")
 
 
-def _beginning(plan: Plan, num_missing: int, workers: int | None) -> str:
+def beginning(plan: Plan, num_missing: int, workers: int | None) -> str:
     """Say what will be run, and how."""
     parts = [str(plan)]
     total = len(list(plan.tasks()))
