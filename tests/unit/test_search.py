@@ -104,7 +104,7 @@ def test_an_interaction_belongs_to_no_axis() -> None:
 def test_a_planted_winner_is_found_and_confirmed() -> None:
     found = search()
     assert found.winner.arm.changes == {"scheduler.max_num_seqs": 16}
-    assert found.is_confirmed
+    assert found.is_better
     assert found.effects[0].axis == "scheduler.max_num_seqs"
     assert found.effects[0].share > 0.95
     assert "scheduler.max_num_seqs=16 is better than the base: -" in verdict(found)
@@ -117,9 +117,15 @@ def test_a_planted_winner_is_found_and_confirmed() -> None:
 def test_where_nothing_matters_the_base_stays() -> None:
     found = search(axes={"victim": ["newest", "fewest_computed"], "block_size": [16]}, seeds=1)
     assert found.winner.arm.label == "base"
-    assert not found.is_confirmed
+    assert not found.is_better
     assert verdict(found) == "With fresh seeds, nothing that was found is better than the base."
     assert [one.share for one in found.effects] == [0, 0]
+
+
+def test_of_arms_that_cannot_be_told_apart_the_simplest_wins() -> None:
+    found = search(axes={"scheduler.max_num_seqs": [1, 16], "watermark": [0, 0.01]}, seeds=1)
+    assert len(found.finalists) == 3
+    assert found.winner.arm.changes == {"scheduler.max_num_seqs": 16}
 
 
 def test_an_arm_that_fails_is_left_out() -> None:
@@ -165,6 +171,7 @@ def test_what_was_run_once_is_not_run_again() -> None:
         ({"axes": {"victim": ["nwest"]}}, "did you mean 'newest'?"),
         ({"seeds": 0}, "seeds: Input should be greater than or equal to 1"),
         ({"reduction": 1}, "reduction: "),
+        ({"confirm": 2}, "confirm: "),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(

@@ -13,10 +13,13 @@ from paged_core.config.suggest import did_you_mean
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_plugins.lab.measures import MEASURES
+from paged_plugins.lab.statistics.simultaneous import minimum_seeds
 from paged_plugins.lab.study.ablation import SIMULATED, Study
 from paged_plugins.lab.study.arms import PlannedArm, own_values, plan_arms
 from paged_plugins.lab.study.yaml_file import parse, read_file
 
+CONFIDENCE = 0.95
+"""With which finalists are told apart."""
 MAX_ARMS = 10_000
 """Combinations of one search."""
 _Few = Annotated[StrictInt, Field(ge=1, le=1000)]
@@ -32,8 +35,8 @@ class Search(Study):
     """Of the last round; earlier ones have fewer, or fewer requests."""
     finalists: _Few = 3
     """Arms that are confirmed with fresh seeds."""
-    confirm: _Few = 10
-    """Fresh seeds."""
+    confirm: Annotated[StrictInt, Field(ge=minimum_seeds(CONFIDENCE), le=1000)] = 10
+    """Fresh seeds; fewer than the least could confirm nothing."""
     reduction: Annotated[StrictInt, Field(ge=2, le=100)] = 3
     """Of every so many arms, one goes on to the next round."""
 

@@ -44,18 +44,21 @@ def _row(found: SearchResult, label: str, workloads: Sequence[str]) -> list[str]
 
 def verdict(found: SearchResult) -> str:
     """Return what was found, in a sentence."""
-    label = found.winner.arm.label
-    if label == BASE:
+    label, best = found.winner.arm.label, found.finalists[0].arm.label
+    if label == best == BASE:
         return "With fresh seeds, nothing that was found is better than the base."
-    changes = "; ".join(
-        f"{_change(found, label, workload.name)} on {workload.name}"
-        for workload in found.search.workloads
-    )
-    if found.is_confirmed:
-        return f"With fresh seeds, {label} is better than the base: {changes}."
-    return (
-        f"{label} came out first, but with fresh seeds it cannot be told from the base: {changes}."
-    )
+    if label == BASE:
+        return (
+            f"{best} came first, but fresh seeds cannot tell it from the base: "
+            f"{_changes(found, best)}."
+        )
+    which = "" if found.is_better else " in the mean over the workloads"
+    return f"With fresh seeds, {label} is better than the base{which}: {_changes(found, label)}."
+
+
+def _changes(found: SearchResult, label: str) -> str:
+    names = [workload.name for workload in found.search.workloads]
+    return "; ".join(f"{_change(found, label, name)} on {name}" for name in names)
 
 
 def document(found: SearchResult) -> dict[str, Any]:
@@ -83,7 +86,7 @@ def document(found: SearchResult) -> dict[str, Any]:
         "finalists": [_finalist(found, one.arm.label) for one in found.finalists],
         "seeds": list(found.results.seeds),
         "winner": found.winner.arm.label,
-        "confirmed": found.is_confirmed,
+        "is_better": found.is_better,
         "settings": settings_yaml(search.base, found.winner.arm.changes),
         "left_out": dict(found.problems),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,13 +38,12 @@ class SearchResult:
     problems: Mapping[str, str]
     """Why an arm was left out, by its label."""
 
-    @property
-    def winner(self) -> PlannedArm:
-        """The best finalist, confirmed or not."""
-        return self.finalists[0]
+    winner: PlannedArm
+    """Of the finalists that fresh seeds cannot tell from the best, the one that changes least; the
+    base, if it is among them."""
 
     @property
-    def is_confirmed(self) -> bool:
+    def is_better(self) -> bool:
         """Whether fresh seeds show the winner better than the base, and nowhere worse."""
         own = [each for each in self.differences if each.arm == self.winner.arm.label]
         moved = [is_better(each) for each in own if each.moved]
@@ -91,6 +91,7 @@ def run_search(
     runs = trials.run(finalists, seeds)
     found = scores(runs, search, BASE)
     finalists = [one for one in finalists if one.arm.label in found]
+    ordered = best_first(finalists, found)
     results = Results(
         arms=[one.arm for one in finalists],
         workloads=[workload.name for workload in search.workloads],
@@ -98,14 +99,32 @@ def run_search(
         runs=runs,
         slo=search.slo,
     )
-    effects = main_effects(rounds[0].scores, search.levels(arms, registry))
     return SearchResult(
         search=search,
         rounds=rounds,
-        effects=effects,
-        finalists=best_first(finalists, found),
+        effects=main_effects(rounds[0].scores, search.levels(arms, registry)),
+        finalists=ordered,
         scores=found,
         results=results,
         differences=differences(results, measures=[search.objective]),
         problems=trials.problems,
+        winner=_simplest(ordered, results, search.objective),
+    )
+
+
+def _simplest(ordered: Sequence[PlannedArm], results: Results, objective: str) -> PlannedArm:
+    """Return the arm that changes least among those that cannot be told from the first.
+
+    As the rule of one standard error prefers the smaller tree (Breiman et al., "Classification and
+    Regression Trees", 1984, section 3.4.3).
+    """
+    best = ordered[0].arm.label
+    against_best = dataclasses.replace(
+        results, arms=[dataclasses.replace(one.arm, compared_with=best) for one in ordered]
+    )
+    found = differences(against_best, measures=[objective])
+    worse = {each.arm for each in found if each.moved}
+    return min(
+        (one for one in ordered if one.arm.label not in worse),
+        key=lambda one: len(one.arm.changes),
     )
