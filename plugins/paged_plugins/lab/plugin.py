@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_core.component import Slot
+from paged_core.component import Component, Slot
 from paged_core.hookspecs import hookimpl
+from paged_plugins.lab.cost_models.settings import LinearSettings, RooflineSettings
+from paged_plugins.lab.simulation.settings import SimulatedSettings
 
 
 @hookimpl
@@ -13,10 +15,33 @@ def paged_core_slots() -> Iterator[Slot]:
     yield Slot(
         "cost_model",
         "paged_plugins.lab.cost_model:CostModel",
+        "roofline",
         summary="how long a step of a simulation takes",
     )
     yield Slot(
         "router",
         "paged_plugins.lab.router:Router",
         summary="which replica of a simulated cluster serves a request",
+    )
+
+
+@hookimpl
+def paged_core_components() -> Iterator[Component]:
+    yield Component(
+        "executor",
+        SimulatedSettings,
+        "paged_plugins.lab.simulation.executor:SimulatedExecutor",
+        summary="no model: steps take the time that a cost model predicts, on a virtual clock",
+    )
+    yield Component(
+        "cost_model",
+        LinearSettings,
+        "paged_plugins.lab.cost_models.linear:LinearCost",
+        summary="a weighted sum of a step's work; `paged-core calibrate` measures the weights",
+    )
+    yield Component(
+        "cost_model",
+        RooflineSettings,
+        "paged_plugins.lab.cost_models.roofline:RooflineCost",
+        summary="what the bandwidth and arithmetic of a device allow for a model's shape",
     )

@@ -20,6 +20,8 @@ class RequestRecord:
     """Prompt tokens that the prefix cache served when it was first admitted."""
     num_output: int
     """Tokens generated, over all of its sequences."""
+    num_sequences: int = 1
+    """Sequences sampled for it."""
     num_preemptions: int
     finish_reason: str
     tenant: str = ""
