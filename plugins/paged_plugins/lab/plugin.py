@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_core.component import Component, Slot
+from paged_core.component import Command, Component, Slot
 from paged_core.hookspecs import hookimpl
 from paged_plugins.lab.cost_models.settings import LinearSettings, RooflineSettings
 from paged_plugins.lab.simulation.settings import SimulatedSettings
@@ -44,4 +44,11 @@ def paged_core_components() -> Iterator[Component]:
         RooflineSettings,
         "paged_plugins.lab.cost_models.roofline:RooflineCost",
         summary="what the bandwidth and arithmetic of a device allow for a model's shape",
+    )
+
+
+@hookimpl
+def paged_core_commands() -> Iterator[Command]:
+    yield Command(
+        "lab", "paged_plugins.lab.commands:app", "Run ablations, and read their results."
     )
