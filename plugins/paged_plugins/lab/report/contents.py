@@ -18,6 +18,7 @@ from paged_plugins.lab.results import Results
 from paged_plugins.lab.statistics.differences import differences
 from paged_plugins.lab.statistics.sentences import sentences
 from paged_plugins.lab.statistics.simultaneous import minimum_seeds
+from paged_plugins.lab.statistics.wording import listed
 
 _MOST_COLUMNS = 6
 """Arms in one table, and in one picture."""
@@ -64,19 +65,25 @@ def _tables(
     results: Results, kinds: Sequence[Family], found: Found, wanted: Callable[[Measure], bool]
 ) -> list[DifferenceTable]:
     tables = (
-        difference_table(found, family, workload, wanted)
+        difference_table(group_title(results, workload, family), found, family, workload, wanted)
         for workload in results.workloads
         for family in kinds
     )
     return [table for table in tables if table.topics]
 
 
+def group_title(results: Results, workload: str, family: Family | None = None) -> str:
+    """Return the title of what is about a workload, and a family; empty if there is no other."""
+    parts = (workload if len(results.workloads) > 1 else "", family.title if family else "")
+    return " · ".join(filter(None, parts))
+
+
 def _title(results: Results, kinds: Sequence[Family]) -> str:
-    axes = dict.fromkeys(family.arms[0].axis for family in kinds)
+    axes = list(dict.fromkeys(arm.axis for family in kinds for arm in family.arms))
+    where = f" on {listed(results.workloads)}" if len(results.workloads) in {1, 2} else ""
     named = [axis for axis in axes if axis]
-    where = f" on {_enumerated(results.workloads)}" if len(results.workloads) in {1, 2} else ""
     if named and len(named) == len(axes) <= 3:
-        return f"What does {_enumerated(named, 'or')} change{where}?"
+        return f"What does changing {listed(named)} do{where}?"
     return f"What do {len(results.arms)} arms differ in{where}?"
 
 
@@ -92,7 +99,16 @@ def _scope(results: Results) -> str:
 
 def _notes(results: Results, confidence: float, num_differences: int) -> list[str]:
     num_seeds, percent = len(results.seeds), f"{100 * confidence:g}%"
-    notes = [
+    missing = len(results.arms) * len(results.workloads) * num_seeds - len(results.runs)
+    notes = (
+        []
+        if not missing
+        else [
+            f"{_counted(missing, 'run')} failed or were left out: a difference is of the seeds that"
+            " both arms have."
+        ]
+    )
+    notes += [
         f"Every arm served the same requests with the same {_counted(num_seeds, 'seed')}. A"
         " difference is taken within each seed, then averaged."
     ]
@@ -120,8 +136,3 @@ def _notes(results: Results, confidence: float, num_differences: int) -> list[st
 
 def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _enumerated(words: Sequence[str], last: str = "and") -> str:
-    *others, final = words
-    return f"{', '.join(others)} {last} {final}" if others else final

@@ -35,6 +35,8 @@ class Cell:
     """``[low, high]``; empty: there is one seed."""
     verdict: Verdict
     """Empty: it did not move."""
+    equal: bool
+    """In every seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ def by_place(differences: Iterable[Difference]) -> Found:
 
 
 def difference_table(
-    found: Found, family: Family, workload: str, wanted: Callable[[Measure], bool]
+    title: str, found: Found, family: Family, workload: str, wanted: Callable[[Measure], bool]
 ) -> DifferenceTable:
     """Return the table of a family on a workload, with the measures that are ``wanted``."""
     topics: dict[str, list[Row]] = {topic: [] for topic in (*_TOPICS, _OTHER)}
@@ -83,7 +85,7 @@ def difference_table(
         if row is not None:
             topics[_topic(measure.name)].append(row)
     return DifferenceTable(
-        title=" · ".join(filter(None, (workload, family.title))),
+        title=title,
         family=family,
         topics=[Topic(title=title, rows=rows) for title, rows in topics.items() if rows],
     )
@@ -122,4 +124,5 @@ def _cell(difference: Difference) -> Cell:
         change=change_text(difference),
         interval=interval_text(difference) if isfinite(difference.low) else "",
         verdict=verdict(difference),
+        equal=difference.low == difference.change == difference.high == 0,
     )

@@ -1,9 +1,10 @@
-"""Arms that belong together: those that vary one thing around one arm."""
+"""Arms that are read side by side: those that are compared with the same arm."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from paged_plugins.lab.results import Arm, Results
 
@@ -24,24 +25,40 @@ class Family:
 
 
 def families(results: Results, limit: int) -> list[Family]:
-    """Return the families of the arms, in order; one of more than ``limit`` arms is split."""
+    """Return the families of the arms, in order; one of more than ``limit`` arms is split.
+
+    It is split between axes where that makes parts that fit.
+    """
     by_label = {arm.label: arm for arm in results.arms}
-    groups: dict[tuple[str, str | None], list[Arm]] = {}
+    around: dict[str, list[Arm]] = {}
     for arm in results.arms:
         if arm.compared_with != arm.label and arm.compared_with in by_label:
-            groups.setdefault((arm.compared_with, arm.axis), []).append(arm)
-    return [
-        Family(
-            title=_title(base, axis, single=len(groups) == 1),
-            base=by_label[base],
-            arms=arms[start : start + limit],
-        )
-        for (base, axis), arms in groups.items()
-        for start in range(0, len(arms), limit)
-    ]
+            around.setdefault(arm.compared_with, []).append(arm)
+    made = []
+    for base, arms in around.items():
+        parts = _parts(arms, limit)
+        for part in parts:
+            words = _axes(part) if len(parts) > 1 else ""
+            against = f"against {base}" if len(around) > 1 else ""
+            title = " ".join(filter(None, (words, against)))
+            made.append(Family(title=title, base=by_label[base], arms=part))
+    return made
 
 
-def _title(base: str, axis: str | None, *, single: bool) -> str:
-    if single:
-        return ""
-    return f"{axis} against {base}" if axis else f"against {base}"
+def _parts(arms: Sequence[Arm], limit: int) -> list[list[Arm]]:
+    """Split arms into parts of at most ``limit``, an axis in one part if it fits."""
+    parts: list[list[Arm]] = [[]]
+    for _, group in groupby(arms, key=lambda arm: arm.axis):
+        axis = list(group)
+        if len(parts[-1]) + len(axis) > limit:
+            parts.append([])
+        for arm in axis:
+            if len(parts[-1]) == limit:
+                parts.append([])
+            parts[-1].append(arm)
+    return [part for part in parts if part]
+
+
+def _axes(arms: Sequence[Arm]) -> str:
+    axes = dict.fromkeys(arm.axis or arm.label for arm in arms)
+    return ", ".join(axes)

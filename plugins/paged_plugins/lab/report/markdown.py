@@ -54,7 +54,7 @@ def _table(table: DifferenceTable) -> Iterator[str]:
     yield "| --- |" + " ---: |" * len(labels)
     for topic in table.topics:
         for row in topic.rows:
-            cells = ["–" if cell is None else _cell(cell) for cell in row.cells]
+            cells = ["" if cell is None else _cell(cell) for cell in row.cells]
             yield f"| {' | '.join([escaped(row.title), row.base, *cells])} |"
 
 

@@ -12,8 +12,8 @@ import yaml
 from paged_core.cli.output import show
 from paged_plugins.lab.results import Results
 
-_TIMES = frozenset({"started", "finished", "ended", "created", "seconds", "times", "elapsed"})
-"""Of the run itself: reports of equal results are equal."""
+_LEFT_OUT = frozenset({"format", "arms", "runs", "seeds", "slo", "started", "finished"})
+"""Keys of a manifest that are told elsewhere, or differ between runs with equal results."""
 _LONGEST = 200
 """Characters of a fact that is shown in a line; longer ones are shown as blocks."""
 
@@ -38,9 +38,12 @@ def origin(results: Results) -> Origin:
         "service level": service_level(results),
     }
     blocks = {}
+    first = results.arms[0].label
     for key, value in _plain(results.manifest).items():
-        if key in _TIMES | {"seeds", "slo"}:
+        if key in _LEFT_OUT:
             continue
+        if key == "settings" and isinstance(value, Mapping):
+            key, value = f"settings of {first}", value.get(first)
         if isinstance(value, Mapping | list):
             if value:
                 blocks[key] = yaml.safe_dump(
@@ -50,9 +53,8 @@ def origin(results: Results) -> Origin:
             facts[key] = show(value)
     return Origin(
         arms=[(arm.label, _changes(arm.changes)) for arm in results.arms],
-        facts=[(key, value) for key, value in facts.items() if len(value) <= _LONGEST],
-        blocks=[*((key, value) for key, value in facts.items() if len(value) > _LONGEST)]
-        + [*blocks.items()],
+        facts=[item for item in facts.items() if len(item[1]) <= _LONGEST],
+        blocks=[item for item in facts.items() if len(item[1]) > _LONGEST] + list(blocks.items()),
     )
 
 

@@ -1,1 +1,1 @@
-"""The pictures of a report: each answers one question, and is one SVG drawing for a phone's width."""
+"""The pictures of a report: SVG drawings for a phone's width, each of which answers a question."""

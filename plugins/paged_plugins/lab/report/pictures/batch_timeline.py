@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paged_plugins.lab.report.pictures.binned import Binned
-from paged_plugins.lab.report.pictures.observed import Observed
 from paged_plugins.lab.report.pictures.picture import Picture, PictureGroup
 from paged_plugins.lab.report.pictures.style import BLUE, INK, SKY, VERMILLION, WIDTH, shortened
 from paged_plugins.lab.report.pictures.svg import inline_svg, printable
-from paged_plugins.lab.run_record import StepSample
+from paged_plugins.lab.run_record import RunRecord, StepSample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,11 +46,9 @@ class _Batch:
         )
 
 
-def batch_timelines(name: str, title: str, observed: Mapping[str, Observed]) -> PictureGroup:
+def batch_timelines(name: str, title: str, records: Mapping[str, RunRecord]) -> PictureGroup:
     """Return a picture per arm, by its label, of one workload."""
-    batches = {
-        label: _Batch.of(one.first.steps) for label, one in observed.items() if one.first.steps
-    }
+    batches = {label: _Batch.of(record.steps) for label, record in records.items() if record.steps}
     every = batches.values()
     most = (
         max((each.times[-1] for each in every), default=0.0),
@@ -65,15 +62,15 @@ def batch_timelines(name: str, title: str, observed: Mapping[str, Observed]) -> 
     return PictureGroup(title=title, legend=[], pictures=pictures)
 
 
-def _picture(
-    name: str, label: str, batch: _Batch, most: tuple[float, float, float]
-) -> Picture:
+def _picture(name: str, label: str, batch: _Batch, most: tuple[float, float, float]) -> Picture:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH / 72, 3.4))
     above, below = figure.subplots(2, 1, sharex=True)
     above.plot(batch.times, batch.running, color=BLUE, label="running")
-    above.plot(batch.times, batch.waiting, color=VERMILLION, linestyle=(0, (3, 1.5)), label="waiting")
+    above.plot(
+        batch.times, batch.waiting, color=VERMILLION, linestyle=(0, (3, 1.5)), label="waiting"
+    )
     below.stackplot(
         batch.times,
         batch.decode,

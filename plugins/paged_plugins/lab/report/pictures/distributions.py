@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from paged_plugins.lab.report.families import Family
+from paged_plugins.lab.report.pictures.latencies import Latencies
 from paged_plugins.lab.report.pictures.legend import legend
-from paged_plugins.lab.report.pictures.observed import Observed
 from paged_plugins.lab.report.pictures.picture import Picture, PictureGroup
 from paged_plugins.lab.report.pictures.style import STYLES, WIDTH
 from paged_plugins.lab.report.pictures.svg import inline_svg
@@ -19,7 +19,7 @@ from paged_plugins.lab.statistics.wording import value_text
 QUESTION = "How are latencies distributed over requests?"
 HOW_TO_READ = (
     "Height: the share of all requests, of all seeds, that took at most so long; further left is"
-    " faster. A line that ends below 100% had requests that failed. Vertical line: the service level."
+    " faster. A line that ends below 100% had requests that failed. Vertical line: service level."
 )
 
 _TITLES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2e": "Completion"}
@@ -27,19 +27,19 @@ _POINTS = 101
 
 
 def distributions(
-    name: str, title: str, family: Family, observed: Mapping[str, Observed], slo: ServiceLevel
+    name: str, title: str, family: Family, found: Mapping[str, Latencies], slo: ServiceLevel
 ) -> PictureGroup:
     """Return the distributions of a family of arms.
 
     Args:
         name: prefix of ids.
-        observed: by label of the arm.
+        found: by label of the arm.
     """
     limits = {"ttft": slo.ttft_ms, "tpot": slo.tpot_ms, "e2e": slo.e2e_ms}
     pictures = [
-        _picture(f"{name}-{kind}", kind, family, observed, limit)
+        _picture(f"{name}-{kind}", kind, family, found, limit)
         for kind, limit in limits.items()
-        if any(each.latencies[kind] for each in observed.values())
+        if any(each.milliseconds[kind] for each in found.values())
     ]
     return PictureGroup(
         title=title, legend=legend(f"{name}-legend", family.labels), pictures=pictures
@@ -47,11 +47,7 @@ def distributions(
 
 
 def _picture(
-    name: str,
-    kind: str,
-    family: Family,
-    observed: Mapping[str, Observed],
-    limit: float | None,
+    name: str, kind: str, family: Family, found: Mapping[str, Latencies], limit: float | None
 ) -> Picture:
     from matplotlib.figure import Figure
 
@@ -59,14 +55,14 @@ def _picture(
     axes = figure.add_subplot()
     told = []
     for label, style in zip(family.labels, STYLES, strict=False):
-        one = observed.get(label)
-        if one is None or not one.latencies[kind]:
+        values = found[label].milliseconds[kind]
+        if not values:
             continue
         shares = np.linspace(0, 1, _POINTS)
-        values = np.quantile(one.latencies[kind], shares)
-        reached = len(one.latencies[kind]) / max(1, one.num_requests) if kind != "tpot" else 1.0
+        quantiles = np.quantile(values, shares)
+        reached = 1.0 if kind == "tpot" else len(values) / found[label].num_requests
         axes.plot(
-            values,
+            quantiles,
             100 * shares * reached,
             color=style.color,
             linestyle=style.dashes,
@@ -74,7 +70,7 @@ def _picture(
             markevery=(10, 25),
             markersize=4.5,
         )
-        told.append(f"{label} {value_text(f'{kind}_ms_p50', float(values[_POINTS // 2]))}")
+        told.append(f"{label} {value_text(f'{kind}_ms_p50', float(quantiles[_POINTS // 2]))}")
     if limit is not None:
         axes.axvline(limit, color=STYLES[0].color, linewidth=0.8)
     axes.set_ylim(0, 101)

@@ -16,7 +16,7 @@ from paged_plugins.lab.report.pictures.style import (
     STYLES,
     VERMILLION,
     WIDTH,
-    shortened,
+    wrapped,
 )
 from paged_plugins.lab.report.pictures.svg import inline_svg, printable
 from paged_plugins.lab.results import Results
@@ -25,37 +25,46 @@ if TYPE_CHECKING:
     from paged_plugins.lab.statistics.differences import Difference
 
 _COLORS = {"better": BLUE, "worse": VERMILLION, "differs": INK, "": INK}
-_ROW = 16.0
-"""Points."""
+_ROW, _LABEL = 15.0, 27.0
+"""Points: of a difference, and of the label of an arm at least."""
 _MOST_ROWS = 60
 
 
-def forest(results: Results, found: Found) -> Gallery:
-    """Return a picture for each measure that is shown by default and differs anywhere."""
+def forest(results: Results, found: Found, most: int) -> Gallery:
+    """Return a picture for each measure that is shown by default and differs anywhere.
+
+    Args:
+        most: pictures to draw.
+    """
     compared = [arm.label for arm in results.arms if arm.compared_with != arm.label]
     arms = [label for label in compared if any(place[0] == label for place in found)]
     workloads = [name for name in results.workloads if any(place[1] == name for place in found)]
     chunk = max(1, _MOST_ROWS // max(1, len(workloads)))
-    pictures = []
-    for measure in MEASURES.values():
-        for start in range(0, len(arms), chunk):
-            rows = _rows(found, arms[start : start + chunk], workloads, measure)
-            if measure.shown and any(each.change for _, _, each in rows):
-                name = f"forest-{len(pictures)}"
-                pictures.append(_picture(name, measure, rows, len(workloads)))
-    several = len(workloads) > 1
-    shown = workloads[: len(STYLES)]
+    plots = [
+        (measure, rows)
+        for measure in MEASURES.values()
+        for start in range(0, len(arms), chunk)
+        if measure.shown
+        and (rows := _rows(found, arms[start : start + chunk], workloads, measure))
+        and any(each.change for *_, each in rows)
+    ]
+    pictures = [
+        _picture(f"forest-{place}", measure, rows)
+        for place, (measure, rows) in enumerate(plots[:most])
+    ]
+    several = workloads if len(workloads) > 1 else []
     group = PictureGroup(
-        title="", legend=legend("forest", shown, lines=False) if several else [], pictures=pictures
+        title="", legend=legend("forest-legend", several, lines=False), pictures=pictures
     )
     return Gallery(
         question="Which arm moved what, and by how much?",
         how_to_read=(
-            "Dot and line: a difference and its confidence interval. Filled: it moved, and is better"
-            " (blue) or worse (vermillion). Hollow: it did not move. Measures that are equal in all"
-            " arms are not drawn."
+            "Mark and line: a difference and its confidence interval. Filled: it moved, and is"
+            " better (blue) or worse (vermillion). Hollow: it did not move. Measures that are equal"
+            " in all arms are not drawn."
         ),
-        groups=[group] if pictures else [],
+        groups=[group],
+        num_left_out=max(0, len(plots) - most),
     )
 
 
@@ -70,22 +79,21 @@ def _rows(
     ]
 
 
-def _picture(
-    name: str, measure: Measure, rows: Sequence[tuple[str, int, Difference]], num_workloads: int
-) -> Picture:
+def _picture(name: str, measure: Measure, rows: Sequence[tuple[str, int, Difference]]) -> Picture:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH / 72, (58 + _ROW * len(rows)) / 72))
+    labels: dict[str, list[int]] = {}
+    for place, (arm, _, _) in enumerate(rows):
+        labels.setdefault(arm, []).append(place)
+    height = max(_ROW * len(rows), _LABEL * len(labels))
+    figure = Figure(figsize=(WIDTH / 72, (58 + height) / 72))
     axes = figure.add_subplot()
     axes.axvline(0, color=INK, linewidth=1)
     for place, (_, number, difference) in enumerate(rows):
         _draw(axes, place, number, difference)
-    labels = {}
-    for place, (arm, _, _) in enumerate(rows):
-        labels.setdefault(arm, []).append(place)
     axes.set_yticks(
         [sum(places) / len(places) for places in labels.values()],
-        [printable(shortened(arm, 24)) for arm in labels],
+        [printable(wrapped(arm)) for arm in labels],
     )
     axes.tick_params("y", length=0)
     axes.grid(visible=False, axis="y")
@@ -96,9 +104,7 @@ def _picture(
     axes.set_title(measure.title, loc="left")
     moved = sum(difference.moved for _, _, difference in rows)
     text = f"{measure.title}: differences of {len(labels)} arms; {moved} of {len(rows)} moved"
-    return Picture(
-        title=measure.title, description=text, svg=inline_svg(figure, name, f"{text}.")
-    )
+    return Picture(title=measure.title, description=text, svg=inline_svg(figure, name, f"{text}."))
 
 
 def _draw(axes: Any, place: int, workload: int, difference: Difference) -> None:

@@ -2,88 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from itertools import product
 
-from paged_plugins.lab.report.contents import Contents
+from paged_plugins.lab.report.contents import Contents, group_title
 from paged_plugins.lab.report.pictures import batch_timeline, distributions, memory_timeline
 from paged_plugins.lab.report.pictures.forest import forest
+from paged_plugins.lab.report.pictures.latencies import latencies
 from paged_plugins.lab.report.pictures.load import load
-from paged_plugins.lab.report.pictures.observed import Observed, observe
-from paged_plugins.lab.report.pictures.picture import Gallery, PictureGroup
+from paged_plugins.lab.report.pictures.picture import Gallery
 from paged_plugins.lab.report.pictures.svg import drawing
 from paged_plugins.lab.results import Results
+from paged_plugins.lab.run_record import RunRecord
 
-_MOST_PICTURES = 48
+_MOST_PICTURES = 24
 """Of one question: the file stays small."""
+_MOST_GROUPS = _MOST_PICTURES // 3
 
 
 def galleries(results: Results, contents: Contents) -> list[Gallery]:
     """Return the pictures that ``results`` have the data for; SettingsError without matplotlib."""
     with drawing():
         made = [
-            forest(results, contents.found),
-            load(results, contents.families),
-            *_of_records(results, contents),
+            forest(results, contents.found, _MOST_PICTURES),
+            load(results, contents.families, _MOST_GROUPS),
+            _distributions(results, contents),
+            *_timelines(results),
         ]
-    return [gallery for gallery in map(_bounded, made) if gallery.groups]
+    return [gallery for gallery in made if gallery]
 
 
-def _of_records(results: Results, contents: Contents) -> list[Gallery]:
-    """Return what is drawn from the records of runs; each is read once."""
-    spread, batches, memory = [], [], []
-    single = len(results.workloads) == 1
-    for place, workload in enumerate(results.workloads):
-        observed: dict[str, Observed] = {}
-        for arm in results.arms:
-            one = observe(results, arm.label, workload)
-            if one is not None:
-                observed[arm.label] = one
-        if not observed:
-            continue
-        title = "" if single else workload
-        for number, family in enumerate(contents.families):
-            spread.append(
-                distributions.distributions(
-                    f"spread-{place}-{number}",
-                    " · ".join(filter(None, (title, family.title))),
-                    family,
-                    observed,
-                    results.slo,
-                )
-            )
-        batches.append(batch_timeline.batch_timelines(f"batch-{place}", title, observed))
-        memory.append(memory_timeline.memory_timelines(f"memory-{place}", title, observed))
+def _distributions(results: Results, contents: Contents) -> Gallery:
+    places = list(product(results.workloads, contents.families))
+    groups = []
+    for place, (workload, family) in enumerate(places[:_MOST_GROUPS]):
+        found = {label: latencies(results, label, workload) for label in family.labels}
+        title = group_title(results, workload, family)
+        groups.append(
+            distributions.distributions(f"spread-{place}", title, family, found, results.slo)
+        )
+    return Gallery(
+        question=distributions.QUESTION,
+        how_to_read=distributions.HOW_TO_READ,
+        groups=groups,
+        num_left_out=len(places) - len(groups),
+    )
+
+
+def _timelines(results: Results) -> list[Gallery]:
+    places = list(product(results.workloads, (arm.label for arm in results.arms)))
+    drawn: dict[str, dict[str, RunRecord]] = {workload: {} for workload in results.workloads}
+    for workload, arm in places[:_MOST_PICTURES]:
+        record = _first_record(results, arm, workload)
+        if record is not None:
+            drawn[workload][arm] = record
+    groups = [
+        (f"{place}", group_title(results, workload), drawn[workload])
+        for place, workload in enumerate(results.workloads)
+    ]
     return [
         Gallery(
-            question=distributions.QUESTION, how_to_read=distributions.HOW_TO_READ, groups=spread
-        ),
-        Gallery(
-            question=batch_timeline.QUESTION, how_to_read=batch_timeline.HOW_TO_READ, groups=batches
+            question=batch_timeline.QUESTION,
+            how_to_read=batch_timeline.HOW_TO_READ,
+            groups=[
+                batch_timeline.batch_timelines(f"batch-{place}", title, records)
+                for place, title, records in groups
+            ],
+            num_left_out=max(0, len(places) - _MOST_PICTURES),
         ),
         Gallery(
             question=memory_timeline.QUESTION,
             how_to_read=memory_timeline.HOW_TO_READ,
-            groups=memory,
+            groups=[
+                memory_timeline.memory_timelines(f"memory-{place}", title, records)
+                for place, title, records in groups
+            ],
+            num_left_out=max(0, len(places) - _MOST_PICTURES),
         ),
     ]
 
 
-def _bounded(gallery: Gallery) -> Gallery:
-    """Return a gallery with the first pictures only, if there are too many."""
-    kept: list[PictureGroup] = []
-    left = _MOST_PICTURES
-    for group in gallery.groups:
-        pictures = group.pictures[:left]
-        left -= len(pictures)
-        if pictures:
-            kept.append(PictureGroup(title=group.title, legend=group.legend, pictures=pictures))
-    return Gallery(
-        question=gallery.question,
-        how_to_read=gallery.how_to_read,
-        groups=kept,
-        num_left_out=_count(gallery.groups) - _count(kept),
-    )
-
-
-def _count(groups: Iterable[PictureGroup]) -> int:
-    return sum(len(group.pictures) for group in groups)
+def _first_record(results: Results, arm: str, workload: str) -> RunRecord | None:
+    records = (results.record(arm, workload, seed) for seed in results.seeds)
+    return next((record for record in records if record is not None), None)

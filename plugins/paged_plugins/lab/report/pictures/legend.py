@@ -19,7 +19,8 @@ def legend(name: str, labels: Sequence[str], *, lines: bool = True) -> list[Lege
 
     entries = []
     for number, (label, style) in enumerate(zip(labels, STYLES, strict=False)):
-        figure = Figure(figsize=(0.5 if lines else 0.2, 0.2), layout="none")
+        figure = Figure(figsize=(0.5 if lines else 0.2, 0.2))
+        figure.set_layout_engine("none")
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         axes.set_xlim(0, 2)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from paged_plugins.lab.measures import MEASURES
+from paged_plugins.lab.report.contents import group_title
 from paged_plugins.lab.report.families import Family
 from paged_plugins.lab.report.pictures.distributions import milliseconds
 from paged_plugins.lab.report.pictures.legend import legend
@@ -24,36 +26,46 @@ Values = Mapping[tuple[str, str], Sequence[Mapping[str, float]]]
 """The measures of every seed, by arm and workload."""
 
 
-def load(results: Results, families: Sequence[Family]) -> Gallery:
-    """Return pictures of what load does to latency, or of what latency throughput costs."""
+def load(results: Results, families: Sequence[Family], most: int) -> Gallery:
+    """Return pictures of what load does to latency, or of what latency throughput costs.
+
+    Args:
+        most: groups to draw.
+    """
     values: dict[tuple[str, str], list[Mapping[str, float]]] = {}
     for run in results.runs:
         values.setdefault((run.arm, run.workload), []).append(run.measures)
     if sweeps := rate_sweeps(results):
+        swept = list(product(sweeps, families))
         return Gallery(
             question="What does the rate of requests do to latency?",
             how_to_read="Mean over seeds; bars: the lowest and the highest seed.",
             groups=[
-                _against_rate(f"rate-{place}-{number}", sweep, family, values)
-                for place, sweep in enumerate(sweeps)
-                for number, family in enumerate(families)
+                _against_rate(f"rate-{place}", sweep, family, values)
+                for place, (sweep, family) in enumerate(swept[:most])
             ],
+            num_left_out=max(0, len(swept) - most),
         )
+    places = list(product(results.workloads, families))
     return Gallery(
         question="What latency does throughput cost?",
-        how_to_read=(
-            "Large marks: mean over seeds; small ones: each seed. Down and right is better."
-        ),
+        how_to_read="Large marks: means over seeds; small ones: seeds. Down and right is better.",
         groups=[
-            _against_throughput(f"load-{place}-{number}", workload, family, values)
-            for place, workload in enumerate(results.workloads)
-            for number, family in enumerate(families)
+            PictureGroup(
+                title=group_title(results, workload, family),
+                legend=legend(f"load-{place}-legend", family.labels, lines=False),
+                pictures=_against_throughput(f"load-{place}", workload, family, values),
+            )
+            for place, (workload, family) in enumerate(places[:most])
         ],
+        num_left_out=max(0, len(places) - most),
     )
 
 
 def _against_rate(name: str, sweep: RateSweep, family: Family, values: Values) -> PictureGroup:
-    pictures = [_rate_picture(f"{name}-{kind}", kind, sweep, family, values) for kind in _AGAINST_RATE]
+    pictures = [
+        _rate_picture(f"{name}-{kind}", kind, sweep, family, values) for kind in _AGAINST_RATE
+    ]
     return PictureGroup(
         title=" · ".join(filter(None, (sweep.title, family.title))),
         legend=legend(f"{name}-legend", family.labels),
@@ -99,18 +111,12 @@ def _rate_picture(
     return Picture(title=measure.title, description=text, svg=inline_svg(figure, name, text))
 
 
-def _against_throughput(
-    name: str, workload: str, family: Family, values: Values
-) -> PictureGroup:
-    pictures = [
+def _against_throughput(name: str, workload: str, family: Family, values: Values) -> list[Picture]:
+    pictures = (
         _throughput_picture(f"{name}-{kind}", kind, workload, family, values)
         for kind in _AGAINST_THROUGHPUT
-    ]
-    return PictureGroup(
-        title=" · ".join(filter(None, (workload, family.title))),
-        legend=legend(f"{name}-legend", family.labels, lines=False),
-        pictures=[picture for picture in pictures if picture is not None],
     )
+    return [picture for picture in pictures if picture is not None]
 
 
 def _throughput_picture(
@@ -127,10 +133,12 @@ def _throughput_picture(
         if points:
             xs, ys = zip(*points, strict=True)
             x, y = sum(xs) / len(xs), sum(ys) / len(ys)
-            look = {"color": style.color, "marker": style.marker, "linestyle": "none"}
+            is_base = label == family.base.label  # above the others: it may be equal to one
+            look: dict[str, Any] = {"color": style.color, "marker": style.marker}
+            look |= {"linestyle": "none", "zorder": 4 if is_base else 3}
             if len(points) > 1:
                 axes.plot(xs, ys, markersize=2.5, alpha=0.6, **look)
-            axes.plot([x], [y], markersize=8, **look)
+            axes.plot([x], [y], markersize=5 if is_base else 8.5, **look)
             told.append(f"{label} {value_text(kind, y)} at {value_text(_THROUGHPUT, x)}")
     if not told:
         return None

@@ -7,7 +7,6 @@ from functools import partial
 
 from paged_plugins.lab.report.pictures.batch_timeline import legend_above
 from paged_plugins.lab.report.pictures.binned import Binned
-from paged_plugins.lab.report.pictures.observed import Observed
 from paged_plugins.lab.report.pictures.picture import Picture, PictureGroup
 from paged_plugins.lab.report.pictures.style import (
     BLUE,
@@ -24,8 +23,8 @@ from paged_plugins.lab.run_record import RunRecord, StepSample
 QUESTION = "What filled the memory?"
 HOW_TO_READ = (
     "The first seed; shares of the cache's slots. Held: the state of a token. Reserved: allocated,"
-    " and will hold one. Wasted: allocated, and never will (internal fragmentation). Cached: free, but"
-    " still findable as a prefix. The rest is free and empty."
+    " and will hold one. Wasted: allocated, and never will (internal fragmentation). Cached: free,"
+    " but still found as a prefix. The rest is free and empty."
 )
 
 _PARTS = (
@@ -36,12 +35,12 @@ _PARTS = (
 )
 
 
-def memory_timelines(name: str, title: str, observed: Mapping[str, Observed]) -> PictureGroup:
+def memory_timelines(name: str, title: str, records: Mapping[str, RunRecord]) -> PictureGroup:
     """Return a picture per arm, by its label, of one workload."""
     pictures = [
-        _picture(f"{name}-{place}", label, one.first)
-        for place, (label, one) in enumerate(observed.items())
-        if one.first.steps and all(step.block_size for step in one.first.steps)
+        _picture(f"{name}-{place}", label, record)
+        for place, (label, record) in enumerate(records.items())
+        if record.steps and all(step.block_size for step in record.steps)
     ]
     return PictureGroup(title=title, legend=[], pictures=pictures)
 
@@ -69,8 +68,7 @@ def _picture(name: str, label: str, record: RunRecord) -> Picture:
     axes.set_title(printable(shortened(label)), loc="left", pad=20)
     legend_above(axes)
     means = "; ".join(
-        f"{part} {values.mean():.0f}%"
-        for (part, _), values in zip(_PARTS, parts, strict=True)
+        f"{part} {values.mean():.0f}%" for (part, _), values in zip(_PARTS, parts, strict=True)
     )
     text = f"{label}: on average {means}."
     return Picture(title=label, description=text, svg=inline_svg(figure, name, text))

@@ -68,13 +68,21 @@ STYLES: Sequence[Style] = (
 )
 """The first is for the arm that the others are compared with."""
 
-_LONGEST = 34
 
-
-def shortened(label: str, longest: int = _LONGEST) -> str:
+def shortened(label: str, longest: int = 40) -> str:
     """Return a label that fits into a picture: its middle is left out if it is long."""
     label = " ".join(label.split())
     if len(label) <= longest:
         return label
     tail = longest // 2
     return f"{label[: longest - tail - 1]}…{label[-tail:]}"
+
+
+def wrapped(label: str, width: int = 20) -> str:
+    """Return a label in at most two lines, broken after a space or ``=`` where it has one."""
+    label = shortened(label, 2 * width)
+    if len(label) <= width:
+        return label
+    breaks = [place for place in range(width, 4, -1) if label[place - 1] in " =,"]
+    place = next((each for each in breaks if len(label) - each <= width), width)
+    return f"{label[:place].rstrip()}\n{label[place:]}"

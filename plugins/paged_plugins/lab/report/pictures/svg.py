@@ -1,4 +1,4 @@
-"""From a figure of matplotlib to an SVG element for a page: small, scalable, equal for equal data."""
+"""From a figure of matplotlib to an SVG element for a page: small, and equal for equal data."""
 
 from __future__ import annotations
 
