@@ -38,7 +38,10 @@ TOTALS = RunTotals(
 )
 
 
-def of(*requests: RequestRecord, slo: ServiceLevel = ServiceLevel()) -> dict[str, float]:
+ANY = ServiceLevel()
+
+
+def of(*requests: RequestRecord, slo: ServiceLevel = ANY) -> dict[str, float]:
     return measures(RunRecord(requests=list(requests), totals=TOTALS), slo)
 
 

@@ -50,5 +50,8 @@ def paged_core_components() -> Iterator[Component]:
 @hookimpl
 def paged_core_commands() -> Iterator[Command]:
     yield Command(
-        "lab", "paged_plugins.lab.commands:app", "Run ablations, and read their results."
+        "compare",
+        "paged_plugins.lab.compare_command:compare_command",
+        "Vary settings under one workload, and say what that changes.",
     )
+    yield Command("lab", "paged_plugins.lab.commands:app", "Run ablations, and read their results.")
