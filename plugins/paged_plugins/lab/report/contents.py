@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from paged_plugins.lab.measures import Measure
@@ -13,7 +13,7 @@ from paged_plugins.lab.report.difference_table import (
     difference_table,
 )
 from paged_plugins.lab.report.families import Family, families
-from paged_plugins.lab.report.origin import Origin, origin
+from paged_plugins.lab.report.origin import Origin, origin, simulation
 from paged_plugins.lab.results import Results
 from paged_plugins.lab.statistics.differences import differences
 from paged_plugins.lab.statistics.sentences import sentences
@@ -43,15 +43,19 @@ class Contents:
     found: Found
 
 
-def contents(results: Results, confidence: float = 0.95) -> Contents:
-    """Return what a report of ``results`` says."""
-    different = differences(results, confidence)
+def contents(results: Results, measures: Collection[str], confidence: float = 0.95) -> Contents:
+    """Return what a report of ``results`` says.
+
+    Args:
+        measures: names of those that are compared.
+    """
+    different = differences(results, confidence, measures=measures)
     found = by_place(different)
     kinds = families(results, _MOST_COLUMNS)
     return Contents(
         title=_title(results, kinds),
         scope=_scope(results),
-        answers=sentences(results, different),
+        answers=sentences(results, different, confidence),
         notes=_notes(results, confidence, len(different)),
         tables=_tables(results, kinds, found, lambda measure: measure.shown),
         full_tables=_tables(results, kinds, found, lambda measure: True),
@@ -112,6 +116,8 @@ def _notes(results: Results, confidence: float, num_differences: int) -> list[st
         f"Every arm served the same requests with the same {_counted(num_seeds, 'seed')}. A"
         " difference is taken within each seed, then averaged."
     ]
+    if told := simulation(results):
+        notes.append(told)
     if num_seeds < 2:
         notes.append("One seed bounds nothing: there are no intervals, and no claim is made.")
         return notes

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.report.contents import Contents, contents
 from paged_plugins.lab.report.difference_table import Cell, DifferenceTable
 from paged_plugins.lab.report.output import write_text
@@ -15,14 +16,14 @@ from paged_plugins.lab.results import Results
 _SPECIAL = re.compile(r"([\\`*<>#|~$&]|(?<!\w)_|_(?!\w)|\](?=[(\[:]))")
 
 
-def write_markdown(results: Results, path: Path) -> None:
+def write_markdown(results: Results, path: Path, *, measures: Collection[str] = MEASURES) -> None:
     """Write the report of ``results``, without plots; SettingsError if that fails."""
-    write_text(path, markdown(results))
+    write_text(path, markdown(results, measures))
 
 
-def markdown(results: Results) -> str:
+def markdown(results: Results, measures: Collection[str] = MEASURES) -> str:
     """Return the report of ``results`` as Markdown, without plots."""
-    return printable("\n".join(_lines(contents(results))) + "\n")
+    return printable("\n".join(_lines(contents(results, measures))) + "\n")
 
 
 def _lines(told: Contents) -> Iterator[str]:

@@ -14,7 +14,7 @@ from paged_plugins.lab.results import Results
 
 _LEFT_OUT = frozenset({"format", "arms", "runs", "seeds", "slo", "started", "finished"})
 """Keys of a manifest that are told elsewhere, or differ between runs with equal results."""
-_LONGEST = 200
+_LONGEST = 300
 """Characters of a fact that is shown in a line; longer ones are shown as blocks."""
 
 
@@ -39,15 +39,18 @@ def origin(results: Results) -> Origin:
     }
     blocks = {}
     first = results.arms[0].label
-    for key, value in _plain(results.manifest).items():
+    manifest = _plain(results.manifest)
+    for key, value in sorted(manifest.items(), key=lambda item: item[0] == "settings"):
         if key in _LEFT_OUT:
             continue
         if key == "settings" and isinstance(value, Mapping):
             key, value = f"settings of {first}", value.get(first)
-        if isinstance(value, Mapping | list):
+        if _is_flat(value):
+            facts[key] = ", ".join(f"{name} {show(inner)}" for name, inner in value.items())
+        elif isinstance(value, Mapping | list):
             if value:
                 blocks[key] = yaml.safe_dump(
-                    value, sort_keys=False, allow_unicode=True, width=88
+                    value, sort_keys=False, allow_unicode=True, width=88, default_flow_style=None
                 ).rstrip()
         elif value is not None:
             facts[key] = show(value)
@@ -55,6 +58,25 @@ def origin(results: Results) -> Origin:
         arms=[(arm.label, _changes(arm.changes)) for arm in results.arms],
         facts=[item for item in facts.items() if len(item[1]) <= _LONGEST],
         blocks=[item for item in facts.items() if len(item[1]) > _LONGEST] + list(blocks.items()),
+    )
+
+
+def _is_flat(value: object) -> bool:
+    return isinstance(value, Mapping) and not any(
+        isinstance(inner, Mapping | list) for inner in value.values()
+    )
+
+
+def simulation(results: Results) -> str:
+    """Return where simulated times come from; empty: they are real, or nothing is known of it."""
+    settings = results.manifest.get("settings", {}).get(results.arms[0].label, {})
+    if settings.get("executor", {}).get("name") != "simulated":
+        return ""
+    model = settings.get("cost_model") or {}
+    options = ", ".join(f"{key} {show(value)}" for key, value in model.items() if key != "name")
+    return (
+        f"Times are those of a simulation: a step takes what cost model {model.get('name')}"
+        f" ({options}) predicts. Intervals are of the draw of requests, not of the prediction."
     )
 
 

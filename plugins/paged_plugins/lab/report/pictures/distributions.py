@@ -19,11 +19,14 @@ from paged_plugins.lab.statistics.wording import value_text
 QUESTION = "How are latencies distributed over requests?"
 HOW_TO_READ = (
     "Height: the share of all requests, of all seeds, that took at most so long; further left is"
-    " faster. A line that ends below 100% had requests that failed. Vertical line: service level."
+    " faster. A line that ends below 100% had requests that failed. Vertical line: the service"
+    " level, where it is near."
 )
 
 _TITLES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2e": "Completion"}
 _POINTS = 101
+_REACH = 2
+"""A service level is drawn up to so many times the longest latency."""
 
 
 def distributions(
@@ -71,7 +74,7 @@ def _picture(
             markersize=4.5,
         )
         told.append(f"{label} {value_text(f'{kind}_ms_p50', float(quantiles[_POINTS // 2]))}")
-    if limit is not None:
+    if limit is not None and limit <= _REACH * axes.dataLim.x1:
         axes.axvline(limit, color=STYLES[0].color, linewidth=0.8)
     axes.set_ylim(0, 101)
     axes.set_ylabel("% of requests")
@@ -92,6 +95,8 @@ def milliseconds(axes: Any, which: str = "x") -> None:
         decades = np.log10(high / low)
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1,)))
         axis.set_minor_formatter(NullFormatter())
+    else:
+        axes.locator_params(axis=which, nbins=5)
     axis.set_major_formatter(FuncFormatter(_time))
     axes.set(**{f"{which}label": "log scale" if axis.get_scale() == "log" else ""})
 

@@ -18,6 +18,8 @@ _MOST_PICTURES = 24
 """Of one question: the file stays small."""
 _MOST_GROUPS = _MOST_PICTURES // 3
 
+_EQUAL = "Arms that equal the one that they are compared with are not drawn."
+
 
 def galleries(results: Results, contents: Contents) -> list[Gallery]:
     """Return the pictures that ``results`` have the data for; SettingsError without matplotlib."""
@@ -26,7 +28,7 @@ def galleries(results: Results, contents: Contents) -> list[Gallery]:
             forest(results, contents.found, _MOST_PICTURES),
             load(results, contents.families, _MOST_GROUPS),
             _distributions(results, contents),
-            *_timelines(results),
+            *_timelines(results, contents),
         ]
     return [gallery for gallery in made if gallery]
 
@@ -48,8 +50,10 @@ def _distributions(results: Results, contents: Contents) -> Gallery:
     )
 
 
-def _timelines(results: Results) -> list[Gallery]:
-    places = list(product(results.workloads, (arm.label for arm in results.arms)))
+def _timelines(results: Results, contents: Contents) -> list[Gallery]:
+    arms = [arm.label for arm in results.arms]
+    equal = {place for place in product(results.workloads, arms) if _is_equal(contents, *place)}
+    places = [place for place in product(results.workloads, arms) if place not in equal]
     drawn: dict[str, dict[str, RunRecord]] = {workload: {} for workload in results.workloads}
     for workload, arm in places[:_MOST_PICTURES]:
         record = _first_record(results, arm, workload)
@@ -62,7 +66,7 @@ def _timelines(results: Results) -> list[Gallery]:
     return [
         Gallery(
             question=batch_timeline.QUESTION,
-            how_to_read=batch_timeline.HOW_TO_READ,
+            how_to_read=f"{batch_timeline.HOW_TO_READ} {_EQUAL}",
             groups=[
                 batch_timeline.batch_timelines(f"batch-{place}", title, records)
                 for place, title, records in groups
@@ -71,7 +75,7 @@ def _timelines(results: Results) -> list[Gallery]:
         ),
         Gallery(
             question=memory_timeline.QUESTION,
-            how_to_read=memory_timeline.HOW_TO_READ,
+            how_to_read=f"{memory_timeline.HOW_TO_READ} {_EQUAL}",
             groups=[
                 memory_timeline.memory_timelines(f"memory-{place}", title, records)
                 for place, title, records in groups
@@ -79,6 +83,12 @@ def _timelines(results: Results) -> list[Gallery]:
             num_left_out=max(0, len(places) - _MOST_PICTURES),
         ),
     ]
+
+
+def _is_equal(contents: Contents, workload: str, arm: str) -> bool:
+    """Whether an arm equals the one that it is compared with, in every measure and seed."""
+    own = [each for place, each in contents.found.items() if place[:2] == (arm, workload)]
+    return bool(own) and all(each.low == each.change == each.high == 0 for each in own)
 
 
 def _first_record(results: Results, arm: str, workload: str) -> RunRecord | None:

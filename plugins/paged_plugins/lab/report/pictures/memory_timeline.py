@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from paged_plugins.lab.report.pictures.batch_timeline import legend_above
 from paged_plugins.lab.report.pictures.binned import Binned
@@ -19,6 +22,9 @@ from paged_plugins.lab.report.pictures.style import (
 )
 from paged_plugins.lab.report.pictures.svg import inline_svg, printable
 from paged_plugins.lab.run_record import RunRecord, StepSample
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 QUESTION = "What filled the memory?"
 HOW_TO_READ = (
@@ -37,32 +43,43 @@ _PARTS = (
 
 def memory_timelines(name: str, title: str, records: Mapping[str, RunRecord]) -> PictureGroup:
     """Return a picture per arm, by its label, of one workload."""
-    pictures = [
-        _picture(f"{name}-{place}", label, record)
-        for place, (label, record) in enumerate(records.items())
+    filled = {
+        label: _filled(record.steps)
+        for label, record in records.items()
         if record.steps and all(step.block_size for step in record.steps)
+    }
+    most = max((float(np.sum(parts, axis=0).max()) for _, parts in filled.values()), default=0.0)
+    pictures = [
+        _picture(f"{name}-{place}", label, times, parts, most)
+        for place, (label, (times, parts)) in enumerate(filled.items())
     ]
     return PictureGroup(title=title, legend=[], pictures=pictures)
 
 
-def _picture(name: str, label: str, record: RunRecord) -> Picture:
+def _filled(steps: Sequence[StepSample]) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+    """Return times, and the percentage of slots that each part fills at them."""
+    binned = Binned(steps)
+    return binned.times, [100 * binned.mean(partial(_share, part)) for part, _ in _PARTS]
+
+
+def _picture(
+    name: str, label: str, times: NDArray[Any], parts: Sequence[NDArray[Any]], most: float
+) -> Picture:
     from matplotlib.figure import Figure
 
-    binned = Binned(record.steps)
-    parts = [100 * binned.mean(partial(_share, part)) for part, _ in _PARTS]
     figure = Figure(figsize=(WIDTH / 72, 2.7))
     axes = figure.add_subplot()
     axes.stackplot(
-        binned.times,
+        times,
         *parts,
         colors=[color for _, color in _PARTS],
         labels=[part for part, _ in _PARTS],
         linewidth=0,
     )
     for top in (parts[0], sum(parts[:3])):
-        axes.plot(binned.times, top, color=INK, linewidth=0.6)
-    axes.set_ylim(0, 101)
-    axes.set_xlim(0, binned.times[-1] or 1)
+        axes.plot(times, top, color=INK, linewidth=0.6)
+    axes.set_ylim(0, min(101, 1.1 * most) or 1)
+    axes.set_xlim(0, times[-1] or 1)
     axes.set_ylabel("% of slots")
     axes.set_xlabel("seconds")
     axes.set_title(printable(shortened(label)), loc="left", pad=20)
