@@ -19,7 +19,7 @@ from paged_plugins.lab.statistics.sentences import sentences
 from unit.drawn_results import drawn_results
 
 HOSTILE = "<script>alert(1)</script>\"'&|`$x^2$_*\x00\ud800]("
-_VOID = {"meta", "link", "br", "img", "input", "hr"}
+_VOID = {"wbr", "meta", "link", "br", "img", "input", "hr"}
 _LOADING = {"src", "href", "srcset", "data", "action", "poster"}
 
 pytest.importorskip("matplotlib", reason="the extra `lab` is not installed")

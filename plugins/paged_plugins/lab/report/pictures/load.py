@@ -89,8 +89,12 @@ def _rate_picture(
         ]
         if points:
             means = [sum(found) / len(found) for _, found in points]
-            below = [mean - min(found) for mean, (_, found) in zip(means, points, strict=True)]
-            above = [max(found) - mean for mean, (_, found) in zip(means, points, strict=True)]
+            below = [
+                max(0.0, mean - min(found)) for mean, (_, found) in zip(means, points, strict=True)
+            ]
+            above = [
+                max(0.0, max(found) - mean) for mean, (_, found) in zip(means, points, strict=True)
+            ]
             axes.errorbar(
                 [rate for rate, _ in points],
                 means,

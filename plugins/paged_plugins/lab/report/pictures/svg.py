@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _NUMBER = re.compile(r"-?\d+\.\d{2,}")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
-_DROPPED = ("metadata", "desc", "title")
+_DROPPED = ("metadata", "style")
 
 
 @contextmanager
