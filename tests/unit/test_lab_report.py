@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +13,14 @@ from typing import Any
 
 import pytest
 
+from paged_core.errors import SettingsError
 from paged_plugins.lab.report import write_html, write_markdown
+from paged_plugins.lab.report.families import families
+from paged_plugins.lab.report.markdown import markdown
+from paged_plugins.lab.report.pictures.load import load
+from paged_plugins.lab.report.pictures.rates import rate_sweeps
+from paged_plugins.lab.report.pictures.style import wrapped
+from paged_plugins.lab.report.pictures.svg import drawing
 from paged_plugins.lab.results import BASE, Results
 from paged_plugins.lab.statistics.differences import differences
 from paged_plugins.lab.statistics.sentences import sentences
@@ -91,7 +99,10 @@ def test_a_page_has_the_answer_the_differences_and_the_plots(tmp_path: Path) -> 
         {"scheduler=slow": 1.3, "victim=same": 1.0},
         manifest={
             "command": "paged-core lab run ablation.yaml",
-            "settings": {BASE: {"block_size": 16}, "scheduler=slow": {"block_size": 99}},
+            "settings": {
+                BASE: {"block_size": 16, "evictor": {"name": "lru"}},
+                "scheduler=slow": {"block_size": 99},
+            },
             "git": "f00",
             "started": "2026-01-01",
         },
@@ -102,12 +113,12 @@ def test_a_page_has_the_answer_the_differences_and_the_plots(tmp_path: Path) -> 
     assert answers
     for sentence in answers:
         assert sentence in told
-    assert told.index(answers[0]) < told.index("How to read this") < told.index("goodput 3")
+    assert told.index(answers[0]) < told.index("How to read this") < told.index("Differences")
     for said in ("8 seeds", "95% confidence", "has moved if its interval leaves out 0"):
         assert said in told
     assert "paged-core lab run ablation.yaml" in told
-    assert "block_size: 16" in told
-    assert "block_size: 99" not in told
+    assert "block_size: 16 evictor: {name: lru}" in told
+    assert "99" not in told.partition("What was run")[2].partition("Every measure")[0]
     assert "2026-01-01" not in told
     assert "TTFT at most 500 ms, TPOT at most 50 ms" in told
     assert page.tags["svg"] > 20
@@ -167,3 +178,128 @@ def test_any_results_can_be_reported(
     for label in slower:
         assert label in page.text
     write_markdown(results, tmp_path / "report.md")
+
+
+def test_measures_that_are_equal_in_all_arms_are_listed_not_tabulated() -> None:
+    text = markdown(drawn_results({"victim=same": 1.0}, seeds=6))
+    assert re.search(r"^Equal in all arms: goodput \d.*; failed requests 0\.$", text, re.MULTILINE)
+    assert "| goodput" not in text
+
+
+def test_what_moved_is_called_better_or_worse() -> None:
+    text = markdown(drawn_results({"victim=slow": 1.5, "victim=fast": 0.5}, seeds=8))
+    row = next(line for line in text.splitlines() if line.startswith("| completion p50"))
+    assert re.search(r"\*\*\+50% \[.*\] worse\*\* \| \*\*-50% \[.*\] better\*\*", row)
+
+
+def test_fewer_measures_make_fewer_comparisons() -> None:
+    results = drawn_results({"victim=slow": 1.5}, seeds=6)
+    text = markdown(results, measures=["e2e_ms_p50", "hit_rate"])
+    assert "all 2 intervals of this report" in text
+    assert "TTFT" not in text.partition("## What was run")[0]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [(1, "One seed bounds nothing"), (5, "A claim needs 6 seeds: with 5, nothing"), (6, "moved")],
+)
+def test_the_number_of_seeds_says_what_can_be_claimed(seeds: int, said: str) -> None:
+    assert said in markdown(drawn_results({"victim=slow": 1.5}, seeds=seeds))
+
+
+def test_missing_runs_are_said() -> None:
+    results = drawn_results({"victim=slow": 1.5}, seeds=7)
+    assert "2 runs failed or were left out" in markdown(replace(results, runs=results.runs[2:]))
+    assert "left out" not in markdown(results).partition("- A measure has moved")[0]
+
+
+def test_simulated_times_are_called_so() -> None:
+    model = {"name": "roofline", "device": "l4"}
+    settings = {"executor": {"name": "simulated"}, "cost_model": model}
+    results = drawn_results({"victim=slow": 1.5}, seeds=1)
+    simulated = replace(results, manifest={"settings": {BASE: settings}})
+    assert "cost model roofline (device l4) predicts" in markdown(simulated)
+    real = replace(results, manifest={"settings": {BASE: {"executor": {"name": "local"}}}})
+    assert "simulation" not in markdown(real)
+
+
+def test_arms_are_split_between_axes_and_shown_beside_what_they_are_compared_with() -> None:
+    slower = {f"{axis}={number}": 1.0 for axis in "abc" for number in range(3)}
+    results = drawn_results(slower, seeds=1, records=False)
+    found = families(results, 4)
+    assert [family.title for family in found] == ["a", "b", "c"]
+    assert [family.title for family in families(results, 6)] == ["a, b", "c"]
+    assert [len(family.arms) for family in families(results, 2)] == [2, 1, 2, 1, 2, 1]
+    base, first, second, *rest = results.arms
+    around = [replace(arm, compared_with="a=0") for arm in (first, second)]
+    several = families(replace(results, arms=[base, *around, *rest]), 9)
+    assert [family.base.label for family in several] == ["a=0", BASE]
+    assert several[0].title == "against a=0"
+
+
+def test_workloads_that_differ_in_their_rate_alone_make_a_sweep() -> None:
+    names = ["slow", "fast", "other", "drawn"]
+    specs = [
+        {"name": "slow", "arrivals": {"poisson": {"rate": 1.0}}, "requests": 4},
+        {"name": "fast", "arrivals": {"poisson": {"rate": 8}}, "requests": 4},
+        {"name": "other", "arrivals": {"poisson": {"rate": 9}}, "requests": 5},
+        {"name": "drawn", "requests": 4},
+        "chat",
+    ]
+    results = drawn_results({}, workloads=names, seeds=1, records=False)
+    assert rate_sweeps(results) == []
+    (sweep,) = rate_sweeps(replace(results, manifest={"workloads": specs}))
+    assert sweep.workloads == [(1.0, "slow"), (8.0, "fast")]
+
+
+def test_latency_is_drawn_against_rate_where_workloads_differ_in_it(tmp_path: Path) -> None:
+    specs = [{"name": f"w{rate}", "arrivals": {"rate": rate}} for rate in (1, 2)]
+    results = drawn_results(
+        {"victim=x": 1.3},
+        workloads=["w1", "w2"],
+        seeds=2,
+        records=False,
+        manifest={"workloads": specs},
+    )
+    page = page_of(results, tmp_path)
+    assert "What does the rate of requests do to latency?" in page.text
+    assert "What latency does throughput cost?" not in page.text
+
+
+def test_pictures_are_bounded_in_number() -> None:
+    workloads = [f"w{number}" for number in range(9)]
+    results = drawn_results({"victim=x": 1.3}, workloads=workloads, seeds=1, records=False)
+    with drawing():
+        gallery = load(results, families(results, 6), most=1)
+    assert [group.title for group in gallery.groups] == ["w0"]
+    assert gallery.num_left_out == 8
+
+
+@pytest.mark.parametrize(
+    ("label", "lines"),
+    [
+        ("newest", ["newest"]),
+        ("scheduler=prefill_or_decode", ["scheduler=", "prefill_or_decode"]),
+        ("x" * 30, ["x" * 20, "x" * 10]),
+        ("a" * 100, ["a" * 19 + "…", "a" * 20]),
+    ],
+)
+def test_labels_of_pictures_have_two_lines_at_most(label: str, lines: list[str]) -> None:
+    assert wrapped(label).split("\n") == lines
+
+
+def test_without_matplotlib_the_page_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = drawn_results({"victim=x": 1.3}, seeds=1, records=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SettingsError, match=r"matplotlib.*pip install 'paged-core\[lab\]'"):
+        write_html(results, tmp_path / "report.html")
+    write_markdown(results, tmp_path / "report.md")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.md"]
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    results = drawn_results({}, seeds=1, records=False)
+    with pytest.raises(SettingsError, match=r"missing/report\.md cannot be written: No such file"):
+        write_markdown(results, tmp_path / "missing" / "report.md")
