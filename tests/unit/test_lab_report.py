@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from paged_core.errors import SettingsError
 from paged_plugins.lab.report import write_html, write_markdown
 from paged_plugins.lab.report.families import families
 from paged_plugins.lab.report.markdown import markdown
+from paged_plugins.lab.report.pictures.block_map import FREE, SHARED, Span, owners
 from paged_plugins.lab.report.pictures.load import load
 from paged_plugins.lab.report.pictures.rates import rate_sweeps
 from paged_plugins.lab.report.pictures.style import wrapped
@@ -303,3 +304,42 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     results = drawn_results({}, seeds=1, records=False)
     with pytest.raises(SettingsError, match=r"missing/report\.md cannot be written: No such file"):
         write_markdown(results, tmp_path / "missing" / "report.md")
+
+
+class Blocks:
+    """Four blocks: one held, one shared, one handed on, one never held."""
+
+    num_blocks = 4
+    times: Mapping[int, float] = {0: 0.0, 9: 1.0}
+    requests: Sequence[str] = ["a", "b"]
+
+    def of_block(self, block: int, /) -> Sequence[Span]:
+        held = {
+            0: [Held("a", 0, None)],
+            1: [Held("a", 0, 5), Held("b", 0, 5)],
+            2: [Held("a", 2, 4), Held("b", 4, 10)],
+        }
+        return held.get(block, [])
+
+
+@dataclass
+class Held:
+    """A block held by a request for some steps."""
+
+    request: str
+    start: int
+    end: int | None
+
+
+def test_the_map_of_blocks_says_who_held_them(tmp_path: Path) -> None:
+    assert owners(Blocks(), 10).tolist() == [
+        [0] * 10,
+        [SHARED] * 5 + [FREE] * 5,
+        [FREE] * 2 + [0] * 2 + [1] * 6,
+        [FREE] * 10,
+    ]
+    write_html(drawn_results({}, seeds=1, records=False), tmp_path / "a.html", blocks=Blocks())
+    text = (tmp_path / "a.html").read_text("utf-8")
+    assert "Which request held which block?" in text
+    assert "4 blocks over 10 steps, held by 2 requests; 57% held on average, 12% by several" in text
+    assert text.count('href="data:image/png;base64,') == 1
