@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_plugins.lab.report import write_html, write_markdown
 from paged_plugins.lab.report.families import families
@@ -25,6 +26,7 @@ from paged_plugins.lab.report.pictures.svg import drawing
 from paged_plugins.lab.results import BASE, Results
 from paged_plugins.lab.statistics.differences import differences
 from paged_plugins.lab.statistics.sentences import sentences
+from unit import studies
 from unit.drawn_results import drawn_results
 
 HOSTILE = "<script>alert(1)</script>\"'&|`$x^2$_*\x00\ud800]("
@@ -343,3 +345,27 @@ def test_the_map_of_blocks_says_who_held_them(tmp_path: Path) -> None:
     assert "Which request held which block?" in text
     assert "4 blocks over 10 steps, held by 2 requests; 57% held on average, 12% by several" in text
     assert text.count('href="data:image/png;base64,') == 1
+
+
+def test_the_command_reports_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results"
+    study = str(studies.write(tmp_path))
+    assert main(["lab", "run", study, "--output", str(results), "--workers", "1"], {}) == 0
+    capsys.readouterr()
+    assert main(["lab", "report", str(results)], {}) == 0
+    said = capsys.readouterr().out
+    assert f"wrote {results / 'report.md'}\nwrote {results / 'report.html'}\n" in said
+    text = (results / "report.md").read_text("utf-8")
+    assert said.partition("\n")[0] in text.replace("\\", "")
+    assert (results / "report.html").stat().st_size < 2_000_000
+    only = tmp_path / "only.md"
+    assert main(["lab", "report", str(results), "--markdown", str(only)], {}) == 0
+    assert only.read_text("utf-8") == text
+    assert "report.html" not in capsys.readouterr().out
+
+
+def test_the_command_refuses_a_folder_without_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lab", "report", str(tmp_path)], {}) == 2
+    assert "there is no" in capsys.readouterr().err
