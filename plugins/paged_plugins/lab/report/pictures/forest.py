@@ -14,6 +14,7 @@ from paged_plugins.lab.report.pictures.picture import Gallery, Picture, PictureG
 from paged_plugins.lab.report.pictures.style import (
     BLUE,
     INK,
+    PAPER,
     STYLES,
     VERMILLION,
     WIDTH,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from paged_plugins.lab.statistics.differences import Difference
 
 _COLORS = {"better": BLUE, "worse": VERMILLION, "differs": INK, "": INK}
-_ROW, _LABEL = 15.0, 27.0
+_ROW, _LABEL = 15.0, 29.0
 """Points: of a difference, and of the label of an arm at least."""
 _MOST_ROWS = 60
 
@@ -123,7 +124,7 @@ def _draw(axes: Any, place: float, workload: int, difference: Difference) -> Non
         [place],
         marker=STYLES[workload % len(STYLES)].marker,
         color=color,
-        markerfacecolor=color if difference.moved else "#ffffff",
+        markerfacecolor=color if difference.moved else PAPER,
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as Xml
 
 from paged_core.errors import SettingsError
-from paged_plugins.lab.report.pictures.style import FAINT, INK, RC
+from paged_plugins.lab.report.pictures.style import FAINT, INK, PAPER, RC
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,4 +109,6 @@ def _rename(root: Xml.Element, name: str) -> None:
 
 
 def _in_the_colours_of_the_page(svg: str) -> str:
-    return svg.replace(INK, "currentColor").replace(FAINT, "var(--rule)")
+    for color, css in ((INK, "currentColor"), (FAINT, "var(--rule)"), (PAPER, "var(--paper)")):
+        svg = svg.replace(color, css)
+    return svg
