@@ -16,7 +16,7 @@ from paged_plugins.lab.report.families import Family, families
 from paged_plugins.lab.report.notes import counted, notes
 from paged_plugins.lab.report.origin import Origin, origin
 from paged_plugins.lab.results import Results
-from paged_plugins.lab.statistics.differences import differences
+from paged_plugins.lab.statistics.differences import Difference, differences
 from paged_plugins.lab.statistics.sentences import sentences
 from paged_plugins.lab.statistics.wording import listed
 
@@ -32,6 +32,9 @@ class Contents:
     scope: str
     """How much was run."""
     answers: Sequence[str]
+    """What is better for each axis; without axes, what each arm moved."""
+    arms: Sequence[str]
+    """What each arm moved, if the answers do not say it."""
     notes: Sequence[str]
     """How to read the tables, and how far to trust them."""
     tables: Sequence[DifferenceTable]
@@ -52,10 +55,14 @@ def contents(results: Results, measures: Collection[str], confidence: float = 0.
     different = differences(results, confidence, measures=measures)
     found = by_place(different)
     kinds = families(results, _MOST_COLUMNS)
+    told = sentences(results, different, confidence)
+    num_answers = len(told) - len({each.arm for each in different})  # then one on each arm
+    answers, arms = (told[:num_answers], told[num_answers:]) if num_answers > 0 else (told, [])
     return Contents(
         title=_title(results, kinds),
-        scope=_scope(results),
-        answers=sentences(results, different, confidence),
+        scope=_scope(results, different),
+        answers=answers,
+        arms=arms,
         notes=list(notes(results, confidence, len(different))),
         tables=_tables(results, kinds, found, lambda measure: measure.shown),
         full_tables=_tables(results, kinds, found, lambda measure: True),
@@ -91,11 +98,12 @@ def _title(results: Results, kinds: Sequence[Family]) -> str:
     return f"What do {len(results.arms)} arms differ in{where}?"
 
 
-def _scope(results: Results) -> str:
+def _scope(results: Results, different: Sequence[Difference]) -> str:
     parts = (
         counted(len(results.arms), "arm"),
         counted(len(results.workloads), "workload"),
         counted(len(results.seeds), "seed"),
         counted(len(results.runs), "run"),
+        f"{sum(each.moved for each in different):,} of {len(different):,} differences moved",
     )
     return " · ".join(parts)
