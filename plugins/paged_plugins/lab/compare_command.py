@@ -13,10 +13,12 @@ import typer
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json
 from paged_core.config.entry import Entry, Layer, Origin
+from paged_core.config.suggest import did_you_mean
 from paged_core.errors import SettingsError
 from paged_core.settings import EngineSettings
 from paged_plugins.lab.comparison import CONFIDENCE, Comparison, Findings
 from paged_plugins.lab.differences_table import table_lines
+from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.results import Arm, ServiceLevel
 from paged_plugins.lab.study.progress import progress
 from paged_plugins.lab.study.workers import num_workers
@@ -50,6 +52,14 @@ def compare_command(
         int | None,
         typer.Option(min=1, help="Runs at a time (default: one a core; one, if they are real)."),
     ] = None,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="What to compare instead of the usual measures; repeatable. The fewer, the "
+            f"narrower the intervals. {', '.join(MEASURES)}.",
+        ),
+    ] = None,
     slo_ttft_ms: _Limit = None,
     slo_tpot_ms: _Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -72,6 +82,7 @@ def compare_command(
         num_seeds=seeds,
         slo=ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms),
     )
+    chosen = _chosen(measure) or comparison.measures
     num_runs = len(arms) * seeds
     with progress(num_runs, "comparing") as advance:
         results = comparison.run(
@@ -80,7 +91,7 @@ def compare_command(
             advance=advance,
             keeps_records=html is not None,
         )
-    findings = Findings.of(results, comparison.measures)
+    findings = Findings.of(results, chosen)
     if html is not None:
         from paged_plugins.lab.report import write_html
 
@@ -89,8 +100,17 @@ def compare_command(
         print_json(findings.document())
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
-        for line in _text(findings, workload, num_runs, width):
+        for line in _text(findings, num_runs, width):
             typer.echo(line)
+
+
+def _chosen(names: list[str] | None) -> list[str]:
+    for name in names or ():
+        if name not in MEASURES:
+            raise SettingsError(
+                f"no measure is called {name!r:.80}{did_you_mean(name, MEASURES)} (--measure)"
+            )
+    return names or []
 
 
 def _check_executor(arms: list[tuple[Arm, EngineSettings]], *, real: bool) -> None:
@@ -105,11 +125,11 @@ def _check_executor(arms: list[tuple[Arm, EngineSettings]], *, real: bool) -> No
             raise SettingsError(f"--real: executor {name!r} ({arm.label}) runs no model")
 
 
-def _text(findings: Findings, workload: str, num_runs: int, width: int) -> Iterator[str]:
+def _text(findings: Findings, num_runs: int, width: int) -> Iterator[str]:
     num_seeds = len(findings.results.seeds)
     yield (
-        f"{workload}: {num_runs} runs, {num_seeds} seeds, differences with {CONFIDENCE:.0%} "
-        f"intervals for all {len(findings.differences)} together (* not chance)"
+        f"{findings.results.workloads[0]}: {num_runs} runs, {num_seeds} seeds, differences with "
+        f"{CONFIDENCE:.0%} intervals for all of them together; * moved"
     )
     yield ""
     yield from table_lines(findings.results, findings.differences, width)

@@ -104,12 +104,12 @@ def _against_reference(
             (level if not each.moved else better if is_better else worse).append(where)
         parts = [
             f"{verb} {_range([differences_at[where] for where in some])}{_where(some)}"
-            for verb, some in (("beats it by", better), ("loses to it by", worse))
+            for verb, some in ((f"beats {other} by", better), (f"loses to {other} by", worse))
             if some
         ]
         if level:
-            parts.append(f"no clear difference{_where(level)}")
-        yield f"{measure.title} of {axis}={value} against {other}: {', '.join(parts)}"
+            parts.append(f"does not clearly differ from {other}{_where(level)}")
+        yield f"{axis}, {measure.title}: {value} {'; '.join(parts)}"
 
 
 def _in_order(
@@ -146,7 +146,7 @@ def _in_order(
         for number, before in enumerate(order[:-1], start=1):
             is_ahead = (before, place.workload) in ahead
             words[number] = f"{'ahead of' if is_ahead else 'about level with'} {words[number]}"
-        yield f"{measure.title}{name and ' ' + name}: {', '.join(words)}"
+        yield f"{axis}, {measure.title}{name and ' ' + name}: {', '.join(words)}"
 
 
 def _means(place: _Place, own: Mapping[tuple[str, str], Difference]) -> dict[str, float]:
