@@ -50,7 +50,7 @@ class FamilyDraw:
         """Return a first request with its followers, and how many they are.
 
         Args:
-            name: of the first one, and of their session; the others are called ``NAME.1``, ``NAME.2``.
+            name: of the first one, and of their session; the others are ``NAME.1``, ``NAME.2``.
             at: its arrival.
             most: requests, at most.
         """

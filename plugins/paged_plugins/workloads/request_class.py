@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, Strict
+from pydantic import BeforeValidator, Field, Strict, model_validator
+from pydantic_core import PydanticCustomError
 
 from paged_plugins.workloads.amount import Amount, Fixed
+from paged_plugins.workloads.arrivals import Arrivals
 from paged_plugins.workloads.lengths import NAMED_LENGTHS, LengthsSpec
 from paged_plugins.workloads.prefixes import Prefixes, PrefixesSpec
 from paged_plugins.workloads.spec_model import SpecModel
@@ -47,8 +49,21 @@ class RequestClass(SpecModel):
     single request is shortened, first its answer, then its prompt."""
 
 
-class WeightedClass(RequestClass):
+class MixedClass(RequestClass):
     """One of the classes that a workload mixes."""
 
     weight: Weight = 1.0
-    """How often a first request is of this class, compared with the others."""
+    """Its share of the workload's arrivals, compared with the other classes that have one."""
+    arrivals: Arrivals | None = None
+    """A process of its own instead of that share."""
+    first: Annotated[int, Strict(), Field(ge=1, le=10**9)] | None = None
+    """With arrivals of its own: so many first requests, and no more."""
+
+    @model_validator(mode="after")
+    def _share_or_process(self) -> MixedClass:
+        given = self.model_fields_set
+        if self.arrivals is not None and "weight" in given:
+            raise PydanticCustomError("weight", "`weight` and `arrivals` exclude each other")
+        if self.arrivals is None and self.first is not None:
+            raise PydanticCustomError("first", "`first` needs `arrivals` of this class")
+        return self

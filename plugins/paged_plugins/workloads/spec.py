@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from paged_core.errors import SettingsError
 from paged_plugins.workloads.arrivals import Arrivals, AtOnce
 from paged_plugins.workloads.drawn import DrawnWorkload
-from paged_plugins.workloads.request_class import RequestClass, WeightedClass
+from paged_plugins.workloads.request_class import MixedClass, RequestClass
 from paged_plugins.workloads.traces.trace import TraceSpec
 from paged_plugins.workloads.traces.trace_workload import TraceWorkload
 from paged_plugins.workloads.workload import Workload
@@ -35,7 +35,7 @@ class WorkloadSpec(RequestClass):
     once."""
     trace: TraceSpec | None = None
     """The file that has the requests; then nothing about them is drawn, unless their arrivals."""
-    mix: Annotated[tuple[WeightedClass, ...], Field(max_length=100)] = ()
+    mix: Annotated[tuple[MixedClass, ...], Field(max_length=100)] = ()
     """Classes of requests, each with the keys of a class and its weight; what a class leaves out is
     as the workload says it."""
 
@@ -67,9 +67,11 @@ class WorkloadSpec(RequestClass):
             self.name,
             self.requests or DEFAULT_REQUESTS,
             self.arrivals or AtOnce(),
-            self.mix or (self,),
-            [each.weight for each in self.mix] or [1.0],
+            self.mix or (MixedClass.model_construct(**self._class_values()),),
         )
+
+    def _class_values(self) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in RequestClass.model_fields}
 
     def written(self) -> dict[str, Any]:
         """Return it as a mapping of plain values, which reads back as an equal specification."""

@@ -1,0 +1,11 @@
+"""The conformance kit of the lab's slots, see :mod:`paged_core.testing`."""
+
+from pkgutil import iter_modules
+
+import pytest
+
+pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
+
+from paged_plugins.lab.testing.cost_model_conformance import CostModelConformance
+
+__all__ = ["CostModelConformance"]
