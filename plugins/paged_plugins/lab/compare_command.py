@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,11 +17,13 @@ from paged_core.cli.output import print_json
 from paged_core.config.entry import Entry, Layer, Origin
 from paged_core.config.suggest import did_you_mean
 from paged_core.errors import SettingsError
+from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
 from paged_plugins.lab.comparison import CONFIDENCE, Comparison, Findings
+from paged_plugins.lab.comparison_folder import check_folder, manifest_of, write_folder
 from paged_plugins.lab.differences_table import table_lines
 from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.results import Arm, ServiceLevel
+from paged_plugins.lab.results import Arm, Results, ServiceLevel
 from paged_plugins.lab.study.progress import progress
 from paged_plugins.lab.study.workers import num_workers
 from paged_plugins.lab.variation import parse_variation, plan_arms
@@ -66,6 +70,10 @@ def compare_command(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a report with pictures, too.")
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Keep all results, for paged-core lab report."),
+    ] = None,
 ) -> None:
     """Vary settings under one workload, and say what that changes, and what is chance.
 
@@ -83,25 +91,45 @@ def compare_command(
         slo=ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms),
     )
     chosen = _chosen(measure) or comparison.measures
+    if output is not None:
+        check_folder(output)
     num_runs = len(arms) * seeds
     with progress(num_runs, "comparing") as advance:
         results = comparison.run(
             given.registry,
             workers=num_workers(num_runs, workers, is_real=real),
             advance=advance,
-            keeps_records=html is not None,
+            keeps_records=bool(html or output),
         )
     findings = Findings.of(results, chosen)
-    if html is not None:
-        from paged_plugins.lab.report import write_html
-
-        write_html(results, html)
+    if html or output:
+        _write(comparison, results, given.registry, chosen, html=html, folder=output)
     if as_json:
         print_json(findings.document())
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
         for line in _text(findings, num_runs, width):
             typer.echo(line)
+
+
+def _write(
+    comparison: Comparison,
+    results: Results,
+    registry: Registry,
+    measures: list[str],
+    *,
+    html: Path | None,
+    folder: Path | None,
+) -> None:
+    """Write the report and the folder of results that are wanted."""
+    manifest = manifest_of(comparison, registry, shlex.join(["paged-core", *sys.argv[1:]]))
+    if folder is not None:
+        write_folder(folder, comparison, results, registry, manifest)
+    if html is not None:
+        from paged_plugins.lab.report import write_html
+
+        described = replace(results, manifest=manifest.model_dump(mode="json"))
+        write_html(described, html, measures=measures)
 
 
 def _chosen(names: list[str] | None) -> list[str]:
