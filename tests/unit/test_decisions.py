@@ -25,7 +25,13 @@ from paged_plugins.decisions.diff import first_difference
 from paged_plugins.decisions.replay import Outcome, replay, settings_of
 from paged_plugins.decisions.scenario import Scenario, ScenarioRequest, read_case
 from paged_plugins.decisions.side_by_side import side_by_side, totals
-from paged_plugins.decisions.trace import KEYS, UNFINISHED, differing_keys, read_traces
+from paged_plugins.decisions.trace import (
+    DECISIONS,
+    KEYS,
+    UNFINISHED,
+    differing_keys,
+    read_traces,
+)
 
 REGISTRY = Registry.discover()
 
@@ -43,7 +49,9 @@ def write(path: Path, content: object) -> Path:
 
 def line(step: int = 0, **changes: Any) -> dict[str, Any]:
     empty: dict[str, Any] = {key: [] for key in KEYS}
-    return {**empty, "step": step, "scheduled": {}, "cached": {}, "free_blocks": 0, **changes}
+    times = {"time": float(step), "seconds": 1.0, "idle": 0.0}
+    values = {"version": 2, "step": step, "scheduled": {}, "cached": {}, "free_blocks": 0}
+    return {**empty, **values, "hits": {}, **times, **changes}
 
 
 class TestScenario:
@@ -442,8 +450,10 @@ class TestReplay:
         engine.close()
         expected = list(replay(scenario, REGISTRY))
         assert any(step["preempted"] or step["swapped_out"] for step in expected)
-        assert read_traces(path) == {"": expected}
-        assert [json.loads(text) for text in path.read_text().splitlines()] == expected
+        logged = read_traces(path)[""]
+        assert first_difference(logged, expected) is None
+        assert [tuple(each) for each in logged] == [KEYS] * len(expected)
+        assert [each["time"] for each in logged] == [each["time"] for each in expected]
 
     def test_a_log_that_cannot_be_written_is_a_settings_error(self, tmp_path: Path) -> None:
         write(tmp_path / "file", "")
@@ -489,9 +499,9 @@ class TestTraces:
             read_traces(tmp_path / "nowhere.jsonl")
 
     def test_every_key_counts_and_the_order_of_the_batch(self) -> None:
-        for key in KEYS:
-            assert differing_keys(line(), line(**{key: "other"})) == [key]
-        assert differing_keys(line(), {**line(), "new": 1}) == ["new"]
+        for key in ("step", *DECISIONS):
+            assert differing_keys(line(), line() | {key: "other"}) == [key]
+        assert differing_keys({**line(), "new": 1}, {**line(), "new": 2}) == ["new"]
         one, other = {"A": 1, "B": 1}, {"B": 1, "A": 1}
         assert differing_keys(line(scheduled=one), line(scheduled=other)) == ["scheduled"]
         assert differing_keys(line(cached=one), line(cached=other)) == []

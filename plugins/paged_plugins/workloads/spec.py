@@ -12,6 +12,7 @@ from paged_core.errors import SettingsError
 from paged_plugins.workloads.arrivals import Arrivals, AtOnce
 from paged_plugins.workloads.drawn import DrawnWorkload
 from paged_plugins.workloads.request_class import MixedClass, RequestClass
+from paged_plugins.workloads.traces.token_count import TokenCount, estimated_tokens
 from paged_plugins.workloads.traces.trace import TraceSpec
 from paged_plugins.workloads.traces.trace_workload import TraceWorkload
 from paged_plugins.workloads.workload import Workload
@@ -59,15 +60,20 @@ class WorkloadSpec(RequestClass):
             )
         return self
 
-    def build(self) -> Workload:
-        """Return what draws the requests."""
+    def build(self, count_tokens: TokenCount = estimated_tokens) -> Workload:
+        """Return what draws the requests.
+
+        Args:
+            count_tokens: how many tokens a text of a trace has; by default an estimate.
+        """
         if self.trace:
-            return TraceWorkload(self.name, self.trace, self.requests, self.arrivals)
+            return TraceWorkload(self.name, self.trace, self.requests, self.arrivals, count_tokens)
         return DrawnWorkload(
             self.name,
             self.requests or DEFAULT_REQUESTS,
             self.arrivals or AtOnce(),
             self.mix or (MixedClass.model_construct(**self._class_values()),),
+            count_tokens,
         )
 
     def _class_values(self) -> dict[str, Any]:

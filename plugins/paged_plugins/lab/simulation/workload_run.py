@@ -19,6 +19,10 @@ from paged_plugins.lab.simulation.run_collector import RunCollector
 from paged_plugins.lab.simulation.watched_executor import CountsWork, WatchedExecutor
 from paged_plugins.workloads.request import WorkloadRequest
 
+_TEMPERATURE = 20.0
+"""Of requests for several sequences: so high that these differ whatever the model, as they do in a
+simulation; equal ones would share blocks."""
+
 
 class WorkloadRun:
     """Offers requests to an engine when they arrive, and steps it until all have ended.
@@ -113,8 +117,11 @@ class WorkloadRun:
 
 @cache
 def _sampling(n: int, output: int) -> SamplingParams:
-    """Parameters under which ``n`` sequences generate ``output`` tokens each, all different."""
-    temperature = 0.0 if n == 1 else 1.0
+    """Parameters under which ``n`` sequences generate ``output`` tokens each."""
     return SamplingParams(
-        n=n, temperature=temperature, max_tokens=output, ignore_eos=True, detokenize=False
+        n=n,
+        temperature=0.0 if n == 1 else _TEMPERATURE,
+        max_tokens=output,
+        ignore_eos=True,
+        detokenize=False,
     )
