@@ -105,5 +105,5 @@ Arrivals = Annotated[
         )
     ),
 ]
-"""``at_once``, ``{interval: 0.25}``, ``{poisson: {rate: 4}}`` 
+"""``at_once``, ``{interval: 0.25}``, ``{poisson: {rate: 4}}``,
 ``{gamma: {rate: 4, burstiness: 0.5}}`` or ``{replay: trace.csv}``."""

@@ -12,29 +12,28 @@ from paged_plugins.workloads.spec import WorkloadSpec, parse_spec
 _YAML = (".yaml", ".yml")
 _DEFINITIONS: dict[str, dict[str, Any]] = {
     "chat": {
-        "about": "conversations that share a system prompt, and one-off prompts among them",
-        "requests": 160,
-        "arrivals": {"poisson": {"rate": 0.8}},
-        "lengths": {
-            "prompt": {"lognormal": {"median": 40, "sigma": 0.8, "min": 4, "max": 200}},
-            "output": {"lognormal": {"median": 40, "sigma": 0.7, "min": 4, "max": 160}},
-        },
-        "max_tokens": 1024,
+        "about": "16 conversations that share a system prompt, under a flood of one-off prompts",
+        "requests": 110,
+        "arrivals": {"poisson": {"rate": 2}},
         "mix": [
             {
-                "weight": 2,
+                "arrivals": {"interval": 0.05},
+                "first": 16,
                 "tenants": "chat",
+                "lengths": {
+                    "prompt": {"lognormal": {"median": 33, "sigma": 0.25, "min": 4, "max": 200}},
+                    "output": {"lognormal": {"median": 17, "sigma": 0.25, "min": 4, "max": 160}},
+                },
                 "prefixes": {
                     "system": 256,
-                    "conversation": {"turns": {"uniform": [2, 8]}, "think": {"exponential": 4}},
+                    "conversation": {"turns": 4, "think": {"uniform": [0.6, 1]}},
                 },
             },
             {
-                "weight": 3,
                 "tenants": "one_off",
                 "lengths": {
-                    "prompt": {"lognormal": {"median": 250, "sigma": 0.5, "min": 64, "max": 800}},
-                    "output": {"uniform": [8, 32]},
+                    "prompt": {"lognormal": {"median": 160, "sigma": 0.4, "min": 32, "max": 700}},
+                    "output": {"uniform": [4, 16]},
                 },
             },
         ],

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from paged_core.errors import SettingsError
 from paged_plugins.workloads.arrivals import Arrivals, AtOnce
 from paged_plugins.workloads.drawn import DrawnWorkload
+from paged_plugins.workloads.lengths import TraceLengths
 from paged_plugins.workloads.request_class import MixedClass, RequestClass
 from paged_plugins.workloads.traces.token_count import TokenCount, estimated_tokens
 from paged_plugins.workloads.traces.trace import TraceSpec
@@ -75,6 +76,17 @@ class WorkloadSpec(RequestClass):
             self.mix or (MixedClass.model_construct(**self._class_values()),),
             count_tokens,
         )
+
+    def has_text(self) -> bool:
+        """Whether lengths are counted in texts of a trace.
+
+        Raises:
+            TraceError: a trace cannot be read, or its format is unknown.
+        """
+        classes = self.mix or (self,)
+        lengths = [each.lengths for each in classes if isinstance(each.lengths, TraceLengths)]
+        traces = [self.trace] if self.trace else [each.trace for each in lengths]
+        return any(trace.has_text() for trace in traces)
 
     def _class_values(self) -> dict[str, Any]:
         return {key: getattr(self, key) for key in RequestClass.model_fields}

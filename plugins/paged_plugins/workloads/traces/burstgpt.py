@@ -1,8 +1,8 @@
 """The traces of BurstGPT.
 
-CSV: ``Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type``,
-or without the session and the elapsed time in releases before 2.0; times in seconds (Wang et al.,
-"BurstGPT", KDD 2025; github.com/HPMLL/BurstGPT).
+CSV with the columns ``Timestamp`` (in seconds), ``Session ID``, ``Elapsed time``, ``Model``,
+``Request tokens``, ``Response tokens``, ``Total tokens`` and ``Log Type``; releases before 2.0 lack
+the session and the elapsed time (Wang et al., "BurstGPT", KDD 2025; github.com/HPMLL/BurstGPT).
 """
 
 from __future__ import annotations

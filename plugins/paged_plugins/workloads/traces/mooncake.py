@@ -1,7 +1,8 @@
 """The traces of Mooncake: which blocks of 512 tokens prompts share is in them.
 
-JSONL: ``{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}``: times in milliseconds, an id for each block of 512 tokens, the last one shorter (Qin et al.,
-"Mooncake", FAST 2025; github.com/kvcache-ai/Mooncake).
+JSONL: ``{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}``.
+Times are in milliseconds; each id is that of a block of 512 tokens, the last one may be shorter
+(Qin et al., "Mooncake", FAST 2025; github.com/kvcache-ai/Mooncake).
 """
 
 from __future__ import annotations
