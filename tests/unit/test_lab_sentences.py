@@ -241,10 +241,10 @@ def test_the_table_fits_and_marks_what_is_claimed(width: int) -> None:
         assert title in text
 
 
-def test_measures_that_are_zero_everywhere_make_no_column() -> None:
+def test_measures_that_no_arm_changes_make_no_column() -> None:
     results = results_of({"x": {"chat": BETTER}})
     runs = [replace(run, measures={**run.measures, "evictions": 0.0}) for run in results.runs]
     results = replace(results, runs=runs)
     lines = list(table_lines(results, differences(results), 100))
-    assert lines[-1] == "0 in every run: evictions"
+    assert lines[-1] == "equal in all arms: TTFT p50, TPOT p50, preemptions, evictions, steps"
     assert "evictions" not in "".join(lines[:-1])

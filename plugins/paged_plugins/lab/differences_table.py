@@ -35,23 +35,24 @@ def table_lines(results: Results, differences: Sequence[Difference], width: int)
     Columns that do not fit into ``width`` follow in a second table below.
     """
     shown = [name for name in MEASURES if any(each.measure == name for each in differences)]
-    moving = [name for name in shown if not _is_idle(name, differences)]
+    moving = [name for name in shown if not _is_equal(name, differences)]
     for workload in results.workloads:
         sections = [
             (heading, list(_rows(results, reference, workload, differences)))
             for reference, heading in _references(results, workload)
         ]
         rows = [row for _, some in sections for row in some]
-        for names in _fitting(rows, moving, width):
+        for names in _fitting(rows, moving, width) if moving else ():
             yield from _lines(sections, names)
             yield ""
-    if idle := [MEASURES[name].title for name in shown if name not in moving]:
-        yield f"0 in every run: {', '.join(idle)}"
+    if equal := [MEASURES[name].title for name in shown if name not in moving]:
+        yield f"equal in all arms: {', '.join(equal)}"
 
 
-def _is_idle(name: str, differences: Sequence[Difference]) -> bool:
-    """Say whether a measure is 0 everywhere, so that a column of it says nothing."""
-    return not any(each.base or each.value for each in differences if each.measure == name)
+def _is_equal(name: str, differences: Sequence[Difference]) -> bool:
+    """Say whether no arm changes a measure in any seed, so that a column of it says nothing."""
+    own = (each for each in differences if each.measure == name)
+    return all(each.low == each.high == 0 for each in own)
 
 
 def _references(results: Results, workload: str) -> Iterator[tuple[Arm, str]]:
