@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated
 
 import typer
@@ -162,4 +163,5 @@ def _text(findings: Findings, num_runs: int, width: int) -> Iterator[str]:
     yield ""
     yield from table_lines(findings.results, findings.differences, width)
     yield ""
-    yield from findings.sentences
+    for sentence in findings.sentences:
+        yield from wrap(sentence, width, subsequent_indent="  ", break_long_words=False)
