@@ -73,7 +73,7 @@ def _tables(
         for workload in results.workloads
         for family in kinds
     )
-    return [table for table in tables if table.topics]
+    return [table for table in tables if table.topics or table.equal]
 
 
 def group_title(results: Results, workload: str, family: Family | None = None) -> str:

@@ -64,6 +64,8 @@ class DifferenceTable:
     title: str
     family: Family
     topics: Sequence[Topic]
+    equal: Sequence[Row]
+    """Measures that are equal in all arms and seeds; they are in no topic."""
 
 
 Found = Mapping[tuple[str, str, str], Difference]
@@ -80,14 +82,20 @@ def difference_table(
 ) -> DifferenceTable:
     """Return the table of a family on a workload, with the measures that are ``wanted``."""
     topics: dict[str, list[Row]] = {topic: [] for topic in (*_TOPICS, _OTHER)}
+    equal = []
     for measure in filter(wanted, MEASURES.values()):
         row = _row(found, family, workload, measure)
-        if row is not None:
+        if row is None:
+            continue
+        if all(cell is not None and cell.equal for cell in row.cells):
+            equal.append(row)
+        else:
             topics[_topic(measure.name)].append(row)
     return DifferenceTable(
         title=title,
         family=family,
         topics=[Topic(title=title, rows=rows) for title, rows in topics.items() if rows],
+        equal=equal,
     )
 
 

@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.report.contents import contents
 from paged_plugins.lab.report.output import write_text
+from paged_plugins.lab.report.pictures.block_map import BlockHistory
 from paged_plugins.lab.report.pictures.galleries import galleries
 from paged_plugins.lab.report.pictures.svg import printable
 from paged_plugins.lab.results import Results
@@ -19,19 +20,28 @@ from paged_plugins.lab.results import Results
 _PACKAGE = "paged_plugins.lab.report"
 
 
-def write_html(results: Results, path: Path, *, measures: Collection[str] = MEASURES) -> None:
+def write_html(
+    results: Results,
+    path: Path,
+    *,
+    measures: Collection[str] = MEASURES,
+    blocks: BlockHistory | None = None,
+) -> None:
     """Write the report of ``results``; equal results make equal files.
 
     Args:
         measures: names of those that are compared; more of them make wider intervals.
+        blocks: who held which block in one run, to be drawn too.
 
     Raises:
         SettingsError: matplotlib is not installed, or the file cannot be written.
     """
-    write_text(path, html(results, measures))
+    write_text(path, html(results, measures, blocks))
 
 
-def html(results: Results, measures: Collection[str] = MEASURES) -> str:
+def html(
+    results: Results, measures: Collection[str] = MEASURES, blocks: BlockHistory | None = None
+) -> str:
     """Return the report of ``results`` as a page; SettingsError if matplotlib is not installed."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -46,7 +56,7 @@ def html(results: Results, measures: Collection[str] = MEASURES) -> str:
     told = contents(results, measures)
     page = environment.get_template("page.html").render(
         contents=told,
-        galleries=galleries(results, told),
+        galleries=galleries(results, told, blocks),
         css=files(_PACKAGE).joinpath("page.css").read_text("utf-8"),
     )
     return printable(page)

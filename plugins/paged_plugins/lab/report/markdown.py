@@ -50,6 +50,14 @@ def _lines(told: Contents) -> Iterator[str]:
 def _table(table: DifferenceTable) -> Iterator[str]:
     if table.title:
         yield from (f"### {escaped(table.title)}", "")
+    if table.topics:
+        yield from _rows(table)
+    if table.equal:
+        equal = "; ".join(f"{row.title} {row.base}" for row in table.equal)
+        yield from (*([""] if table.topics else []), f"Equal in all arms: {escaped(equal)}.")
+
+
+def _rows(table: DifferenceTable) -> Iterator[str]:
     labels = [escaped(label) for label in table.family.labels]
     yield f"| measure | {' | '.join(labels)} |"
     yield "| --- |" + " ---: |" * len(labels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, groupby
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from paged_plugins.lab.report.pictures.picture import Gallery, Picture, PictureG
 from paged_plugins.lab.report.pictures.style import (
     BLUE,
     INK,
+    PAPER,
     STYLES,
     VERMILLION,
     WIDTH,
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from paged_plugins.lab.statistics.differences import Difference
 
 _COLORS = {"better": BLUE, "worse": VERMILLION, "differs": INK, "": INK}
-_ROW, _LABEL = 15.0, 27.0
+_ROW, _LABEL = 15.0, 29.0
 """Points: of a difference, and of the label of an arm at least."""
 _MOST_ROWS = 60
 
@@ -54,7 +56,9 @@ def forest(results: Results, found: Found, most: int) -> Gallery:
     ]
     several = workloads if len(workloads) > 1 else []
     group = PictureGroup(
-        title="", legend=legend("forest-legend", several, lines=False), pictures=pictures
+        title="",
+        legend=legend("forest-legend", several, lines=False, colored=False),
+        pictures=pictures,
     )
     return Gallery(
         question="Which arm moved what, and by how much?",
@@ -82,14 +86,18 @@ def _rows(
 def _picture(name: str, measure: Measure, rows: Sequence[tuple[str, int, Difference]]) -> Picture:
     from matplotlib.figure import Figure
 
-    labels: dict[str, list[int]] = {}
-    for place, (arm, _, _) in enumerate(rows):
-        labels.setdefault(arm, []).append(place)
-    height = max(_ROW * len(rows), _LABEL * len(labels))
-    figure = Figure(figsize=(WIDTH / 72, (58 + height) / 72))
+    labels: dict[str, list[float]] = {}
+    top = 0.0
+    for arm, group in groupby(rows, key=lambda row: row[0]):
+        number = len(list(group))
+        height = max(_ROW * (number + 0.8), _LABEL)
+        middle = top + height / 2
+        labels[arm] = [middle + _ROW * (each - (number - 1) / 2) for each in range(number)]
+        top += height
+    figure = Figure(figsize=(WIDTH / 72, (58 + top) / 72))
     axes = figure.add_subplot()
     axes.axvline(0, color=INK, linewidth=1)
-    for place, (_, number, difference) in enumerate(rows):
+    for place, (_, number, difference) in zip(chain(*labels.values()), rows, strict=True):
         _draw(axes, place, number, difference)
     axes.set_yticks(
         [sum(places) / len(places) for places in labels.values()],
@@ -98,7 +106,7 @@ def _picture(name: str, measure: Measure, rows: Sequence[tuple[str, int, Differe
     axes.tick_params("y", length=0)
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_ylim(top, 0)
     axes.set_xlabel(_unit(measure, rows))
     axes.locator_params(axis="x", nbins=5)
     axes.set_title(measure.title, loc="left")
@@ -107,7 +115,7 @@ def _picture(name: str, measure: Measure, rows: Sequence[tuple[str, int, Differe
     return Picture(title=measure.title, description=text, svg=inline_svg(figure, name, f"{text}."))
 
 
-def _draw(axes: Any, place: int, workload: int, difference: Difference) -> None:
+def _draw(axes: Any, place: float, workload: int, difference: Difference) -> None:
     color = _COLORS[verdict(difference)]
     if isfinite(difference.low) and isfinite(difference.high):
         axes.plot([difference.low, difference.high], [place, place], color=color, linewidth=1.4)
@@ -116,7 +124,7 @@ def _draw(axes: Any, place: int, workload: int, difference: Difference) -> None:
         [place],
         marker=STYLES[workload % len(STYLES)].marker,
         color=color,
-        markerfacecolor=color if difference.moved else "#ffffff",
+        markerfacecolor=color if difference.moved else PAPER,
     )
 
 

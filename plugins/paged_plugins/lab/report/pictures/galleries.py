@@ -6,6 +6,7 @@ from itertools import product
 
 from paged_plugins.lab.report.contents import Contents, group_title
 from paged_plugins.lab.report.pictures import batch_timeline, distributions, memory_timeline
+from paged_plugins.lab.report.pictures.block_map import BlockHistory, block_map
 from paged_plugins.lab.report.pictures.forest import forest
 from paged_plugins.lab.report.pictures.latencies import latencies
 from paged_plugins.lab.report.pictures.load import load
@@ -21,7 +22,7 @@ _MOST_GROUPS = _MOST_PICTURES // 3
 _EQUAL = "Arms that equal the one that they are compared with are not drawn."
 
 
-def galleries(results: Results, contents: Contents) -> list[Gallery]:
+def galleries(results: Results, contents: Contents, blocks: BlockHistory | None) -> list[Gallery]:
     """Return the pictures that ``results`` have the data for; SettingsError without matplotlib."""
     with drawing():
         made = [
@@ -29,6 +30,7 @@ def galleries(results: Results, contents: Contents) -> list[Gallery]:
             load(results, contents.families, _MOST_GROUPS),
             _distributions(results, contents),
             *_timelines(results, contents),
+            *([] if blocks is None else [block_map(blocks)]),
         ]
     return [gallery for gallery in made if gallery]
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paged_plugins.lab.report.pictures.picture import LegendEntry
-from paged_plugins.lab.report.pictures.style import STYLES
+from paged_plugins.lab.report.pictures.style import INK, STYLES
 from paged_plugins.lab.report.pictures.svg import inline_svg
 
 
-def legend(name: str, labels: Sequence[str], *, lines: bool = True) -> list[LegendEntry]:
+def legend(
+    name: str, labels: Sequence[str], *, lines: bool = True, colored: bool = True
+) -> list[LegendEntry]:
     """Return the legend of series in the styles of :data:`STYLES`, in their order.
 
     Args:
         lines: show dashes beside the marker.
+        colored: the colour tells series apart too, and means nothing else.
     """
     from matplotlib.figure import Figure
 
@@ -25,8 +28,9 @@ def legend(name: str, labels: Sequence[str], *, lines: bool = True) -> list[Lege
         axes.set_axis_off()
         axes.set_xlim(0, 2)
         axes.set_ylim(-1, 1)
+        color = style.color if colored else INK
         if lines:
-            axes.plot([0, 2], [0, 0], color=style.color, linestyle=style.dashes)
-        axes.plot([1], [0], color=style.color, marker=style.marker, linestyle="none")
+            axes.plot([0, 2], [0, 0], color=color, linestyle=style.dashes)
+        axes.plot([1], [0], color=color, marker=style.marker, linestyle="none")
         entries.append(LegendEntry(label=label, svg=inline_svg(figure, f"{name}-{number}", "")))
     return entries

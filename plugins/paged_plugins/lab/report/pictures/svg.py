@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as Xml
 
 from paged_core.errors import SettingsError
-from paged_plugins.lab.report.pictures.style import FAINT, INK, RC
+from paged_plugins.lab.report.pictures.style import FAINT, INK, PAPER, RC
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _NUMBER = re.compile(r"-?\d+\.\d{2,}")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
+_SCALE = re.compile("scale|matrix")
 _DROPPED = ("metadata", "style")
 
 
@@ -82,7 +83,7 @@ def _without_extras(root: Xml.Element) -> None:
             parent.text = (parent.text or "").strip() or None
         parent.tail = None
         for key in ("d", "x", "y", "width", "height", "transform", "points"):
-            if key in parent.attrib and "scale" not in parent.attrib[key]:
+            if key in parent.attrib and not _SCALE.search(parent.attrib[key]):
                 text = " ".join(parent.attrib[key].split())
                 parent.set(key, _NUMBER.sub(lambda found: f"{float(found[0]):.1f}", text))
 
@@ -91,8 +92,9 @@ def _rename(root: Xml.Element, name: str) -> None:
     """Keep the ids that are referred to, and make them unique in the page."""
     texts = [value for element in root.iter() for value in element.attrib.values()]
     used = {found for text in texts for found in _REFERENCE.findall(text)}
-    used |= {element.get("href", "").removeprefix("#") for element in root.iter()}
-    new = {old: f"{name}-{number}" for number, old in enumerate(sorted(used - {""}))}
+    links = (element.get("href", "") for element in root.iter())
+    used |= {link[1:] for link in links if link.startswith("#")}
+    new = {old: f"{name}-{number}" for number, old in enumerate(sorted(used))}
     for element in root.iter():
         for key, value in list(element.attrib.items()):
             if key == "id":
@@ -100,11 +102,13 @@ def _rename(root: Xml.Element, name: str) -> None:
                     element.set("id", new[value])
                 else:
                     del element.attrib["id"]
-            elif key == "href":
-                element.set(key, f"#{new[value.removeprefix('#')]}")
+            elif key == "href" and value.startswith("#"):
+                element.set(key, f"#{new[value[1:]]}")
             elif "url(#" in value:
                 element.set(key, _REFERENCE.sub(lambda found: f"url(#{new[found[1]]})", value))
 
 
 def _in_the_colours_of_the_page(svg: str) -> str:
-    return svg.replace(INK, "currentColor").replace(FAINT, "var(--rule)")
+    for color, css in ((INK, "currentColor"), (FAINT, "var(--rule)"), (PAPER, "var(--paper)")):
+        svg = svg.replace(color, css)
+    return svg
