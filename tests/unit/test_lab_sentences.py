@@ -205,6 +205,7 @@ def difference(change: float, low: float, high: float, measure: str, **more: boo
         (difference(-3, -4, -2, "e2e_ms_p50"), "-3.0% [-4.0, -2.0]"),
         (difference(-31.2, -40, -20.4, "e2e_ms_p50"), "-31% [-40, -20]"),
         (difference(0.3, 0.02, 0.6, "e2e_ms_p50"), "+0.30% [+0.02, +0.60]"),
+        (difference(-0.004, -0.02, 0.6, "e2e_ms_p50"), "-0.0% [-0.0, +0.6]"),
         (difference(0, 0, 0, "e2e_ms_p50"), "0% [0, 0]"),
         (difference(7, 5, 9, "preemptions", relative=False), "+7.0 [+5.0, +9.0]"),
         (difference(1234, 1000, 2000, "ttft_ms_p50"), "+1,234% [+1,000, +2,000]"),

@@ -16,8 +16,9 @@ from paged_plugins.lab.statistics.wording import (
     value_text,
 )
 
-_GAP = "  "
-_CLAIMED = " *"
+_GAP = " "
+_CLAIMED, _NOT_CLAIMED = " *", "  "
+"""Ends of a cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +75,14 @@ def _rows(
         for each in differences
         if each.workload == workload and _compared_with(results, each.arm) == reference.label
     ]
-    cells = {each.measure: (value_text(each.measure, each.base), "") for each in own}
+    cells = {each.measure: (value_text(each.measure, each.base) + _NOT_CLAIMED, "") for each in own}
     yield _Row(_name(reference), cells)
     for arm in results.arms:
         found = {
-            each.measure: (change_text(each) + _CLAIMED * each.moved, _interval(each))
+            each.measure: (
+                change_text(each) + (_CLAIMED if each.moved else _NOT_CLAIMED),
+                _interval(each),
+            )
             for each in own
             if each.arm == arm.label
         }
@@ -89,7 +93,7 @@ def _rows(
 def _interval(difference: Difference) -> str:
     """Nothing, where the arms are equal in every seed."""
     is_equal = difference.low == difference.high == 0
-    return "" if is_equal else interval_text(difference)
+    return "" if is_equal else interval_text(difference) + _NOT_CLAIMED
 
 
 def _compared_with(results: Results, label: str) -> str:
@@ -119,7 +123,11 @@ def _fitting(rows: Sequence[_Row], names: Sequence[str], width: int) -> Iterator
 
 def _width(rows: Sequence[_Row], name: str) -> int:
     texts = [text for row in rows for text in row.cells.get(name, ())]
-    return max(map(len, (MEASURES[name].title, *texts)))
+    return max(map(len, (_title(name), *texts)))
+
+
+def _title(name: str) -> str:
+    return MEASURES[name].title + _NOT_CLAIMED
 
 
 def _lines(sections: Sequence[tuple[str, list[_Row]]], names: Sequence[str]) -> Iterator[str]:
@@ -131,7 +139,7 @@ def _lines(sections: Sequence[tuple[str, list[_Row]]], names: Sequence[str]) -> 
         padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
         return _GAP.join((label.ljust(first), *padded)).rstrip()
 
-    yield line("", [MEASURES[name].title for name in names])
+    yield line("", [_title(name) for name in names])
     for heading, some in sections:
         if heading:
             yield heading
