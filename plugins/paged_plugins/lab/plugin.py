@@ -4,8 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_core.component import Slot
+from paged_core.component import Component, Slot
 from paged_core.hookspecs import hookimpl
+from paged_plugins.lab.routers.least_loaded import LeastLoadedSettings
+from paged_plugins.lab.routers.power_of_two import PowerOfTwoSettings
+from paged_plugins.lab.routers.prefix_affinity import PrefixAffinitySettings
+from paged_plugins.lab.routers.round_robin import RoundRobinSettings
+from paged_plugins.lab.routers.session import SessionSettings
+
+_ROUTERS = (
+    (RoundRobinSettings, "RoundRobinRouter", "each replica in turn"),
+    (LeastLoadedSettings, "LeastLoadedRouter", "the replica with the fewest requests"),
+    (PowerOfTwoSettings, "PowerOfTwoRouter", "the less loaded of two replicas drawn at random"),
+    (
+        PrefixAffinitySettings,
+        "PrefixAffinityRouter",
+        "the replica that was sent most of the prompt before, unless it is overloaded (SGLang)",
+    ),
+    (SessionSettings, "SessionRouter", "a conversation always to the same replica, by hashing"),
+)
 
 
 @hookimpl
@@ -20,3 +37,9 @@ def paged_core_slots() -> Iterator[Slot]:
         "paged_plugins.lab.router:Router",
         summary="which replica of a simulated cluster serves a request",
     )
+
+
+@hookimpl
+def paged_core_components() -> Iterator[Component]:
+    for settings, factory, summary in _ROUTERS:
+        yield Component("router", settings, f"{settings.__module__}:{factory}", summary=summary)
