@@ -8,6 +8,10 @@ from typing import Any, ClassVar
 from paged_core.testing import ExecutorConformance
 
 
+class TestSimulated(ExecutorConformance):
+    component = "simulated"
+
+
 class TestMemory(ExecutorConformance):
     component = "memory"
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModelParts:
-    """What the factory of a cost model gets beside its options."""
+    """What the factory of a cost model gets in addition to its options."""
 
     settings: EngineSettings
 
@@ -39,7 +39,10 @@ class StepWork:
 
 
 class CostModel(ABC):
-    """Predicts the time of a step, from the work in it alone."""
+    """Predicts the time of a step from the work in it alone: equal work takes equal time.
+
+    More of any part of the work never takes less time. A cost model can be pickled.
+    """
 
     @abstractmethod
     def seconds(self, work: StepWork, /) -> float:
@@ -47,4 +50,9 @@ class CostModel(ABC):
 
     def num_blocks(self, block_size: int, /) -> int | None:
         """Return the blocks that fit beside the model; ``None``: it does not know."""
+        return None
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The longest sequence that the model serves, in tokens; ``None``: it does not know."""
         return None

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 from paged_core.component import Component, Slot
 from paged_core.hookspecs import hookimpl
+from paged_plugins.lab.cost_models.settings import LinearSettings, RooflineSettings
 from paged_plugins.lab.routers.least_loaded import LeastLoadedSettings
 from paged_plugins.lab.routers.power_of_two import PowerOfTwoSettings
 from paged_plugins.lab.routers.prefix_affinity import PrefixAffinitySettings
 from paged_plugins.lab.routers.round_robin import RoundRobinSettings
 from paged_plugins.lab.routers.session import SessionSettings
+from paged_plugins.lab.simulation.settings import SimulatedSettings
 
 _ROUTERS = (
     (RoundRobinSettings, "RoundRobinRouter", "each replica in turn"),
@@ -30,6 +32,7 @@ def paged_core_slots() -> Iterator[Slot]:
     yield Slot(
         "cost_model",
         "paged_plugins.lab.cost_model:CostModel",
+        "roofline",
         summary="how long a step of a simulation takes",
     )
     yield Slot(
@@ -41,5 +44,23 @@ def paged_core_slots() -> Iterator[Slot]:
 
 @hookimpl
 def paged_core_components() -> Iterator[Component]:
+    yield Component(
+        "executor",
+        SimulatedSettings,
+        "paged_plugins.lab.simulation.executor:SimulatedExecutor",
+        summary="no model: steps take the time that a cost model predicts, on a virtual clock",
+    )
+    yield Component(
+        "cost_model",
+        LinearSettings,
+        "paged_plugins.lab.cost_models.linear:LinearCost",
+        summary="a weighted sum of a step's work; `paged-core calibrate` measures the weights",
+    )
+    yield Component(
+        "cost_model",
+        RooflineSettings,
+        "paged_plugins.lab.cost_models.roofline:RooflineCost",
+        summary="what the bandwidth and arithmetic of a device allow for a model's shape",
+    )
     for settings, factory, summary in _ROUTERS:
         yield Component("router", settings, f"{settings.__module__}:{factory}", summary=summary)

@@ -1,0 +1,91 @@
+"""Component ``roofline``: the time that a device's bandwidth and arithmetic allow."""
+
+from __future__ import annotations
+
+from paged_core.errors import SettingsError
+from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
+from paged_plugins.lab.cost_models.devices import device
+from paged_plugins.lab.cost_models.model_shape import model_shape
+from paged_plugins.lab.cost_models.settings import RooflineSettings
+
+_REDUCE_LATENCY = 8e-6
+"""Seconds that one exchange between devices takes, however little it moves."""
+
+
+class RooflineCost(CostModel):
+    """The roofline of a step (Williams, Waterman and Patterson, 2009), for a model on a device.
+
+    The linear layers, the head and the attention run one after the other. Each takes as long as its
+    arithmetic or its memory traffic, whichever is longer, at the given efficiencies: the weights
+    are read once a step, the cached keys and values once per sequence. Between ``tensor_parallel``
+    devices, weights, arithmetic and cache are divided, and each layer adds two exchanges of the
+    hidden states. Copies go through the device's memory, swaps over its link to the host. Above all
+    that, every step takes ``step_overhead``.
+
+    Of the settings it reads ``block_size``, ``dtype`` (``auto``: 16 bit), ``kv_cache_dtype`` and
+    ``kv_cache_memory``.
+
+    Raises:
+        SettingsError: the device or the model is unknown, or the model does not fit.
+    """
+
+    def __init__(self, options: RooflineSettings, parts: CostModelParts, /) -> None:
+        self._options = options
+        self._shape = shape = model_shape(options.model)
+        self._device = chip = device(options.device)
+        self._memory = parts.settings.kv_cache_memory
+        degree = options.tensor_parallel
+        width = 4 if parts.settings.dtype == "float32" else 2
+        cached_width = 1 if parts.settings.kv_cache_dtype == "fp8_e4m3" else width
+        peak = chip.flops_32 if width == 4 else chip.flops_16
+        self._flops = degree * peak * options.compute_efficiency
+        self._bandwidth = degree * chip.bandwidth * options.memory_efficiency
+        self._weight_bytes = width * shape.weights
+        self._layer_seconds = width * shape.layer_weights / self._bandwidth
+        self._head_seconds = width * shape.head_weights / self._bandwidth
+        self._token_bytes = cached_width * shape.cached_numbers_per_token
+        block_bytes = self._token_bytes * parts.settings.block_size
+        self._copy_seconds = 2 * block_bytes / self._bandwidth
+        self._swap_seconds = block_bytes / (degree * chip.host_bandwidth)
+        self._exchanges = 2 * shape.num_hidden_layers if degree > 1 else 0
+        moved = 2 * (degree - 1) / degree * width * shape.hidden_size  # of a ring, per token
+        self._exchange_seconds = moved / chip.interconnect
+
+    def seconds(self, work: StepWork, /) -> float:
+        shape, flops, bandwidth = self._shape, self._flops, self._bandwidth
+        seconds = self._options.step_overhead or 1e-9
+        seconds += self._copy_seconds * work.copied_blocks
+        seconds += self._swap_seconds * work.swapped_blocks
+        tokens = work.prefill_tokens + work.decode_sequences
+        if not tokens:
+            return seconds
+        seconds += max(self._layer_seconds, 2 * shape.layer_weights * tokens / flops)
+        seconds += self._exchanges * (_REDUCE_LATENCY + self._exchange_seconds * tokens)
+        if work.sampled_rows:
+            seconds += max(self._head_seconds, 2 * shape.head_weights * work.sampled_rows / flops)
+        operations, traffic = shape.operations_per_pair, self._token_bytes / bandwidth
+        prefill_traffic = traffic * (work.prefill_context + work.prefill_tokens)
+        seconds += max(operations * work.prefill_pairs / flops, prefill_traffic)
+        pairs = work.decode_context + work.decode_sequences
+        return seconds + max(operations * pairs / flops, traffic * pairs)
+
+    def num_blocks(self, block_size: int, /) -> int | None:
+        options, chip = self._options, self._device
+        free = options.tensor_parallel * options.memory_share * chip.memory_bytes
+        free -= self._weight_bytes
+        if free <= 0:
+            raise SettingsError(
+                f"cost_model: {options.model} takes {self._weight_bytes / 2**30:.1f} GiB, and "
+                f"{options.tensor_parallel} x {options.device} offers "
+                f"{options.tensor_parallel * options.memory_share * chip.memory_bytes / 2**30:.1f}"
+                " GiB; raise cost_model.tensor_parallel or choose a larger device"
+            )
+        if isinstance(self._memory, float):
+            free *= self._memory
+        elif self._memory is not None:
+            free = min(free, self._memory)
+        return max(1, int(free / (self._token_bytes * block_size)))
+
+    @property
+    def max_model_len(self) -> int | None:
+        return self._shape.max_position_embeddings

@@ -1,0 +1,108 @@
+"""Component ``simulated``: steps that take time on a virtual clock, and compute nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, cast
+
+from paged_core.clock import Clock, VirtualClock
+from paged_core.errors import SettingsError
+from paged_core.interfaces.component_factory import make_component
+from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
+from paged_core.step import StepInput, StepResult
+from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
+from paged_plugins.lab.simulation.answers import Answers
+from paged_plugins.lab.simulation.settings import SimulatedSettings
+from paged_plugins.lab.simulation.work_count import WorkCount
+
+MAX_BLOCKS = 4_000_000
+"""Blocks that a block allocator keeps account of without a model, at most."""
+_NUM_BLOCKS = 4096
+"""Where neither the settings nor the cost model say how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that was submitted."""
+
+    work: StepWork
+    result: StepResult
+    ends: float
+    """Seconds on the clock at which its result is there."""
+
+
+class SimulatedExecutor(Executor):
+    """Runs steps without a model: each takes the time that the cost model predicts.
+
+    A step begins when it is submitted or when the one before it ends, whichever is later, so that
+    ``async_scheduling`` hides the time of planning as on a device. ``collect`` moves the clock to
+    its end: a virtual one of its own, or the one that the engine was given, if that can sleep (on
+    the time of this machine a simulation takes as long as what it simulates).
+
+    Any token id is served, none ends a sequence, and each sequence draws tokens of its own: greedy
+    sequences of one request draw the same, as a model would. Beams are ranked, and
+    log-probabilities reported, by arbitrary but repeatable numbers. A request that needs logits
+    (logits processors, log-probabilities of the prompt) fails, with that reason.
+    """
+
+    def __init__(self, options: SimulatedSettings, parts: ExecutorParts, /) -> None:
+        self._settings = parts.settings
+        self._needs_host_blocks = parts.needs_host_blocks
+        self.cost_model: CostModel = make_component(
+            parts.registry,
+            "cost_model",
+            dict(parts.settings)["cost_model"],
+            CostModelParts(settings=parts.settings),
+        )
+        """Predicts the time of a step."""
+        self.clock: Clock = parts.clock if isinstance(parts.clock, Clock) else VirtualClock()
+        self._count = WorkCount()
+        self._answers = Answers()
+        self._ends = 0.0
+        """When the last step that was submitted ends."""
+        self._collected: deque[StepWork] = deque()
+
+    def start(self) -> Capacity:
+        settings, size = self._settings, self._settings.block_size
+        num_blocks = settings.num_blocks or self.cost_model.num_blocks(size) or _NUM_BLOCKS
+        num_host_blocks = settings.num_host_blocks
+        if num_host_blocks is None:
+            num_host_blocks = num_blocks if self._needs_host_blocks else 0
+        if num_blocks + num_host_blocks > MAX_BLOCKS:
+            raise SettingsError(
+                f"num_blocks={num_blocks} and num_host_blocks={num_host_blocks}: a simulation has "
+                f"{MAX_BLOCKS:,} blocks at most; lower one of them or raise block_size"
+            )
+        longest = min(self.cost_model.max_model_len or MAX_BLOCKS, num_blocks * size)
+        return Capacity(
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            max_model_len=settings.max_model_len or longest,
+        )
+
+    def submit(self, step: StepInput, /) -> Any:
+        self._answers.learn(step)
+        work, complete = self._count.take(step)
+        result = self._answers.draw(complete)
+        self._count.extend(complete)
+        self._ends = max(self.clock(), self._ends) + self.cost_model.seconds(work)
+        return _Step(work, result, self._ends)
+
+    def collect(self, handle: Any, /) -> StepResult:
+        step = cast("_Step", handle)
+        now = self.clock()
+        if step.ends > now:
+            self.clock.sleep(step.ends - now)
+        self._collected.append(step.work)
+        return step.result
+
+    def take_work(self) -> list[StepWork]:
+        """Return the work of the steps that were collected since the last call, in order."""
+        work = list(self._collected)
+        self._collected.clear()
+        return work
+
+    def close(self) -> None:
+        self._count.clear()
+        self._answers.clear()

@@ -1,0 +1,72 @@
+"""What a run will look up in the prefix cache, known from a rehearsal of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from paged_core.block_key import BlockKey, extend_keys
+from paged_core.interfaces.future import Future
+from paged_core.interfaces.observer import Observer
+from paged_core.sequence import SequenceGroup
+
+
+class RehearsedFuture(Future):
+    """The look-ups of a run, in the order of a rehearsal.
+
+    The rehearsal is made when an evictor first asks for the future: those that never do cost
+    nothing.
+
+    Where a request follows another's answer, or time decides who is admitted first, the order of
+    look-ups depends on what is evicted, and so on who asks: the future is then an approximation.
+    It is exact where the run admits requests in the order of the rehearsal.
+
+    Args:
+        rehearse: returns the content that each request looks up, by request id, in their order.
+    """
+
+    def __init__(self, rehearse: Callable[[], Mapping[str, Sequence[int]]]) -> None:
+        self._places: dict[str, int] = {}
+        super().__init__(self._rehearsed(rehearse))
+
+    def admitted(self, request_id: str) -> None:
+        """A request was admitted: it has made its look-up."""
+        self.reach(self._places.get(request_id, self.position) + 1)
+
+    def _rehearsed(
+        self, rehearse: Callable[[], Mapping[str, Sequence[int]]]
+    ) -> Iterator[Sequence[int]]:
+        for place, (request_id, content_keys) in enumerate(rehearse().items()):
+            self._places[request_id] = place
+            yield content_keys
+
+
+class Admissions(Observer):
+    """Tells a future which requests were admitted."""
+
+    def __init__(self, future: RehearsedFuture) -> None:
+        self._future = future
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "admitted":
+            self._future.admitted(group.id)
+
+
+class LookUps(Observer):
+    """Notes what requests look up when they are first admitted: the blocks before their last token.
+
+    Args:
+        block_size: tokens per block.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.found: dict[str, list[int]] = {}
+        """Content keys by request id, in the order of admission."""
+        self._block_size = block_size
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "admitted" and group.id not in self.found:
+            keys: list[BlockKey] = []
+            request = group.request
+            count = (len(request.prompt) - 1) // self._block_size
+            extend_keys(keys, request.prompt, self._block_size, request.key_extra, count)
+            self.found[group.id] = [hash(key) for key in keys]

@@ -1,0 +1,50 @@
+"""Any executor, with the work of each step counted."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Protocol, runtime_checkable
+
+from paged_core.interfaces.executor import Capacity, Executor
+from paged_core.step import StepInput, StepResult
+from paged_plugins.lab.cost_model import StepWork
+from paged_plugins.lab.simulation.work_count import WorkCount
+
+
+@runtime_checkable
+class CountsWork(Protocol):
+    """An executor that says what its steps computed."""
+
+    def take_work(self) -> list[StepWork]:
+        """Return the work of the steps that were collected since the last call, in order."""
+
+
+class WatchedExecutor(Executor):
+    """Hands every call on to another executor, which has been started."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self._count = WorkCount()
+        self._collected: deque[StepWork] = deque()
+
+    def start(self) -> Capacity:
+        return self._inner.start()
+
+    def submit(self, step: StepInput, /) -> Any:
+        work, complete = self._count.take(step)
+        self._count.extend(complete)
+        return work, self._inner.submit(step)
+
+    def collect(self, handle: Any, /) -> StepResult:
+        work, inner = handle
+        result = self._inner.collect(inner)
+        self._collected.append(work)
+        return result
+
+    def take_work(self) -> list[StepWork]:
+        work = list(self._collected)
+        self._collected.clear()
+        return work
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,77 @@
+"""What the steps of an engine compute, from what its executor is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from paged_core.ids import SeqId
+from paged_core.step import NewSequence, StepInput
+from paged_plugins.lab.cost_model import StepWork
+
+
+@dataclass(slots=True, eq=False)
+class CountedSequence:
+    """A sequence that an executor knows, as far as it determines the cost of its steps."""
+
+    new: NewSequence
+    num_tokens: int
+    num_computed: int
+
+    @property
+    def id(self) -> SeqId:
+        return self.new.id
+
+
+class WorkCount:
+    """Counts the work in each step of one executor; steps are given in their order."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[SeqId, CountedSequence] = {}
+
+    def take(self, step: StepInput) -> tuple[StepWork, list[CountedSequence]]:
+        """Return the work in a step, and the sequences of which it computes the last token."""
+        sequences = self._sequences
+        for seq_id in step.removed:
+            sequences.pop(seq_id, None)
+        for new in step.added:
+            sequences[new.id] = CountedSequence(new, len(new.tokens), new.num_computed)
+        complete: list[CountedSequence] = []
+        tokens = pairs = context = decodes = decode_context = 0
+        for seq_id, count in zip(step.sequence_ids, step.num_tokens, strict=True):
+            sequence = sequences[seq_id]
+            start = sequence.num_computed
+            sequence.num_computed = end = start + count
+            if end >= sequence.num_tokens:
+                complete.append(sequence)
+                if count == 1:
+                    decodes += 1
+                    decode_context += start
+                    continue
+            tokens += count
+            pairs += count * start + count * (count + 1) // 2
+            context += start
+        work = StepWork(
+            prefill_tokens=tokens,
+            prefill_pairs=pairs,
+            prefill_context=context,
+            decode_sequences=decodes,
+            decode_context=decode_context,
+            sampled_rows=len(complete),
+            copied_blocks=len(step.copy_sources),
+            swapped_blocks=len(step.swap_out_sources) + len(step.swap_in_sources),
+        )
+        return work, complete
+
+    def extend(self, complete: Iterable[CountedSequence]) -> None:
+        """The sequences of which all tokens were computed get one more each.
+
+        Beams are sent anew instead, with the token that was chosen.
+        """
+        for sequence in complete:
+            if not sequence.new.num_candidates:
+                sequence.num_tokens += 1
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        self._sequences.clear()

@@ -1,0 +1,116 @@
+"""One run of a workload on one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+from paged_core.clock import Clock, SystemClock
+from paged_core.engine import Engine
+from paged_core.engine_driver import EngineDriver
+from paged_core.errors import EngineError, RequestError
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
+from paged_core.sequence import SequenceGroup
+from paged_plugins.lab.run_record import RunRecord
+from paged_plugins.lab.simulation.arrivals import Arrival, Arrivals
+from paged_plugins.lab.simulation.run_collector import RunCollector
+from paged_plugins.lab.simulation.watched_executor import CountsWork, WatchedExecutor
+from paged_plugins.workloads.request import WorkloadRequest
+
+
+class WorkloadRun:
+    """Offers requests to an engine when they arrive, and steps it until all have ended.
+
+    Time is the engine's: where nothing is to be done, its clock sleeps until the next arrival.
+
+    Args:
+        engine: serves nothing yet; ``collector`` is among its observers.
+        drawn: requests that follow no other, by their time ``at``.
+    """
+
+    def __init__(
+        self, engine: Engine, collector: RunCollector, drawn: Iterator[WorkloadRequest]
+    ) -> None:
+        if not isinstance(engine.executor, CountsWork):
+            engine.executor = WatchedExecutor(engine.executor)
+        self._executor: CountsWork = engine.executor
+        self._engine = engine
+        self._driver = EngineDriver(engine)
+        self._clock = engine.clock if isinstance(engine.clock, Clock) else SystemClock()
+        self._collector = collector
+        self._arrivals = Arrivals(drawn, engine.capacity.vocab_size)
+        self._under_way: dict[str, Arrival] = {}
+
+    def run(self, advance: Callable[[int], None]) -> RunRecord:
+        """Run to the end.
+
+        Args:
+            advance: called with the number of requests that ended, after steps in which some did.
+
+        Raises:
+            EngineError: the scheduler plans nothing although requests wait, or what the run did
+                could not be recorded.
+        """
+        clock, collector, engine = self._clock, self._collector, self._engine
+        start = collector.start = clock()
+        while True:
+            now = clock() - start
+            self._offer(now)
+            if engine.has_unfinished:
+                outcome = self._driver.step()
+                ended = clock() - start
+                collector.step(engine, outcome, self._executor.take_work(), now, ended)
+                for group in outcome.finished:
+                    self._end(group)
+                if outcome.finished:
+                    advance(len(outcome.finished))
+            elif (following := self._arrivals.next_at) is not None:
+                clock.sleep(following - now)
+            else:
+                break
+        if collector not in engine.observers:
+            raise EngineError("the record of the run is incomplete; the log names the cause")
+        return collector.finish(engine)
+
+    def _offer(self, now: float) -> None:
+        """Add the requests that have arrived."""
+        for arrival in self._arrivals.due(now):
+            self._collector.arrived(arrival)
+            try:
+                self._engine.add(self._request(arrival))
+            except RequestError:
+                self._collector.refused(arrival, now)
+            else:
+                self._under_way[arrival.request.id] = arrival
+
+    def _request(self, arrival: Arrival) -> Request:
+        asked, start = arrival.request, self._collector.start
+        return Request(
+            id=asked.id,
+            prompt=arrival.prompt,
+            sampling=_sampling(asked.n, asked.output),
+            priority=asked.priority,
+            arrival=start + arrival.at,
+            cache_salt=asked.cache_salt,
+            tenant=asked.tenant,
+            deadline=None if asked.deadline is None else start + arrival.at + asked.deadline,
+        )
+
+    def _end(self, group: SequenceGroup) -> None:
+        """Record a request that ended, and let those arrive that follow it."""
+        arrival = self._under_way.pop(group.id)
+        self._collector.ended(group, arrival)
+        if arrival.request.followers:
+            assert group.finished_at is not None
+            ended = group.finished_at - self._collector.start
+            self._arrivals.follow(arrival.request, ended, tuple(group.sequences[0].tokens))
+
+
+@cache
+def _sampling(n: int, output: int) -> SamplingParams:
+    """Parameters under which ``n`` sequences generate ``output`` tokens each, all different."""
+    temperature = 0.0 if n == 1 else 1.0
+    return SamplingParams(
+        n=n, temperature=temperature, max_tokens=output, ignore_eos=True, detokenize=False
+    )
