@@ -8,11 +8,11 @@ from math import inf
 
 from paged_core.errors import RequestError
 from paged_core.sequence import SequenceGroup
-from paged_plugins.lab.cluster.arrivals import Arrival, Arrivals
 from paged_plugins.lab.cluster.replica import Replica
 from paged_plugins.lab.cluster.watch import Watch
 from paged_plugins.lab.router import Router
-from paged_plugins.workloads.request import WorkloadRequest
+from paged_plugins.lab.simulation.arrivals import Arrival, Arrivals
+from paged_plugins.lab.simulation.request_records import engine_request
 
 
 class EventLoop:
@@ -32,8 +32,8 @@ class EventLoop:
         self._watch = watch
         self._ends: list[tuple[float, int]] = []
         """A heap: when the step under way of each busy replica ends."""
-        self._sources: dict[str, WorkloadRequest] = {}
-        """By id, what the requests that have not ended were drawn as."""
+        self._live: dict[str, Arrival] = {}
+        """By id, the requests that have not ended."""
         self._may_begin: list[int] = []
         """Replicas that had a step end, or a request arrive, at the present time."""
 
@@ -45,14 +45,15 @@ class EventLoop:
         """
         ends, arrivals = self._ends, self._arrivals
         while True:
-            now = min(ends[0][0] if ends else inf, arrivals.time)
+            next_at = arrivals.next_at
+            now = min(ends[0][0] if ends else inf, inf if next_at is None else next_at)
             if now == inf:
                 return
             num_ended = 0
             while ends and ends[0][0] <= now:
                 num_ended += self._end_step(heappop(ends)[1], now)
-            while arrivals.time <= now:
-                num_ended += self._arrive(arrivals.take())
+            for arrival in arrivals.due(now):
+                num_ended += self._arrive(arrival)
             self._begin_steps(now)
             self._watch.passed(now, self._replicas)
             if num_ended:
@@ -67,26 +68,26 @@ class EventLoop:
         return len(finished)
 
     def _finish(self, group: SequenceGroup, number: int) -> None:
-        source = self._sources.pop(group.id)
+        arrival = self._live.pop(group.id)
         self._router.finished(group.request, number)
-        self._watch.ended(group, source, number)
-        first = group.sequences[0]
-        if source.followers and group.finished_at is not None:
-            self._arrivals.follow(source, group.finished_at, first.tokens)
+        self._watch.ended(group, arrival, number)
+        if arrival.request.followers:
+            assert group.finished_at is not None
+            tokens = tuple(group.sequences[0].tokens)
+            self._arrivals.follow(arrival.request, group.finished_at, tokens)
 
     def _arrive(self, arrival: Arrival) -> int:
-        """Route a request; return 1 if it was refused."""
-        request = arrival.request
-        self._watch.arrived(request)
-        number = self._router.route(request, arrival.source.session, self._replicas)
+        """Route a request; return how many requests have ended because it was refused."""
+        request = engine_request(arrival, 0.0)
+        self._watch.arrived(arrival)
+        number = self._router.route(request, arrival.request.session, self._replicas)
         replica = self._replicas[number]
         try:
             replica.add(request)
         except RequestError as error:
             self._router.finished(request, number)
-            self._watch.refused(request, arrival.source, number, str(error))
-            return 1
-        self._sources[request.id] = arrival.source
+            return self._watch.refused(arrival, number, str(error))
+        self._live[request.id] = arrival
         if not replica.is_busy:
             self._may_begin.append(number)
         return 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from paged_plugins.lab.cluster.latency import Latency
 from paged_plugins.lab.cluster.timeline import LoadSample
+from paged_plugins.lab.gap_histogram import percentile
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +43,10 @@ class ClusterRecord:
     num_good: int = 0
     """Requests that met the service level."""
     num_preemptions: int = 0
+    recomputed_tokens: int = 0
+    """Those that had been computed before, and were lost by a preemption."""
+    token_gaps: dict[int, int] = field(default_factory=dict)
+    """Times between tokens of a sequence, by bucket, see :mod:`paged_plugins.lab.gap_histogram`."""
     latencies: dict[str, Latency] = field(
         default_factory=lambda: {kind: Latency() for kind in ("ttft", "tpot", "e2e", "queueing")}
     )
@@ -66,7 +71,12 @@ class ClusterRecord:
             found["hit_rate"] = sum(each.num_cached for each in replicas) / num_prompt
         for kind, latency in self.latencies.items():
             found |= latency.measures(kind)
+        for share in (50, 90, 99):
+            gap = percentile(self.token_gaps, share / 100)
+            if gap is not None:
+                found[f"itl_ms_p{share}"] = 1e3 * gap
         found["preemptions"] = float(self.num_preemptions)
+        found["recomputed_tokens"] = float(self.recomputed_tokens)
         found["steps"] = float(sum(each.num_steps for each in replicas))
         if seconds > 0:
             busy = sum(each.busy_seconds for each in replicas)

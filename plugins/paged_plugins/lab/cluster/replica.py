@@ -11,21 +11,32 @@ from paged_core.errors import EngineError
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
 from paged_core.step_outcome import StepOutcome
+from paged_plugins.lab.simulation.token_gaps import TokenGaps
+from paged_plugins.lab.simulation.watched_executor import CountsWork
 
 
 class Replica:
     """An engine whose steps take virtual time: the result of a step is known when it has ended.
 
-    The engine runs a whole step at once, which moves its clock to the end of the step. What the step
-    did is kept back until :meth:`end_step`, so that a router that is asked meanwhile knows nothing
-    of it; a request that is added meanwhile is planned by the next step.
+    The engine runs a whole step at once, which moves its clock to the end of the step. What it did
+    is kept back until :meth:`end_step`, so that a router that is asked meanwhile knows nothing of
+    it; a request that is added meanwhile is planned by the next step.
 
     Args:
-        engine: with a clock of its own, and without steps under way between its calls.
-        clock: of that engine.
+        engine: without steps under way between its calls.
+        executor: that engine's.
+        clock: that engine's, and of no other.
+        token_gaps: times between tokens of a sequence are counted in it, by bucket.
     """
 
-    def __init__(self, number: int, engine: Engine, clock: Clock) -> None:
+    def __init__(
+        self,
+        number: int,
+        engine: Engine,
+        executor: CountsWork,
+        clock: Clock,
+        token_gaps: dict[int, int],
+    ) -> None:
         self.number = number
         self.engine = engine
         self.num_requests = 0
@@ -37,7 +48,11 @@ class Replica:
         """In steps that have begun."""
         self.num_generated = 0
         """Tokens, of all requests."""
+        self.num_scheduled = 0
+        """Tokens computed."""
+        self._executor = executor
         self._clock = clock
+        self._gaps = TokenGaps(token_gaps)
         self._under_way: StepOutcome | None = None
         self._stalled_seconds = 0.0
 
@@ -69,18 +84,19 @@ class Replica:
         """
         assert self._under_way is None
         clock = self._clock
-        started = clock()
-        if started < now:
+        while (started := clock()) < now:  # a sum of differences may fall short by a rounding
             clock.sleep(now - started)
-            started = clock()
         self._under_way = outcome = self.engine.step()
         ended = clock()
         self.busy_seconds += ended - started
-        self.num_steps += 1
+        for work in self._executor.take_work():
+            self.num_steps += 1
+            self.num_scheduled += work.prefill_tokens + work.decode_sequences
+        self._gaps.step(outcome.advanced, ended)
         if outcome.progressed or not self.engine.has_unfinished:
             self._stalled_seconds = 0.0
-            return max(now, ended)
-        return max(now, self._pause())
+            return ended
+        return self._pause()
 
     def end_step(self) -> Sequence[SequenceGroup]:
         """The step under way has ended; return the requests that ended with it."""

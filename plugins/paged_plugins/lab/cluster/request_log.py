@@ -81,7 +81,7 @@ def _schema(arrow: ModuleType) -> Any:
 
 def _pyarrow() -> tuple[ModuleType, ModuleType]:
     try:
-        import pyarrow  # noqa: ICN001 - only its module is passed on
+        import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise SettingsError(

@@ -12,13 +12,14 @@ from paged_core.interfaces.executor import SupportsClock
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
-from paged_plugins.lab.cluster.arrivals import Arrivals
 from paged_plugins.lab.cluster.event_loop import EventLoop
 from paged_plugins.lab.cluster.record import ClusterRecord
 from paged_plugins.lab.cluster.replica import Replica
 from paged_plugins.lab.cluster.watch import OnRequest, Watch
 from paged_plugins.lab.results import ServiceLevel
-from paged_plugins.lab.router import Router, RouterParts
+from paged_plugins.lab.router import RouterParts
+from paged_plugins.lab.simulation.arrivals import Arrivals
+from paged_plugins.lab.simulation.watched_executor import CountsWork
 from paged_plugins.workloads.workload import Workload
 
 MAX_REPLICAS = 100_000
@@ -32,7 +33,7 @@ def simulate_cluster(
     seed: int,
     *,
     num_replicas: int,
-    slo: ServiceLevel = ServiceLevel(),
+    slo: ServiceLevel | None = None,
     on_request: OnRequest = lambda request, replica: None,
     max_samples: int = 2000,
     advance: Callable[[int], None] = lambda num_ended: None,
@@ -43,7 +44,8 @@ def simulate_cluster(
 
     Args:
         settings: of each engine; without a ``router``, requests go to each replica in turn.
-        seed: of the workload and of the router.
+        seed: of the workload; that of the engines and of the router is raised by it.
+        slo: what a request must meet to count as good; ``None``: nothing.
         on_request: called with each request that ended, in that order.
         max_samples: of the timeline, at most; 2 or more.
         advance: called with the number of requests that have ended since its last call.
@@ -53,10 +55,12 @@ def simulate_cluster(
         EngineError: a scheduler plans nothing although requests wait.
     """
     _check(settings, num_replicas)
+    settings = settings.model_copy(update={"seed": (settings.seed + seed) % 2**63})
+    watch = Watch(num_replicas, slo or ServiceLevel(), on_request, max_samples)
     with ExitStack() as closing:
         replicas = []
         for number in range(num_replicas):
-            replica = _make_replica(number, settings, registry)
+            replica = _make_replica(number, settings, registry, watch.record.token_gaps)
             closing.callback(replica.close)
             replicas.append(replica)
         capacity = replicas[0].engine.capacity
@@ -64,11 +68,9 @@ def simulate_cluster(
             num_replicas=num_replicas,
             block_size=settings.block_size,
             num_blocks=capacity.num_blocks,
-            seed=seed,
+            seed=settings.seed,
         )
         router = make_component(registry, "router", _router_options(settings, registry), parts)
-        assert isinstance(router, Router)
-        watch = Watch(num_replicas, slo, on_request, max_samples)
         arrivals = Arrivals(workload.draw(seed), capacity.vocab_size)
         EventLoop(replicas, router, arrivals, watch).run(advance)
         return watch.finish(replicas)
@@ -90,15 +92,18 @@ def _check(settings: EngineSettings, num_replicas: int) -> None:
         raise SettingsError(problem)
 
 
-def _make_replica(number: int, settings: EngineSettings, registry: Registry) -> Replica:
+def _make_replica(
+    number: int, settings: EngineSettings, registry: Registry, token_gaps: dict[int, int]
+) -> Replica:
     engine = build_engine(settings, registry)
-    if not isinstance(engine.executor, SupportsClock):
+    executor = engine.executor
+    if not (isinstance(executor, SupportsClock) and isinstance(executor, CountsWork)):
         engine.close()
         raise SettingsError(
             f"executor {settings.executor.name!r} runs in real time, and a cluster is simulated; "
             "set executor to simulated"
         )
-    return Replica(number, engine, engine.executor.clock)
+    return Replica(number, engine, executor, executor.clock, token_gaps)
 
 
 def _router_options(settings: EngineSettings, registry: Registry) -> ComponentSettings:
@@ -106,4 +111,4 @@ def _router_options(settings: EngineSettings, registry: Registry) -> ComponentSe
     chosen = dict(settings)["router"]
     if isinstance(chosen, ComponentSettings):
         return chosen
-    return registry.get("router", "round_robin").settings()
+    return registry.get("router", "round_robin").settings.model_validate({})

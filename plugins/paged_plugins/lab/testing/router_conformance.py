@@ -65,7 +65,7 @@ class RouterConformance(ComponentConformance):
         most = self.most_over_mean * 800 / 8
         assert min(scene.counts) > 0, f"a replica gets no request: {scene.counts}"
         assert max(scene.counts) <= most, (
-            f"one replica gets {max(scene.counts)} of 800 unrelated requests, and may get {most:.0f}"
+            f"a replica gets {max(scene.counts)} of 800 unrelated requests, and may get {most:.0f}"
         )
 
     def test_bounds_the_requests_of_a_replica(self) -> None:
