@@ -13,8 +13,8 @@ from paged_backends.attention.settings import (
     TorchSettings,
     TritonSettings,
 )
-from paged_backends.attention.triton_obstacle import rank as triton_rank
 from paged_backends.executors.settings import LocalSettings, MemorySettings
+from paged_backends.kernels.triton.obstacle import rank as triton_rank
 from paged_backends.runners.settings import NativeSettings, TransformersSettings
 from paged_core.component import Component
 from paged_core.hookspecs import hookimpl
@@ -40,10 +40,10 @@ def paged_core_components() -> Iterator[Component]:
     yield Component(
         "attention",
         TritonSettings,
-        "paged_backends.attention.triton_attention:TritonAttention",
+        "paged_backends.attention.triton.backend:TritonAttention",
         rank=triton_rank(),
-        check="paged_backends.attention.triton_obstacle:obstacle",
-        details="paged_backends.attention.triton_obstacle:details",
+        check="paged_backends.kernels.triton.obstacle:obstacle",
+        details="paged_backends.kernels.triton.obstacle:details",
         summary="our own kernels in Triton, for CUDA devices; compiled on first use",
     )
     yield Component(
@@ -67,17 +67,17 @@ def paged_core_components() -> Iterator[Component]:
     yield Component(
         "attention",
         FlashInferSettings,
-        "paged_backends.attention.flashinfer_attention:FlashInferAttention",
+        "paged_backends.attention.flashinfer.backend:FlashInferAttention",
         rank=30,
-        check="paged_backends.attention.flashinfer_package:obstacle",
+        check="paged_backends.attention.flashinfer.package:obstacle",
         summary="the package FlashInfer, on NVIDIA GPUs",
     )
     yield Component(
         "attention",
         HybridSettings,
-        "paged_backends.attention.hybrid_attention:make_hybrid",
+        "paged_backends.attention.hybrid.backend:make_hybrid",
         rank=None,
-        details="paged_backends.attention.hybrid_attention:details",
+        details="paged_backends.attention.hybrid.backend:details",
         summary="two components over one cache: one for prefill, one for decoding",
     )
     yield Component(

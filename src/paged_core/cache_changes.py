@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paged_core.ids import BlockId, SeqId
@@ -25,6 +26,11 @@ class CacheChanges:
     """Device target to host source."""
     published: list[BlockId] = field(default_factory=list)
     """Blocks that were published while the step was planned."""
+    evicted: Sequence[BlockId] = ()
+    """Blocks that were given new content, and held cached content until then."""
+    hits: dict[SeqId, Sequence[BlockId]] = field(default_factory=dict)
+    """Cached blocks that sequences which were admitted share; those that share none are left
+    out."""
 
     def edit(self, sequence: SequenceState, index: int, block: BlockId) -> None:
         """An entry of a block table changed; a sequence that is sent whole needs no edit."""
@@ -36,6 +42,7 @@ class CacheChanges:
     def remove(self, sequence: SequenceState) -> None:
         """A sequence gave its blocks back; the executor forgets it, if it was told of it at all."""
         if self.added.pop(sequence.id, None) is not None:
+            self.hits.pop(sequence.id, None)
             return
         self.removed.append(sequence.id)
         if sequence.id in self.edit_ids:

@@ -212,7 +212,7 @@ class Engine:
         return None
 
     def _report(self, step: PlannedStep) -> None:
-        self._recorder.step(step, self.scheduler.queues, self.kv_cache.num_free)
+        self._recorder.step(step, self.scheduler.queues, self.kv_cache.num_free, self.clock)
 
     def _settle(self, outcome: StepOutcome) -> BaseException | None:
         """Apply all steps under way; if one of them raised, say why."""
@@ -310,7 +310,7 @@ class Engine:
         for group in groups:
             self._recorder.request(group, "finished")
         step = PlannedStep(self.num_steps, self.clock(), Schedule(), finished=groups)
-        self._recorder.step(step, lambda: Queues((), ()), self.kv_cache.num_blocks)
+        self._recorder.step(step, lambda: Queues((), ()), self.kv_cache.num_blocks, self.clock)
 
     def _note(self, plan: Schedule, now: float) -> None:
         """Note which requests were admitted and preempted."""

@@ -214,6 +214,8 @@ class KVCache:
             self._allocator.check_content(shared, keys)
             self._allocator.share(shared)
             table.blocks = shared + self._allocator.allocate(missing)
+        if shared:
+            self._changes.hits[sequence.id] = shared
         table.num_published = len(shared)
         sequence.num_scheduled = sequence.num_computed = num_skipped
         sequence.capacity = len(table.blocks) * self.block_size
@@ -378,6 +380,8 @@ class KVCache:
     def take_changes(self) -> CacheChanges:
         """Hand over what changed since the last call; the step that they belong to is planned."""
         self._changes.published = self._publishing.settle()
+        if self._allocator.evicted:
+            self._changes.evicted = self._allocator.take_evicted()
         changes, self._changes = self._changes, CacheChanges()
         self._free_host.extend(changes.swap_in.values())
         return changes

@@ -26,6 +26,10 @@ class EngineMetrics:
     num_generated_tokens: int = 0
     num_preemptions: int = 0
     """How often a request was preempted, to be computed again or swapped out."""
+    num_recomputed_tokens: int = 0
+    """Tokens that preemptions took and the cache did not give back at the next admission."""
+    num_evictions: int = 0
+    """Cached blocks whose content was given up for other content."""
     num_blocks: int = 0
     """Device blocks of the cache without those of pinned prefixes."""
     num_free_blocks: int = 0

@@ -42,6 +42,7 @@ class Preemptor:
                 group.status = Status.SWAPPED
                 plan.swapped_out.append(group)
                 return PreemptionMode.SWAP
+        group.num_lost = sum(sequence.num_scheduled for sequence in group.live)
         self._kv.release_group(group)
         group.status = Status.WAITING
         plan.preempted.append(group)

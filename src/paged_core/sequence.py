@@ -123,6 +123,8 @@ class SequenceGroup:
     num_cached: int | None = None
     """Prompt tokens served from the cache at the first admission."""
     num_preemptions: int = 0
+    num_lost: int = 0
+    """Computed tokens that its last preemption took, to be computed again unless cached."""
     admitted_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from paged_core.errors import error_text
+from paged_core.ids import BlockId
 from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
 from paged_core.interfaces.scheduler import Queues, Schedule
 from paged_core.log import get_logger
@@ -43,6 +44,8 @@ class StepRecorder:
     def plan(self, plan: Schedule) -> None:
         """A step was planned: tell what happens to whole requests."""
         self.metrics.num_preemptions += len(plan.preempted) + len(plan.swapped_out)
+        for group, cached in plan.admitted:
+            self.metrics.num_recomputed_tokens += max(0, group.num_lost - cached)
         if self._watch_requests:
             for event in ("preempted", "swapped_out", "swapped_in"):
                 for group in getattr(plan, event):
@@ -56,12 +59,20 @@ class StepRecorder:
             for event in _block_events(step):
                 self._tell("on_block", lambda observer, event=event: observer.on_block(event))
 
-    def step(self, step: PlannedStep, queues: Callable[[], Queues], num_free: int) -> None:
+    def step(
+        self,
+        step: PlannedStep,
+        queues: Callable[[], Queues],
+        num_free: int,
+        clock: Callable[[], float],
+    ) -> None:
         """The result of a step was applied, or there was nothing to compute in it."""
+        if step.changes.evicted:
+            self.metrics.num_evictions += len(step.changes.evicted)
         for phase, spent in step.seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
         if self._watch_steps:
-            record = _step_record(step, queues(), num_free)
+            record = _step_record(step, queues(), num_free, clock())
             self._tell("on_step", lambda observer: observer.on_step(record))
 
     def close(self) -> None:
@@ -86,9 +97,12 @@ class StepRecorder:
                 )
 
 
-def _step_record(step: PlannedStep, queues: Queues, num_free: int) -> StepRecord:
-    plan = step.plan
+def _step_record(step: PlannedStep, queues: Queues, num_free: int, ended: float) -> StepRecord:
+    plan, changes = step.plan, step.changes
     scheduled: dict[str, int] = {}
+    hits: dict[str, list[BlockId]] = {}
+    for seq_id, blocks in changes.hits.items():
+        hits.setdefault(changes.added[seq_id].group.id, []).extend(blocks)
     for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
         name = sequence.group.id
         scheduled[name] = scheduled.get(name, 0) + num_tokens
@@ -105,16 +119,22 @@ def _step_record(step: PlannedStep, queues: Queues, num_free: int) -> StepRecord
         queues=queues,
         free_blocks=num_free,
         seconds=step.seconds,
+        ended=ended,
+        evicted=changes.evicted,
+        hits=hits,
+        copied_blocks=len(changes.copies),
+        swapped_blocks=len(changes.swap_out) + len(changes.swap_in),
     )
 
 
 def _block_events(step: StepInput) -> Iterable[BlockEvent]:
+    number = step.number
     for seq_id in step.removed:
-        yield BlockEvent(sequence=seq_id, index=None, block=None)
+        yield BlockEvent(step=number, sequence=seq_id, index=None, block=None)
     for new in step.added:
         for index, block in enumerate(new.blocks):
-            yield BlockEvent(sequence=new.id, index=index, block=block)
+            yield BlockEvent(step=number, sequence=new.id, index=index, block=block)
     for seq_id, index, block in zip(
         step.edit_ids, step.edit_indices, step.edit_blocks, strict=True
     ):
-        yield BlockEvent(sequence=seq_id, index=index, block=block)
+        yield BlockEvent(step=number, sequence=seq_id, index=index, block=block)

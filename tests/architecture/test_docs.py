@@ -15,8 +15,9 @@ from types import ModuleType
 
 import pytest
 
+from architecture.kits import conformance_classes
 from architecture.snippets import PAGES, ROOT, blocks, matches, run_page
-from paged_core import hookspecs, testing
+from paged_core import hookspecs
 from paged_core.component import Command, Component, Profile, Slot
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
@@ -31,11 +32,7 @@ RECORDS: dict[str, type] = {
     "paged_core_slots": Slot,
 }
 SLOTS = Registry.discover().slots
-CLASSES = {
-    kind.slot: name
-    for name, kind in vars(testing).items()
-    if isinstance(kind, type) and name.endswith("Conformance") and hasattr(kind, "slot")
-}
+CLASSES = dict(conformance_classes())
 """The conformance class of each slot that has one."""
 
 

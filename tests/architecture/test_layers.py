@@ -92,8 +92,13 @@ def test_every_class_of_an_interface_fits_one_screen(path: Path) -> None:
 
 
 def test_every_slot_has_an_interface_of_its_own_file() -> None:
-    modules = {slot.interface.partition(":")[0] for slot in Registry.discover().slots.values()}
-    assert {f"paged_core.interfaces.{path.stem}" for path in INTERFACES} >= modules
+    slots = Registry.discover().slots
+    modules = {key: slot.interface.partition(":")[0] for key, slot in slots.items()}
+    assert len(set(modules.values())) == len(modules)
+    core = {module for module in modules.values() if module.startswith("paged_core.")}
+    assert {f"paged_core.interfaces.{path.stem}" for path in INTERFACES} >= core
+    for key, module in modules.items():
+        assert module in core or module.endswith(f".{key}"), f"{key} is declared in {module}"
 
 
 PARTS = {
@@ -111,7 +116,7 @@ PARTS = {
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is
 the engine: requests, blocks and steps."""
-ENGINE_LINES = 2650
+ENGINE_LINES = 2720
 
 
 def test_each_part_of_the_core_can_be_read_in_an_afternoon() -> None:

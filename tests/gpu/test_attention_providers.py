@@ -15,14 +15,6 @@ from paged_core.testing import AttentionConformance
 from paged_core.testing.attention_batch import attention_batch
 from unit.attention_calls import LAYER, make
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason=f"torch {torch.__version__} finds no CUDA device here",
-    ),
-]
-
 
 def flash_attn(provider: str) -> dict[str, Any]:
     return {"name": "flash_attn", "provider": provider}

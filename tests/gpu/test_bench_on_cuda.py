@@ -16,14 +16,6 @@ from paged_plugins.bench.bare_attention import BARE
 from paged_plugins.bench.rates import measure_rates
 from paged_plugins.bench.timing import seconds_on
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason=f"torch {torch.__version__} finds no CUDA device here",
-    ),
-]
-
 Capture = pytest.CaptureFixture[str]
 LAYER = LayerSpec(
     num_heads=8,

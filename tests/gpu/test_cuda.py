@@ -14,14 +14,6 @@ from unit.test_attention_plans import CHUNKS, LAYER, batch, make
 
 NUM_TOKENS = 8
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason=f"torch {torch.__version__} finds no CUDA device here",
-    ),
-]
-
 
 @pytest.mark.parametrize("name", list(tiny_models.FAMILIES))
 def test_greedy_tokens_equal_those_of_generate(name: str, tmp_path: Path) -> None:

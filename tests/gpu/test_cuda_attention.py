@@ -30,14 +30,6 @@ from paged_core.testing import AttentionConformance
 from paged_core.testing.attention_batch import attention_batch
 from paged_core.testing.attention_scene import Scene
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason=f"torch {torch.__version__} finds no CUDA device here",
-    ),
-]
-
 LAYER = LayerSpec(
     num_heads=16,
     num_kv_heads=8,

@@ -19,14 +19,6 @@ from paged_backends.kernels.cuda.toolkit import find_compilers
 from paged_backends.kernels.cuda.variant import SHIM_SOURCES
 from paged_backends.kernels.library_cache import library
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason=f"torch {torch.__version__} finds no CUDA device here",
-    ),
-]
-
 
 @pytest.fixture
 def module(tmp_path: Path) -> GpuModule:

@@ -18,14 +18,6 @@ from paged_core.registry import Registry
 from paged_core.testing.registry import registry_with
 from unit.capturable_attention import CAPTURABLE
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason=f"torch {torch.__version__} finds no CUDA device here",
-    ),
-]
-
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:

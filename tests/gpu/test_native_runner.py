@@ -25,14 +25,6 @@ from paged_backends.runners.settings import NativeSettings
 from paged_backends.sampling.device_sampling import DeviceParams, device_draw, torch_draw
 from paged_core.interfaces.runner import RunnerParts
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason=f"torch {torch.__version__} finds no CUDA device here",
-    ),
-]
-
 FAMILIES = ["llama", "qwen3", "gemma2", "gemma3", "gpt2", "opt, norms last"]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from integration import tiny_models
 from paged_backends.attention.settings import TritonSettings
-from paged_backends.attention.triton_attention import TritonAttention
+from paged_backends.attention.triton.backend import TritonAttention
 from paged_core import LLM, SamplingParams
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.layer import LayerSpec
@@ -19,14 +19,6 @@ from paged_core.settings import EngineSettings
 from paged_core.testing import AttentionConformance
 from paged_core.testing.attention_batch import attention_batch
 from paged_core.testing.attention_scene import Scene
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason=f"torch {torch.__version__} finds no CUDA device here",
-    ),
-]
 
 LAYER = LayerSpec(
     num_heads=16,

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from paged_backends.attention.flashinfer_attention import FlashInferAttention
-from paged_backends.attention.flashinfer_package import obstacle
-from paged_backends.attention.flashinfer_pages import Pages
-from paged_backends.attention.flashinfer_wrappers import Wrappers
+from paged_backends.attention.flashinfer.backend import FlashInferAttention
+from paged_backends.attention.flashinfer.package import obstacle
+from paged_backends.attention.flashinfer.pages import Pages
+from paged_backends.attention.flashinfer.wrappers import Wrappers
 from paged_backends.kernels.nvidia import gpu_problem
 from paged_core.interfaces.attention import SupportsGraphCapture
 from unit.attention_calls import LAYER, batch_of, layer, make, run, tokens
@@ -101,7 +101,7 @@ def test_a_missing_package_or_compiler_is_named_with_what_to_do(
         assert "there is no nvcc; install the CUDA toolkit" in (obstacle() or "")
         assert "there is no nvcc" in (backend().check(LAYER) or "")
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "nvcc").touch()
+    (tmp_path / "bin" / "nvcc").touch(0o755)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     assert obstacle() is None
 

@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from paged_backends.kernels import nvidia
-from paged_backends.kernels.nvidia import gpu_problem, has_driver
+from paged_backends.kernels.nvidia import (
+    capability_problem,
+    compute_capability,
+    gpu_problem,
+    has_driver,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,3 +42,19 @@ def test_the_reason(
     assert has_driver() == driver
     found = gpu_problem()
     assert found is None if problem is None else problem in str(found)
+
+
+def test_what_is_older_than_ampere_is_refused() -> None:
+    assert capability_problem((8, 0)) is None
+    assert capability_problem((12, 1)) is None
+    reason = "it needs compute capability 8.0 or more, and the GPU has 7.5"
+    assert capability_problem((7, 5)) == reason
+
+
+def test_the_capability_is_that_of_an_nvidia_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert compute_capability("cuda:0") == (9, 0)
+    assert compute_capability("cpu") is None
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert compute_capability("cuda:0") is None

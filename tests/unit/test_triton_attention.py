@@ -16,11 +16,11 @@ import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_backends.attention import triton_obstacle
 from paged_backends.attention.float8 import pack
 from paged_backends.attention.head_major_layout import head_major_shape
 from paged_backends.attention.settings import TritonSettings
-from paged_backends.attention.triton_attention import TritonAttention
+from paged_backends.attention.triton.backend import TritonAttention
+from paged_backends.kernels.triton import obstacle as triton_obstacle
 from paged_backends.kernels.triton.attention_float8 import decode
 from paged_backends.kernels.triton.attention_splits import MAX_SPLITS, num_splits
 from paged_backends.kernels.triton.interpreter import INTERPRETER, is_interpreted
@@ -33,8 +33,8 @@ from paged_core.testing.attention_batch import attention_batch
 if not is_interpreted():
     pytest.skip("there is a GPU, and Triton interprets nothing", allow_module_level=True)
 
-from paged_backends.attention import triton_layer
-from paged_backends.attention.triton_layer import Gpu
+from paged_backends.attention.triton import layer as triton_layer
+from paged_backends.attention.triton.layer import Gpu
 from unit.triton_kernels import A100, FLOAT8, H200, LAYER, RTX_3090, LaunchedFor, check, scene
 
 # ------------------------------------------------------------------ launches for GPUs
@@ -262,7 +262,7 @@ def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     without_interpreter(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     on_gpu = replace(LAYER, device="cuda:0")
-    assert "8.0, and cuda:0 has 7.5" in str(backend().check(on_gpu))
+    assert "8.0 or more, and cuda:0 has 7.5" in str(backend().check(on_gpu))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert backend().check(on_gpu) is None
 
@@ -302,7 +302,7 @@ def test_auto_prefers_everything_else_to_the_interpreter(monkeypatch: pytest.Mon
 
 def test_looking_for_obstacles_imports_nothing_heavy() -> None:
     program = (
-        "import sys; from paged_backends.attention import triton_obstacle as found; "
+        "import sys; from paged_backends.kernels.triton import obstacle as found; "
         "found.obstacle(); found.details(); print({'torch', 'triton'} & set(sys.modules))"
     )
     ran = subprocess.run(

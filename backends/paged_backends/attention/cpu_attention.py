@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.block_bounds import BlockBounds
+from paged_backends.attention.contiguous_rows import contiguous_rows
 from paged_backends.attention.layer_checks import dtype_problem, heads_problem
 from paged_backends.attention.settings import CpuSettings
 from paged_backends.kernels.build import CannotCompile
@@ -147,7 +148,7 @@ class PagedLayer:
         if self._plan is not plan:
             self._take(plan)
         wanted = query.dtype
-        query, key, value = (_rows(tensor, dtype) for tensor in (query, key, value))
+        query, key, value = (contiguous_rows(tensor, dtype) for tensor in (query, key, value))
         out = torch.empty(query.shape, dtype=dtype)
         call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
         call.out = out.data_ptr()
@@ -213,10 +214,6 @@ class CpuAttention(AttentionBackend):
             return str(error)
         return None
 
-    def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
-        """``(num_blocks, 2, num_kv_heads, block_size, head_dim)``."""
-        return (num_blocks, 2, layer.num_kv_heads, layer.block_size, layer.head_dim)
-
     def plan(self, batch: AttentionBatch, /) -> Plan:
         """Return a plan that lists the work when the first layer asks for it."""
         return Plan(self.bindings, batch, self._tiles_from, torch.get_num_threads())
@@ -230,10 +227,3 @@ class CpuAttention(AttentionBackend):
         if not cache.is_contiguous():
             raise ValueError(f"the cache must be contiguous, and its strides are {cache.stride()}")
         return PagedLayer(self.bindings, layer, cache)
-
-
-def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return it in ``dtype``, the last dimension contiguous."""
-    if tensor.dtype is not dtype:
-        tensor = tensor.to(dtype)
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

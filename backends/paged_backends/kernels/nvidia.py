@@ -1,4 +1,4 @@
-"""Whether there is an NVIDIA GPU that PyTorch can use."""
+"""Whether there is an NVIDIA GPU that PyTorch can use, and of which generation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ _DEVICES = (
     "/dev/dxg",
 )
 """What the driver has on Linux, on Jetson, and in Linux on Windows."""
+_AMPERE = (8, 0)
+"""Asynchronous copies and tensor cores of bfloat16 came with it."""
 
 
 def has_driver() -> bool:
@@ -31,3 +33,25 @@ def gpu_problem() -> str | None:
             "torch --index-url https://download.pytorch.org/whl/cu130` installs a build that has it"
         )
     return f"PyTorch {torch.__version__} finds no CUDA device; see what `nvidia-smi` says"
+
+
+def compute_capability(device: str) -> tuple[int, int] | None:
+    """Return the compute capability of an NVIDIA GPU, (9, 0) for an H100; ``None``: it is none."""
+    import torch
+
+    if torch.device(device).type != "cuda" or torch.version.cuda is None:
+        return None
+    return torch.cuda.get_device_capability(device)
+
+
+def capability_problem(capability: tuple[int, int], gpu: str = "the GPU") -> str | None:
+    """Return why ``gpu`` is too old for kernels of Ampere and newer, or ``None``."""
+    if capability < _AMPERE:
+        least = f"compute capability {dotted(_AMPERE)} or more"
+        return f"it needs {least}, and {gpu} has {dotted(capability)}"
+    return None
+
+
+def dotted(capability: tuple[int, int]) -> str:
+    """Return ``9.0`` for (9, 0)."""
+    return ".".join(map(str, capability))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_core.component import Component, Slot
+from paged_core.component import Command, Component, Slot
 from paged_core.hookspecs import hookimpl
 from paged_plugins.lab.cost_models.settings import LinearSettings, RooflineSettings
 from paged_plugins.lab.routers.least_loaded import LeastLoadedSettings
@@ -64,3 +64,13 @@ def paged_core_components() -> Iterator[Component]:
     )
     for settings, factory, summary in _ROUTERS:
         yield Component("router", settings, f"{settings.__module__}:{factory}", summary=summary)
+
+
+@hookimpl
+def paged_core_commands() -> Iterator[Command]:
+    yield Command(
+        "compare",
+        "paged_plugins.lab.compare_command:compare_command",
+        "Vary settings under one workload, and say what that changes.",
+    )
+    yield Command("lab", "paged_plugins.lab.commands:app", "Run ablations, and read their results.")

@@ -20,6 +20,8 @@ class RequestRecord:
     """Prompt tokens that the prefix cache served when it was first admitted."""
     num_output: int
     """Tokens generated, over all of its sequences."""
+    num_sequences: int = 1
+    """Sequences sampled for it."""
     num_preemptions: int
     finish_reason: str
     tenant: str = ""
@@ -44,8 +46,12 @@ class StepSample:
     decode_tokens: int
     num_blocks: int
     """Blocks of the cache."""
+    block_size: int = 0
+    """Slots of a block; 0: unknown."""
     free_blocks: int
     """Blocks that could be allocated: cached ones that no sequence holds are among them."""
+    cached_blocks: int = 0
+    """Those among them that hold content which can be found."""
     held_tokens: int
     """Slots of held blocks that hold the state of a token that was computed."""
     reserved_tokens: int

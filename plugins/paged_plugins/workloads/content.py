@@ -1,11 +1,31 @@
-"""Token ids from content ids."""
+"""Content ids: what prompts are made of, and the token ids that they stand for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
 
+FIRST_OWN_ID = 10**15
+"""Content ids from here on are those of prompts given by their length alone. No range that is
+written in a file reaches them, and no drawn workload."""
 _MASK = (1 << 64) - 1
+
+
+class ContentIds:
+    """Hands out content ids that nothing else has.
+
+    Args:
+        first: the first of them.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self._next = first
+
+    def take(self, count: int) -> range:
+        """Return so many of them."""
+        taken = range(self._next, self._next + count)
+        self._next = taken.stop
+        return taken
 
 
 def token_ids(parts: Iterable[range], vocab_size: int | None) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,3 +49,15 @@ class WorkloadRequest:
             request = pending.pop()
             yield request
             pending += reversed(request.followers)
+
+    def first(self, most: int) -> WorkloadRequest:
+        """Return it with so many of its family, in their order; it alone if ``most`` is 1."""
+        kept: list[WorkloadRequest] = []
+        left = most - 1
+        for follower in self.followers:
+            if left <= 0:
+                break
+            size = sum(1 for _ in follower.family())
+            kept.append(follower if size <= left else follower.first(left))
+            left -= size
+        return replace(self, followers=tuple(kept))

@@ -29,6 +29,8 @@ class CheckedBlocks(BlockAllocator):
         self._references = [0] * num_blocks
         self._content: dict[BlockId, BlockKey] = {}
         """What each published block holds."""
+        self.evicted: list[BlockId] = []
+        """Blocks handed out that held cached content until then, since :meth:`take_evicted`."""
 
     @property
     def num_free(self) -> int:
@@ -55,6 +57,11 @@ class CheckedBlocks(BlockAllocator):
     def note_step(self, blocks: Iterable[BlockId], step: int, /) -> None:
         self.inner.note_step(blocks, step)
 
+    def take_evicted(self) -> list[BlockId]:
+        """Return :attr:`evicted` and start another list."""
+        evicted, self.evicted = self.evicted, []
+        return evicted
+
     def _handed_out(self, blocks: list[BlockId], count: int) -> list[BlockId]:
         """Reference these blocks once, if they are ``count`` blocks that are not in use."""
         references, last = self._references, len(self._references) - 1
@@ -66,7 +73,8 @@ class CheckedBlocks(BlockAllocator):
             if references[block]:
                 raise PluginError(f"it handed out block {block}, which is in use")
             references[block] = 1
-            self._content.pop(block, None)
+            if self._content.pop(block, None) is not None:
+                self.evicted.append(block)
         return blocks
 
 

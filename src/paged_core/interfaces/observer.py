@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paged_core.ids import BlockId, SeqId
@@ -42,12 +42,23 @@ class StepRecord:
     free_blocks: int
     seconds: Mapping[str, float]
     """Time spent by phase: ``schedule``, ``prepare``, ``model``, ``sample``, ``apply``."""
+    ended: float
+    """Seconds on the engine's clock when its tokens were applied."""
+    evicted: Sequence[BlockId] = ()
+    """Blocks whose cached content was given up, in this order, for that of this step."""
+    hits: Mapping[str, Sequence[BlockId]] = field(default_factory=dict)
+    """For requests admitted in this step: the cached blocks that they share, if any."""
+    copied_blocks: int = 0
+    swapped_blocks: int = 0
+    """Out and in together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockEvent:
     """A sequence's block table changed: entry ``index`` is now ``block``, or it gave all up."""
 
+    step: int
+    """The number of the step that is the first to use it."""
     sequence: SeqId
     index: int | None
     block: BlockId | None

@@ -148,7 +148,8 @@ class Witness(Observer):
         self.events: list[object] = []
 
     def on_step(self, step: StepRecord, /) -> None:
-        self.events.append((step.number, dict(step.scheduled), step.finished, step.free_blocks))
+        decided = (dict(step.scheduled), step.finished, list(step.evicted), dict(step.hits))
+        self.events.append((step.number, *decided, step.free_blocks))
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         self.events.append((group.id, event))

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention.block_bounds import BlockBounds
-from paged_backends.attention.compute_capability import compute_capability
+from paged_backends.attention.contiguous_rows import contiguous_rows
 from paged_backends.attention.flash_attn.provider import Provider
 from paged_backends.attention.flash_attn.providers import providers
 from paged_backends.attention.flash_attn.sequences import Sequences
 from paged_backends.attention.settings import FlashAttnSettings
 from paged_backends.attention.slot_writes import SlotWrites
+from paged_backends.kernels.nvidia import compute_capability
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -71,12 +72,9 @@ class PagedLayer:
         cache = self._cache_BXKPD
         plan.check(len(cache), self._layer.block_size)
         plan.writes.write(cache, key, value)
-        query_THD = query.to(cache.dtype)
-        if query_THD.stride(-1) != 1:
-            query_THD = query_THD.contiguous()
         out_THD = self._provider.attend(
             self._layer,
-            query_THD,
+            contiguous_rows(query, cache.dtype),
             self._keys_BPKD,
             self._values_BPKD,
             self._slopes_H,
@@ -103,10 +101,6 @@ class FlashAttnAttention(AttentionBackend):
         if provider is not None:
             return None
         return "; ".join(f"{title}: {reason}" for title, reason in refused.items())
-
-    def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
-        """``(num_blocks, 2, num_kv_heads, block_size, head_dim)``."""
-        return (num_blocks, 2, layer.num_kv_heads, layer.block_size, layer.head_dim)
 
     def plan(self, batch: AttentionBatch, /) -> Plan:
         """Return what the layers share; nothing waits for the device."""

@@ -13,7 +13,6 @@ from paged_backends.attention.flash_attn.provider import (
     Provider,
     left_window,
     multiple_of_256,
-    newer_than_turing,
 )
 from paged_backends.attention.flash_attn.sequences import Sequences
 from paged_backends.attention.optional_import import function_of
@@ -37,10 +36,6 @@ class FlashAttn2(Provider):
     def decode(self) -> Callable[..., Any]:
         """What computes attention of one query for each sequence."""
         return function_of(self.modules, "flash_attn_with_kvcache", install=self.install)
-
-    def gpu_problem(self, capability: tuple[int, int]) -> str | None:
-        """Ampere and newer."""
-        return newer_than_turing(capability)
 
     def block_size_problem(self, block_size: int) -> str | None:
         """Multiples of 256."""

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from paged_backends.attention.compute_capability import dotted
 from paged_backends.attention.flash_attn.provider import (
     Provider,
     left_window,
     shorter_than_a_tile,
 )
 from paged_backends.attention.flash_attn.sequences import Sequences
+from paged_backends.kernels.nvidia import dotted
 from paged_core.interfaces.layer import LayerSpec
 
 

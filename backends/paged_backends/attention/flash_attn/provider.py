@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from paged_backends.attention.compute_capability import dotted
 from paged_backends.attention.flash_attn.sequences import Sequences
 from paged_backends.attention.layer_checks import dtype_problem, heads_problem
 from paged_backends.attention.optional_import import Unavailable, function_of
+from paged_backends.kernels.nvidia import capability_problem
 from paged_core.interfaces.layer import LayerSpec
 
 _FEATURES = {"soft_cap": "soft cap", "alibi_slopes": "ALiBi"}
@@ -79,9 +79,10 @@ class Provider(ABC):
             return str(error)
         return None
 
-    @abstractmethod
     def gpu_problem(self, capability: tuple[int, int]) -> str | None:
-        """Return why it does not run on GPUs of this compute capability, or ``None``."""
+        """Return why it does not run on GPUs of this compute capability, or ``None``; this one
+        takes Ampere and newer."""
+        return capability_problem(capability)
 
     @abstractmethod
     def block_size_problem(self, block_size: int) -> str | None:
@@ -114,13 +115,6 @@ class Provider(ABC):
             if getattr(layer, field) is not None:
                 return f"it has no {_FEATURES[field]}"
         return None
-
-
-def newer_than_turing(capability: tuple[int, int]) -> str | None:
-    """Return why a GPU is too old for kernels of Ampere and newer, or ``None``."""
-    if capability < (8, 0):
-        return f"it needs compute capability 8.0 or more, and the GPU has {dotted(capability)}"
-    return None
 
 
 def multiple_of_256(block_size: int) -> str | None:

@@ -9,7 +9,6 @@ from paged_backends.attention.flash_attn.provider import (
     Provider,
     left_window,
     multiple_of_256,
-    newer_than_turing,
 )
 from paged_backends.attention.flash_attn.sequences import Sequences
 from paged_core.interfaces.layer import LayerSpec
@@ -25,10 +24,6 @@ class TorchVarlen(Provider):
     arguments = ("block_table", "seqused_k", "enable_gqa", "num_splits")
     install = "pip install 'torch>=2.12'"
     lacks = ("alibi_slopes", "soft_cap")
-
-    def gpu_problem(self, capability: tuple[int, int]) -> str | None:
-        """Ampere and newer."""
-        return newer_than_turing(capability)
 
     def block_size_problem(self, block_size: int) -> str | None:
         """Multiples of 256."""

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paged_backends.kernels.nvidia import gpu_problem
-
-MIN_CAPABILITY = (8, 0)
-"""Of a GPU: asynchronous copies and tensor cores of bfloat16 came with Ampere."""
+from paged_backends.kernels.nvidia import capability_problem, dotted, gpu_problem
 
 
 def device_problem(index: int | None) -> str | None:
@@ -16,9 +13,7 @@ def device_problem(index: int | None) -> str | None:
     if problem is not None:
         return problem
     capability = torch.cuda.get_device_capability(index)
-    if capability < MIN_CAPABILITY:
-        return f"it needs compute capability 8.0, and the device is {describe(index)}"
-    return None
+    return capability_problem(capability, torch.cuda.get_device_name(index))
 
 
 def architecture(index: int) -> str:
@@ -29,5 +24,5 @@ def architecture(index: int) -> str:
 
 def describe(index: int | None) -> str:
     """Return the device's name and compute capability."""
-    major, minor = torch.cuda.get_device_capability(index)
-    return f"{torch.cuda.get_device_name(index)} of {major}.{minor}"
+    capability = torch.cuda.get_device_capability(index)
+    return f"{torch.cuda.get_device_name(index)} of {dotted(capability)}"

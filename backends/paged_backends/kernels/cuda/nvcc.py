@@ -35,7 +35,7 @@ class Nvcc:
         Raises:
             CannotCompile: none runs.
         """
-        for path in _candidates(environ):
+        for path in candidates(environ):
             done = run([path, "--version"])
             if done is not None and done.returncode == 0:
                 return cls(path, done.stdout.strip().rpartition("\n")[2])
@@ -56,7 +56,8 @@ def toolkit_folders(environ: Mapping[str, str]) -> Iterator[Path]:
     yield Path("/usr/local/cuda")
 
 
-def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
+def candidates(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Every nvcc that is found, in the order in which they are tried; none is run."""
     *named, usual = toolkit_folders(environ)
     places = [*(str(folder / "bin") for folder in named), environ.get("PATH", "")]
     for place in (*places, str(usual / "bin")):

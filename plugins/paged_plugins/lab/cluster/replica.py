@@ -11,6 +11,7 @@ from paged_core.errors import EngineError
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
 from paged_core.step_outcome import StepOutcome
+from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.simulation.token_gaps import TokenGaps
 from paged_plugins.lab.simulation.watched_executor import CountsWork
 
@@ -50,11 +51,11 @@ class Replica:
         """Tokens, of all requests."""
         self.num_scheduled = 0
         """Tokens computed."""
-        self._executor = executor
         self._clock = clock
         self._gaps = TokenGaps(token_gaps)
         self._under_way: StepOutcome | None = None
         self._stalled_seconds = 0.0
+        executor.watch = self._count
 
     @property
     def is_busy(self) -> bool:
@@ -89,9 +90,6 @@ class Replica:
         self._under_way = outcome = self.engine.step()
         ended = clock()
         self.busy_seconds += ended - started
-        for work in self._executor.take_work():
-            self.num_steps += 1
-            self.num_scheduled += work.prefill_tokens + work.decode_sequences
         self._gaps.step(outcome.advanced, ended)
         if outcome.progressed or not self.engine.has_unfinished:
             self._stalled_seconds = 0.0
@@ -115,6 +113,10 @@ class Replica:
     def close(self) -> None:
         """Close the engine."""
         self.engine.close()
+
+    def _count(self, work: StepWork) -> None:
+        self.num_steps += 1
+        self.num_scheduled += work.prefill_tokens + work.decode_sequences
 
     def _pause(self) -> float:
         """Let some time pass in which nothing could be planned; return when it is over."""

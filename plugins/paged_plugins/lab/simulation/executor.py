@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -61,7 +61,8 @@ class SimulatedExecutor(Executor):
         self._answers = Answers()
         self._ends = 0.0
         """When the last step that was submitted ends."""
-        self._collected: deque[StepWork] = deque()
+        self.watch: Callable[[StepWork], None] = lambda work: None
+        """Called with the work of each step that is collected."""
 
     def start(self) -> Capacity:
         settings, size = self._settings, self._settings.block_size
@@ -94,14 +95,8 @@ class SimulatedExecutor(Executor):
         now = self.clock()
         if step.ends > now:
             self.clock.sleep(step.ends - now)
-        self._collected.append(step.work)
+        self.watch(step.work)
         return step.result
-
-    def take_work(self) -> list[StepWork]:
-        """Return the work of the steps that were collected since the last call, in order."""
-        work = list(self._collected)
-        self._collected.clear()
-        return work
 
     def close(self) -> None:
         self._count.clear()

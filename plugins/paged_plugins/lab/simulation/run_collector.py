@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple
 from operator import add
 
@@ -76,7 +77,12 @@ class RunCollector(Observer):
     # ------------------------------------------------------------------ steps
 
     def step(
-        self, engine: Engine, outcome: StepOutcome, work: list[StepWork], began: float, ended: float
+        self,
+        engine: Engine,
+        outcome: StepOutcome,
+        work: Sequence[StepWork],
+        began: float,
+        ended: float,
     ) -> None:
         """A step was run.
 
@@ -131,6 +137,7 @@ class RunCollector(Observer):
                 prefill_tokens=work.prefill_tokens,
                 decode_tokens=work.decode_sequences,
                 num_blocks=kv_cache.num_blocks,
+                block_size=kv_cache.block_size,
                 free_blocks=kv_cache.num_free,
                 held_tokens=use.held,
                 reserved_tokens=use.reserved,

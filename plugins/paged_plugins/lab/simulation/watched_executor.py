@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from paged_core.interfaces.executor import Capacity, Executor
@@ -15,8 +15,8 @@ from paged_plugins.lab.simulation.work_count import WorkCount
 class CountsWork(Protocol):
     """An executor that says what its steps computed."""
 
-    def take_work(self) -> list[StepWork]:
-        """Return the work of the steps that were collected since the last call, in order."""
+    watch: Callable[[StepWork], None]
+    """Called with the work of each step that is collected."""
 
 
 class WatchedExecutor(Executor):
@@ -25,7 +25,7 @@ class WatchedExecutor(Executor):
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
         self._count = WorkCount()
-        self._collected: deque[StepWork] = deque()
+        self.watch: Callable[[StepWork], None] = lambda work: None
 
     def start(self) -> Capacity:
         return self._inner.start()
@@ -38,13 +38,8 @@ class WatchedExecutor(Executor):
     def collect(self, handle: Any, /) -> StepResult:
         work, inner = handle
         result = self._inner.collect(inner)
-        self._collected.append(work)
+        self.watch(work)
         return result
-
-    def take_work(self) -> list[StepWork]:
-        work = list(self._collected)
-        self._collected.clear()
-        return work
 
     def close(self) -> None:
         self._inner.close()

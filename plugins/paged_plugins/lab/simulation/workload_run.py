@@ -9,6 +9,7 @@ from paged_core.engine import Engine
 from paged_core.engine_driver import EngineDriver
 from paged_core.errors import EngineError, RequestError
 from paged_core.sequence import SequenceGroup
+from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.run_record import RunRecord
 from paged_plugins.lab.simulation.arrivals import Arrival, Arrivals
 from paged_plugins.lab.simulation.request_records import engine_request
@@ -32,7 +33,9 @@ class WorkloadRun:
     ) -> None:
         if not isinstance(engine.executor, CountsWork):
             engine.executor = WatchedExecutor(engine.executor)
-        self._executor: CountsWork = engine.executor
+        self._work: list[StepWork] = []
+        """Of the steps that were collected and not recorded."""
+        engine.executor.watch = self._work.append
         self._engine = engine
         self._driver = EngineDriver(engine)
         self._clock = engine.clock if isinstance(engine.clock, Clock) else SystemClock()
@@ -58,7 +61,8 @@ class WorkloadRun:
             if engine.has_unfinished:
                 outcome = self._driver.step()
                 ended = clock() - start
-                collector.step(engine, outcome, self._executor.take_work(), now, ended)
+                collector.step(engine, outcome, self._work, now, ended)
+                self._work.clear()
                 for group in outcome.finished:
                     self._end(group)
                 if outcome.finished:

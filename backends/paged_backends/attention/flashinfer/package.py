@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from paged_backends.attention.optional_import import Unavailable, function_of
+from paged_backends.kernels.cuda.nvcc import candidates
 from paged_backends.kernels.nvidia import gpu_problem
 
 _INSTALL = "pip install flashinfer-python"
@@ -41,11 +39,7 @@ def obstacle() -> str | None:
 
 def _compiler_problem() -> str | None:
     """Return why its kernels cannot be had: it compiles them on first use, by nvcc."""
-    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
-    compilers = [Path(home, "bin", "nvcc") for home in homes if home]
-    if shutil.which("nvcc") or any(map(Path.exists, compilers)):
-        return None
-    if find_spec("flashinfer_jit_cache") is not None:
+    if any(candidates()) or find_spec("flashinfer_jit_cache") is not None:
         return None
     return (
         "it compiles its kernels on first use, and there is no nvcc; install the CUDA toolkit and "

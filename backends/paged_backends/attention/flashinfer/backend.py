@@ -14,13 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from paged_backends.attention.block_bounds import BlockBounds
-from paged_backends.attention.compute_capability import compute_capability, dotted
-from paged_backends.attention.flashinfer_package import package_problem
-from paged_backends.attention.flashinfer_pages import Pages
-from paged_backends.attention.flashinfer_wrappers import Lease, Wrappers
+from paged_backends.attention.flashinfer.package import package_problem
+from paged_backends.attention.flashinfer.pages import Pages
+from paged_backends.attention.flashinfer.wrappers import Lease, Wrappers
 from paged_backends.attention.layer_checks import dtype_problem, heads_problem
 from paged_backends.attention.settings import FlashInferSettings
 from paged_backends.attention.slot_writes import SlotWrites
+from paged_backends.kernels.nvidia import capability_problem, compute_capability
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -130,8 +130,9 @@ class FlashInferAttention(AttentionBackend):
         capability = compute_capability(layer.device)
         if capability is None:
             return f"it computes on NVIDIA GPUs, and the model is on {layer.device}"
-        if capability < (8, 0):
-            return f"it needs compute capability 8.0 or more, and the GPU has {dotted(capability)}"
+        too_old = capability_problem(capability)
+        if too_old is not None:
+            return too_old
         if self._deterministic:
             return "its tiles depend on the rest of the batch, which deterministic rules out"
         if layer.alibi_slopes is not None:
@@ -141,10 +142,6 @@ class FlashInferAttention(AttentionBackend):
             return f"it takes head dimensions {served}, not {layer.head_dim}"
         problem = dtype_problem(layer, ("bfloat16", "float16")) or heads_problem(layer)
         return problem or package_problem()
-
-    def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
-        """``(num_blocks, 2, num_kv_heads, block_size, head_dim)``."""
-        return (num_blocks, 2, layer.num_kv_heads, layer.block_size, layer.head_dim)
 
     def plan(self, batch: AttentionBatch, /) -> Plan:
         """Return a plan that is made when the first layer of a kind asks for it."""

@@ -19,7 +19,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from paged_backends.attention.hybrid_batch import Part, decodes, part_of, reads_what_is_written
+from paged_backends.attention.hybrid.batch import Part, decodes, part_of, reads_what_is_written
 from paged_backends.attention.settings import ChosenAttention, HybridSettings
 from paged_core.component import ComponentSettings
 from paged_core.config.suggest import did_you_mean

@@ -12,7 +12,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from paged_backends.attention.triton_plan import Plan
+from paged_backends.attention.contiguous_rows import contiguous_rows
+from paged_backends.attention.triton.plan import Plan
 from paged_backends.kernels.triton.attention_decode import attend_splits, merge_splits
 from paged_backends.kernels.triton.attention_splits import MAX_SPLITS, num_splits
 from paged_backends.kernels.triton.attention_tiles import attend_tiles
@@ -96,7 +97,7 @@ class TritonLayer:
         if plan.bounds is not None:
             plan.bounds.check(len(self._cache), self._layer.block_size)
         wanted, dtype = query.dtype, self._dtype
-        query, key, value = (_rows(tensor, dtype) for tensor in (query, key, value))
+        query, key, value = (contiguous_rows(tensor, dtype) for tensor in (query, key, value))
         out = torch.empty(query.shape, dtype=dtype, device=query.device)
         self.write(key, value, plan)
         if plan.has_tiles:
@@ -200,10 +201,3 @@ class TritonLayer:
 
 def _launch(sizes: TileSizes) -> dict[str, int]:
     return {"KEYS": sizes.keys, "num_warps": sizes.num_warps, "num_stages": sizes.num_stages}
-
-
-def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return it in ``dtype``, the last dimension contiguous."""
-    if tensor.dtype is not dtype:
-        tensor = tensor.to(dtype)
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

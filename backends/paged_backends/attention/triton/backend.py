@@ -21,7 +21,8 @@ from paged_backends.attention.block_bounds import BlockBounds
 from paged_backends.attention.head_major_layout import head_major_shape
 from paged_backends.attention.layer_checks import dtype_problem, heads_problem
 from paged_backends.attention.settings import TritonSettings
-from paged_backends.attention.triton_plan import Plan
+from paged_backends.attention.triton.plan import Plan
+from paged_backends.kernels.nvidia import capability_problem
 from paged_backends.kernels.triton.interpreter import INTERPRETER, is_interpreted
 from paged_core.interfaces.attention import (
     AttentionBackend,
@@ -32,7 +33,6 @@ from paged_core.interfaces.attention import (
 from paged_core.interfaces.layer import LayerSpec
 
 _DTYPES = ("float32", "bfloat16", "float16")
-_LEAST_CAPABILITY = (8, 0)
 _MAX_HEAD_DIM = 256
 
 
@@ -82,7 +82,7 @@ class TritonAttention(AttentionBackend):
         self, caches: Tensor, origins: Sequence[int], destinations: Sequence[int], /
     ) -> None:
         """See :class:`~paged_core.interfaces.attention.SupportsBlockCopies`."""
-        from paged_backends.attention.triton_copy import copy_blocks
+        from paged_backends.kernels.triton.attention_copy import copy_blocks
 
         copy_blocks(caches, origins, destinations)
 
@@ -92,7 +92,7 @@ class TritonAttention(AttentionBackend):
         Raises:
             ValueError: the cache is not contiguous.
         """
-        from paged_backends.attention.triton_layer import Gpu, TritonLayer
+        from paged_backends.attention.triton.layer import Gpu, TritonLayer
 
         if not cache.is_contiguous():
             raise ValueError(f"the cache must be contiguous, and its strides are {cache.stride()}")
@@ -111,7 +111,4 @@ def _device_problem(device: torch.device) -> str | None:
         return f"it computes on CUDA devices, and the model is on {device}"
     if is_interpreted():
         return f"{INTERPRETER} is set, with which Triton launches nothing on a GPU: unset it"
-    major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) < _LEAST_CAPABILITY:
-        return f"it needs a GPU of compute capability 8.0, and {device} has {major}.{minor}"
-    return None
+    return capability_problem(torch.cuda.get_device_capability(device), str(device))

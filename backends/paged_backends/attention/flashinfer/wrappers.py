@@ -9,7 +9,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from paged_backends.attention.flashinfer_package import wrapper_class
+from paged_backends.attention.flashinfer.package import wrapper_class
 
 _WORKSPACE_BYTES = 384 << 20
 """For partial results of split sequences; FlashInfer recommends 128 MiB at least, and raises an

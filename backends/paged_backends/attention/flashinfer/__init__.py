@@ -1,0 +1,1 @@
+"""Component ``flashinfer``: the package FlashInfer."""

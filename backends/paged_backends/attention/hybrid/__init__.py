@@ -1,0 +1,1 @@
+"""Component ``hybrid``: two attention components over one cache."""

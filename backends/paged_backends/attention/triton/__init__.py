@@ -1,0 +1,1 @@
+"""Component ``triton``: our own kernels in Triton."""

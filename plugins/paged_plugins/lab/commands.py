@@ -1,0 +1,17 @@
+"""``paged-core lab``: its commands, each in a module of its own."""
+
+from __future__ import annotations
+
+import typer
+
+from paged_plugins.lab.study.run_command import RunCommand, run_command
+
+app = typer.Typer(rich_markup_mode=None)
+app.command("run", cls=RunCommand)(run_command)
+
+
+@app.callback(invoke_without_command=True)
+def lab(context: typer.Context) -> None:
+    """Ablations, comparisons and simulations, with their uncertainty."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

@@ -1,0 +1,93 @@
+"""The answer in words: for each axis which value is better and where, and a sentence per arm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from paged_plugins.lab.measures import MEASURES
+from paged_plugins.lab.results import Results
+from paged_plugins.lab.statistics.conclusions import conclusions
+from paged_plugins.lab.statistics.differences import Difference
+from paged_plugins.lab.statistics.simultaneous import minimum_seeds
+from paged_plugins.lab.statistics.wording import change_text, interval_text, subject
+
+_MOST_CLAUSES = 8
+"""Measures that a sentence gives with numbers; it names the others."""
+
+
+def sentences(
+    results: Results, differences: Sequence[Difference], confidence: float = 0.95
+) -> list[str]:
+    """Return what the differences say: the answer for each axis, then one sentence per arm.
+
+    Args:
+        differences: those of ``results``, as
+            :func:`~paged_plugins.lab.statistics.differences.differences` returns them.
+        confidence: that of the differences.
+    """
+    enough, num_seeds = minimum_seeds(confidence), len(results.seeds)
+    if num_seeds < enough:
+        seeds = f"{num_seeds} seeds are" if num_seeds > 1 else "one seed is"
+        return [
+            f"{seeds} too few to claim a difference with {confidence:.0%} confidence: "
+            f"run {enough} or more"
+        ]
+    return [
+        *conclusions(results, differences, confidence),
+        *_arm_sentences(results, differences),
+    ]
+
+
+def _arm_sentences(results: Results, differences: Sequence[Difference]) -> Iterator[str]:
+    arms = {arm.label: arm for arm in results.arms}
+    for arm in results.arms:
+        own = [each for each in differences if each.arm == arm.label]
+        if own:
+            yield f"{subject(arm, arms[arm.compared_with])}: {_on_workloads(results, own)}"
+
+
+def _on_workloads(results: Results, own: Sequence[Difference]) -> str:
+    if len(results.workloads) == 1 or not any(each.moved for each in own):
+        return _moved(own)
+    parts = (
+        f"on {workload} {_moved([each for each in own if each.workload == workload])}"
+        for workload in results.workloads
+    )
+    return "; ".join(parts)
+
+
+def _moved(own: Sequence[Difference]) -> str:
+    """The measures that moved: the better ones, then the worse, then those that are neither."""
+    moved = sorted((each for each in own if each.moved), key=lambda each: not _is_shown(each))
+    if not moved:
+        return "nothing moved"
+    given, named = moved[:_MOST_CLAUSES], moved[_MOST_CLAUSES:]
+    better, worse, neither = (
+        ", ".join(
+            f"{_title(each)} {change_text(each)} {interval_text(each)}"
+            for each in given
+            if is_better(each) is wanted
+        )
+        for wanted in (True, False, None)
+    )
+    text = ", but ".join(filter(None, (better, worse)))
+    text = ", and ".join(filter(None, (text, neither)))
+    if named:
+        return f"{text}; also {', '.join(map(_title, named))}; nothing else moved"
+    return f"{text}; nothing else moved" if len(moved) < len(own) else text
+
+
+def is_better(difference: Difference) -> bool | None:
+    """Say whether a change is for the better; ``None``: it is neither better nor worse."""
+    better = MEASURES[difference.measure].better
+    if better is None or difference.change == 0:
+        return None
+    return (difference.change > 0) is (better == "higher")
+
+
+def _is_shown(difference: Difference) -> bool:
+    return MEASURES[difference.measure].shown
+
+
+def _title(difference: Difference) -> str:
+    return MEASURES[difference.measure].title

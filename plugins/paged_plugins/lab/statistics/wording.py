@@ -1,0 +1,102 @@
+"""Differences, values and arms as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from paged_plugins.lab.measures import MEASURES
+from paged_plugins.lab.results import Arm
+from paged_plugins.lab.statistics.differences import Difference
+
+_MOST_DIGITS = 4
+
+
+def change_text(difference: Difference) -> str:
+    """Return the change with its unit: ``+2.1 points``, ``-3%``, ``+12 ms``."""
+    return change_number(difference) + change_unit(difference)
+
+
+def change_number(difference: Difference) -> str:
+    """Return the change without its unit."""
+    return _signed(difference.change, _digits(difference))
+
+
+def change_unit(difference: Difference) -> str:
+    """Return the unit of the change, with the space before it where it has one."""
+    measure = MEASURES[difference.measure]
+    if difference.relative:
+        return "%"
+    unit = "points" if measure.is_share else measure.unit
+    return f" {unit}" if unit else ""
+
+
+def interval_text(difference: Difference) -> str:
+    """Return the confidence interval: ``[+1.3, +2.9]``; of one seed ``[?, ?]``."""
+    digits = _digits(difference)
+    ends = (difference.low, difference.high)
+    low, high = (_signed(end, digits) if isfinite(end) else "?" for end in ends)
+    return f"[{low}, {high}]"
+
+
+def value_text(measure: str, value: float) -> str:
+    """Return a value of a measure with its unit: ``41.2%``, ``1,234 ms``, ``17``."""
+    unit = MEASURES[measure].unit
+    if unit == "share":
+        return f"{100 * value:.1f}%"
+    digits = 0 if value == int(value) or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f} {unit}".rstrip()
+
+
+def setting_text(value: Any) -> str:
+    """Return the value of a setting: a name, a number, or a table ``{name: slru, share: 0.5}``."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {setting_text(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(setting_text, value)) + "]"
+    return str(value)
+
+
+def settings_text(changes: Mapping[str, Any]) -> str:
+    """Return settings as ``key=value``, comma-separated."""
+    return ", ".join(f"{key}={setting_text(value)}" for key, value in changes.items())
+
+
+def subject(arm: Arm, reference: Arm) -> str:
+    """Return what an arm changes, and what it has in common with the arm it is compared with."""
+    common = {
+        key: value
+        for key, value in arm.changes.items()
+        if key in reference.changes and reference.changes[key] == value
+    }
+    own = {key: value for key, value in arm.changes.items() if key not in common}
+    if not own:
+        return arm.label
+    where = f" at {settings_text(common)}" if common else ""
+    return settings_text(own) + where
+
+
+def listed(items: Sequence[str]) -> str:
+    """Return ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(items[:-1]), items[-1])))
+
+
+def _digits(difference: Difference) -> int:
+    """Decimals that tell the ends of the interval from 0 where it excludes 0."""
+    numbers = [
+        abs(each)
+        for each in (difference.change, difference.low, difference.high)
+        if isfinite(each) and (difference.moved or each == difference.change)
+    ]
+    largest, least = max(numbers), min(numbers)
+    digits = 0 if largest >= 10 and difference.relative else 1
+    while least and round(least, digits) == 0 and digits < _MOST_DIGITS:
+        digits += 1
+    return digits
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{value:+,.{digits}f}" if round(value, digits) else "0"

@@ -1,0 +1,1 @@
+"""Ablations: arms, the runs that they need, and the folder that keeps the results."""

@@ -1,0 +1,134 @@
+"""The arms of a study, from a base and axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product as combinations
+from typing import Any
+
+from paged_core.cli.output import show
+from paged_core.component import ComponentSettings
+from paged_core.config.entry import Entry, Layer, Origin
+from paged_core.errors import SettingsError
+from paged_core.registry import Registry
+from paged_core.settings import EngineSettings, settings_class
+from paged_plugins.lab.results import BASE, Arm
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedArm:
+    """An arm and the settings of its engine."""
+
+    arm: Arm
+    settings: EngineSettings
+
+
+def plan_arms(
+    base: Sequence[Layer],
+    axes: Mapping[str, Sequence[Any]],
+    registry: Registry,
+    *,
+    product: bool = False,
+) -> list[PlannedArm]:
+    """Return the base and the arms around it.
+
+    Args:
+        base: layers of settings, lowest first.
+        axes: values by setting; the key may be dotted (``scheduler.max_num_seqs``), a value may be
+            a table with options of a component. The base's own values make no arm.
+        product: all combinations; otherwise one axis is varied at a time.
+
+    Raises:
+        SettingsError: the settings of an arm are invalid; the message names the axis.
+    """
+    settings = partial(_settings, base, registry)
+    own = settings({})
+    values = {
+        axis: [value for value in each if settings({axis: value}) != own]
+        for axis, each in axes.items()
+    }
+    if product:
+        held = {axis: len(values[axis]) < len(each) for axis, each in axes.items()}
+        changes: Iterator[dict[str, Any]] = _combined(values, held)
+    else:
+        changes = ({axis: value} for axis, each in values.items() for value in each)
+    planned = {_identity(own): PlannedArm(Arm(label=BASE), own)}
+    labels = {BASE}
+    for change in changes:
+        made = PlannedArm(_arm(change), settings(change))
+        if planned.setdefault(_identity(made.settings), made) is not made:
+            continue
+        if made.arm.label in labels:
+            raise SettingsError(f"two arms would be called {made.arm.label!r}; write them apart")
+        labels.add(made.arm.label)
+    return list(planned.values())
+
+
+def layer(settings: Mapping[str, Any], where: str = "") -> Layer:
+    """Return settings by dotted key as a layer.
+
+    Args:
+        where: what messages about them end with.
+
+    Raises:
+        SettingsError: a key has more than two parts.
+    """
+    for key in settings:
+        if key.count(".") > 1 or not all(key.split(".")):
+            raise SettingsError(f"{key!r} is no setting; write SETTING or COMPONENT.OPTION")
+    return [
+        Entry(tuple(key.split(".")), value, Origin("yaml", where))
+        for key, value in settings.items()
+    ]
+
+
+def _identity(settings: EngineSettings) -> str:
+    return settings.model_dump_json()
+
+
+def _settings(
+    base: Sequence[Layer], registry: Registry, changes: Mapping[str, Any]
+) -> EngineSettings:
+    where = f"arm {_label(changes)}" if changes else "base"
+    made, _ = settings_class(registry).from_layers([*base, layer(changes, where)])
+    return made
+
+
+def _combined(
+    values: Mapping[str, Sequence[Any]], held: Mapping[str, bool]
+) -> Iterator[dict[str, Any]]:
+    """Yield the changes of every combination but the base's.
+
+    Args:
+        values: by axis, those that the base does not have.
+        held: whether the axis has the base's value too.
+    """
+    choices = [
+        [*([{}] if held[axis] else []), *({axis: value} for value in each)]
+        for axis, each in values.items()
+    ]
+    for chosen in combinations(*choices):
+        change = {axis: value for one in chosen for axis, value in one.items()}
+        if change:
+            yield change
+
+
+def _arm(changes: Mapping[str, Any]) -> Arm:
+    axis = next(iter(changes)) if len(changes) == 1 else None
+    return Arm(label=_label(changes), changes=dict(changes), axis=axis)
+
+
+def _label(changes: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={_shown(value)}" for key, value in changes.items())
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a label; of a component, its name and options."""
+    if isinstance(value, ComponentSettings):
+        value = value.model_dump(mode="json", exclude_defaults=True) | {"name": value.name}
+    if not isinstance(value, Mapping):
+        return show(value)
+    options = ",".join(f"{key}={show(each)}" for key, each in value.items() if key != "name")
+    return f"{value.get('name', '')}({options})" if options else str(value.get("name", "{}"))

@@ -1,0 +1,110 @@
+"""Processes that run tasks, one each at a time.
+
+A worker gets its tasks through a pipe of its own, so that it is known which task a worker had that
+died, and that a worker whose parent was killed finds the pipe closed and ends.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Self
+
+from paged_core.registry import Registry
+from paged_plugins.lab.study.task import Ran, Task, run
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    task: Task
+
+    def result(self) -> Ran:
+        """Return what became of its task, once its pipe is ready."""
+        try:
+            ran: Ran = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            why = f"its process ended with status {self.process.exitcode}; was memory short?"
+            return Ran(self.task, None, why)
+        return ran
+
+    def end(self) -> None:
+        """Wait for the process, which ends where its pipe does."""
+        self.pipe.close()
+        self.process.join()
+
+
+class WorkerPool:
+    """Worker processes; leaving it ends them, whatever they do."""
+
+    def __init__(self, size: int, registry: Registry) -> None:
+        self._size = size
+        self._registry = registry
+        self._busy: list[_Worker] = []
+        self._context = get_context("spawn")
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Ran]:
+        """Run tasks and yield each when it has ended. A worker that dies is replaced."""
+        waiting = deque(tasks)
+        while waiting and len(self._busy) < self._size:
+            self._start(waiting.popleft())
+        while self._busy:
+            ready = wait([worker.pipe for worker in self._busy])
+            for worker in [one for one in self._busy if one.pipe in ready]:
+                self._busy.remove(worker)
+                ran = worker.result()
+                if waiting and worker.process.is_alive():
+                    self._send(worker, waiting.popleft())
+                else:
+                    worker.end()
+                    if waiting:
+                        self._start(waiting.popleft())
+                yield ran
+
+    def _start(self, task: Task) -> None:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=_serve, args=(theirs, self._registry), daemon=True, name="lab worker"
+        )
+        process.start()
+        theirs.close()
+        self._send(_Worker(process, ours, task), task)
+
+    def _send(self, worker: _Worker, task: Task) -> None:
+        worker.task = task
+        self._busy.append(worker)
+        with suppress(OSError):  # it has died meanwhile, which its result will say
+            worker.pipe.send(task)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for worker in self._busy:
+            worker.process.terminate()
+            worker.end()
+        self._busy.clear()
+
+
+def _serve(pipe: Connection, registry: Registry) -> None:
+    """Be a worker: run what comes until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process
+    try:
+        while True:
+            pipe.send(run(pipe.recv(), registry))
+    except (EOFError, OSError):
+        return

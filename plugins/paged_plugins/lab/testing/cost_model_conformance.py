@@ -1,0 +1,100 @@
+"""What a cost model must do."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import fields, replace
+from math import isfinite
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+
+from paged_core.settings import settings_class
+from paged_core.testing import ComponentConformance
+from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
+
+_PARTS = [field.name for field in fields(StepWork)]
+
+
+@st.composite
+def step_works(draw: st.DrawFn) -> StepWork:
+    """The work of a step; all parts are drawn on their own, small ones and large ones."""
+    sizes = st.one_of(st.integers(0, 8), st.integers(0, 10**6))
+    work = {name: draw(sizes) for name in _PARTS}
+    work["prefill_pairs"] *= draw(st.sampled_from([1, 1000]))
+    return StepWork(**work)
+
+
+class CostModelConformance(ComponentConformance):
+    """Subclass it for a cost model::
+
+    class TestMyCost(CostModelConformance):
+        component = {"name": "my_cost", "device": "some-device"}
+
+    :attr:`settings` are those of the engine that it predicts the steps of.
+    """
+
+    slot: ClassVar[str] = "cost_model"
+
+    def make_cost_model(self, **values: Any) -> CostModel:
+        """The cost model under test; ``values`` are further settings."""
+        made = settings_class(self.registry)
+        settings = made(**{**self.settings, **values, "cost_model": self._table})
+        model: CostModel = self.build(CostModelParts(settings=settings))
+        return model
+
+    def test_a_step_without_work_takes_time(self) -> None:
+        """Or else a simulation could run for ever at one time."""
+        assert self.make_cost_model().seconds(StepWork()) > 0
+
+    def test_times_are_positive_finite_and_repeatable(self) -> None:
+        one, other = self.make_cost_model(), self.make_cost_model()
+
+        def is_a_time(work: StepWork) -> None:
+            given = replace(work)
+            seconds = one.seconds(work)
+            assert work == given, "it changed the work"
+            assert isinstance(seconds, float)
+            assert seconds > 0
+            assert isfinite(seconds)
+            assert one.seconds(work) == other.seconds(work) == seconds
+
+        self.check(is_a_time, step_works())
+
+    def test_more_work_never_takes_less_time(self) -> None:
+        model = self.make_cost_model()
+
+        def grows(work: StepWork, part: str, more: int) -> None:
+            larger = replace(work, **{part: getattr(work, part) + more})
+            least = model.seconds(work) * (1 - 1e-12)  # sums are rounded
+            assert model.seconds(larger) >= least, f"{more} more of {part} took less time"
+
+        self.check(grows, step_works(), st.sampled_from(_PARTS), st.integers(1, 10**5))
+
+    def test_a_longer_prompt_takes_longer_in_the_end(self) -> None:
+        model = self.make_cost_model()
+        short, long = (
+            model.seconds(StepWork(prefill_tokens=n, prefill_pairs=n * n // 2, sampled_rows=1))
+            for n in (16, 2**20)
+        )
+        assert long > short
+
+    def test_can_be_pickled(self) -> None:
+        """Runs are made in other processes."""
+        model = self.make_cost_model()
+        copy = pickle.loads(pickle.dumps(model))
+        work = StepWork(prefill_tokens=100, prefill_pairs=5050, decode_sequences=8, sampled_rows=9)
+        assert copy.seconds(work) == model.seconds(work)
+
+    def test_larger_blocks_are_not_more(self) -> None:
+        """If it knows how many there are."""
+        counts = [self.make_cost_model(block_size=size).num_blocks(size) for size in (8, 16, 32)]
+        if counts[0] is None:
+            assert counts == [None] * 3
+        else:
+            assert all(count is not None and count >= 1 for count in counts)
+            assert counts == sorted(counts, key=lambda count: -(count or 0))
+
+    def test_the_longest_sequence_has_a_token(self) -> None:
+        longest = self.make_cost_model().max_model_len
+        assert longest is None or longest >= 1

@@ -1,0 +1,86 @@
+"""Arrivals: when the requests of a workload come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+from math import log1p
+from random import Random
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from paged_plugins.workloads.random_streams import gamma
+from paged_plugins.workloads.spec_model import Kind, kind_reader, single
+
+Rate = Annotated[float, Field(gt=0, le=1e9)]
+"""Arrivals per second."""
+
+
+class AtOnce(Kind):
+    """All at the start."""
+
+    kind: Literal["at_once"] = "at_once"
+
+    def times(self, chance: Random) -> Iterator[float]:
+        """Yield the time of each arrival in seconds, without end unless a file ends."""
+        return repeat(0.0)
+
+
+class Interval(Kind):
+    """One every so many seconds, the first at the start."""
+
+    kind: Literal["interval"] = "interval"
+    seconds: Annotated[float, Field(ge=0, le=1e9)]
+
+    def times(self, chance: Random) -> Iterator[float]:
+        """As in :meth:`AtOnce.times`."""
+        number = 0
+        while True:
+            yield number * self.seconds
+            number += 1
+
+
+class Poisson(Kind):
+    """Independent of each other, ``rate`` per second on average."""
+
+    kind: Literal["poisson"] = "poisson"
+    rate: Rate
+
+    def times(self, chance: Random) -> Iterator[float]:
+        """As in :meth:`AtOnce.times`."""
+        time = 0.0
+        while True:
+            time -= log1p(-chance.random()) / self.rate
+            yield time
+
+
+class Gamma(Kind):
+    """Gaps from a gamma distribution of shape ``burstiness``, ``rate`` per second on average.
+
+    Burstiness as in ``vllm bench serve``: 1 is Poisson, less comes in bursts, more is more regular.
+    """
+
+    kind: Literal["gamma"] = "gamma"
+    rate: Rate
+    burstiness: Annotated[float, Field(ge=0.01, le=1e6)] = 1.0
+
+    def times(self, chance: Random) -> Iterator[float]:
+        """As in :meth:`AtOnce.times`."""
+        time = 0.0
+        while True:
+            time += gamma(chance, self.burstiness) / (self.burstiness * self.rate)
+            yield time
+
+
+Arrivals = Annotated[
+    AtOnce | Interval | Poisson | Gamma,
+    Field(discriminator="kind"),
+    BeforeValidator(
+        kind_reader(
+            {"interval": single("seconds"), "poisson": single("rate"), "gamma": single("rate")}
+        )
+    ),
+]
+"""``at_once``, ``{interval: 0.25}``, ``{poisson: {rate: 4}}`` or
+``{gamma: {rate: 4, burstiness: 0.5}}``."""

@@ -1,0 +1,151 @@
+"""Draws a first request and those that follow it: a single one, a conversation, a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from paged_plugins.workloads.content import ContentIds
+from paged_plugins.workloads.prefixes import MOST_FAMILY, Conversation, Prefixes, Tree
+from paged_plugins.workloads.random_streams import Choice, distinct, stream
+from paged_plugins.workloads.request import WorkloadRequest
+from paged_plugins.workloads.request_class import RequestClass
+
+_ASPECTS = ("prompt", "output", "n", "deadline", "turns", "think", "tenant", "priority")
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One request of a family, before it is linked with its followers."""
+
+    follows: int
+    """Place of the one that it follows, which is earlier; its own, for the first."""
+    num_new: int
+    output: int
+    n: int
+    think: float
+    deadline: float | None
+
+
+class FamilyDraw:
+    """Draws families of one class of requests.
+
+    Every aspect has a stream of random numbers of its own, and each family takes as many numbers
+    from it whatever the others say, so that a change of one aspect leaves the others as they are.
+
+    Args:
+        aspect: begins the names of its streams.
+        content: where content ids come from; shared prefixes take theirs at once.
+    """
+
+    def __init__(self, spec: RequestClass, seed: int, aspect: str, content: ContentIds) -> None:
+        self._spec = spec
+        self._content = content
+        self._stream = {each: stream(seed, f"{aspect} {each}").random for each in _ASPECTS}
+        self._tenant = Choice(spec.tenants)
+        self._priority = Choice(spec.priorities)
+        self._shared = _SharedPrefixes(spec.prefixes, seed, aspect, content)
+
+    def draw(self, name: str, at: float, most: int) -> tuple[WorkloadRequest, int]:
+        """Return a first request with its followers, and how many they are.
+
+        Args:
+            name: of the first one, and of their session; the others are ``NAME.1``, ``NAME.2``.
+            at: its arrival.
+            most: requests, at most.
+        """
+        shared = self._shared.draw()
+        turns = self._fitting(self._turns(), sum(map(len, shared)))[:most]
+        tenant = self._tenant(self._stream["tenant"]())
+        priority = self._priority(self._stream["priority"]())
+        salt = {"none": None, "tenant": tenant, "session": name}[self._spec.cache_salt]
+        own = [self._content.take(turn.num_new) for turn in turns]
+        followers: list[list[WorkloadRequest]] = [[] for _ in turns]
+        for place in range(len(turns) - 1, -1, -1):
+            turn = turns[place]
+            request = WorkloadRequest(
+                id=f"{name}.{place}" if place else name,
+                at=turn.think if place else at,
+                prompt=(own[place],) if place else (*shared, own[0]),
+                output=turn.output,
+                n=turn.n,
+                priority=priority,
+                tenant=tenant,
+                session=name,
+                deadline=turn.deadline,
+                cache_salt=salt,
+                followers=tuple(reversed(followers[place])),
+            )
+            followers[turn.follows].append(request)
+        return request, len(turns)
+
+    def _turns(self) -> list[_Turn]:
+        spec, stream = self._spec, self._stream
+        structure = spec.prefixes.conversation or spec.prefixes.tree
+        num_turns, branching, think = 1, 1, None
+        if isinstance(structure, Conversation):
+            num_turns = min(structure.turns.whole(stream["turns"]()), MOST_FAMILY)
+            think = structure.think
+        elif isinstance(structure, Tree):
+            num_turns, branching, think = structure.size, structure.branching, structure.think
+        prompt, output = spec.lengths.prompt.whole, spec.lengths.output.whole
+        return [
+            _Turn(
+                follows=max(0, place - 1) // branching,
+                num_new=prompt(stream["prompt"]()),
+                output=output(stream["output"]()),
+                n=spec.n.whole(stream["n"]()),
+                think=think.quantile(stream["think"]()) if think else 0.0,
+                deadline=spec.deadline.quantile(stream["deadline"]()) if spec.deadline else None,
+            )
+            for place in range(num_turns)
+        ]
+
+    def _fitting(self, turns: list[_Turn], num_shared: int) -> list[_Turn]:
+        """Leave out turns that would be too long, with what follows them; shorten a first one."""
+        most = self._spec.max_tokens
+        if most is None:
+            return turns
+        first = turns[0]
+        first.num_new = max(1, min(first.num_new, most - num_shared - 1))
+        first.output = max(1, min(first.output, most - num_shared - first.num_new))
+        lengths = {0: num_shared + first.num_new + first.output}
+        places = {0: 0}
+        """By place among all turns, the place among those that are kept."""
+        for place, turn in enumerate(turns[1:], 1):
+            if turn.follows in places:
+                length = lengths[turn.follows] + turn.num_new + turn.output
+                if length <= most:
+                    lengths[place] = length
+                    places[place] = len(places)
+        return [replace(turns[place], follows=places[turns[place].follows]) for place in places]
+
+
+class _SharedPrefixes:
+    """What prompts of one class share, and which of it each prompt begins with."""
+
+    def __init__(self, spec: Prefixes, seed: int, aspect: str, content: ContentIds) -> None:
+        lengths = stream(seed, f"{aspect} prefix lengths").random
+        weights: dict[range, float] = {}
+        for entry in spec.system:
+            popularity = [(rank + 1) ** -entry.exponent for rank in range(entry.count)]
+            for each in popularity:
+                text = content.take(entry.tokens.whole(lengths()))
+                weights[text] = entry.weight * each / sum(popularity)
+        self._system = Choice(weights) if weights else None
+        self._few_shot = spec.few_shot
+        self._pool: Sequence[range] = ()
+        if spec.few_shot:
+            tokens = spec.few_shot.tokens
+            self._pool = [content.take(tokens.whole(lengths())) for _ in range(spec.few_shot.pool)]
+        self._systems = stream(seed, f"{aspect} system").random
+        self._examples = stream(seed, f"{aspect} examples")
+
+    def draw(self) -> tuple[range, ...]:
+        return tuple(self._parts())
+
+    def _parts(self) -> Iterator[range]:
+        if self._system:
+            yield self._system(self._systems())
+        if self._few_shot:
+            yield from distinct(self._examples, self._pool, self._few_shot.examples)

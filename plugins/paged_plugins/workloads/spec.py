@@ -1,0 +1,100 @@
+"""What is written of a workload: in ``ablation.yaml``, in a file of its own, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, Strict, StrictStr, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from paged_core.errors import SettingsError
+from paged_plugins.workloads.arrivals import Arrivals, AtOnce
+from paged_plugins.workloads.drawn import DrawnWorkload
+from paged_plugins.workloads.request_class import MixedClass, RequestClass
+from paged_plugins.workloads.traces.trace import TraceSpec
+from paged_plugins.workloads.traces.trace_workload import TraceWorkload
+from paged_plugins.workloads.workload import Workload
+
+MAX_REQUESTS = 10**9
+DEFAULT_REQUESTS = 100
+_SHOWN = 3
+"""Mistakes that an error names."""
+
+
+class WorkloadSpec(RequestClass):
+    """A workload by its distributions; frozen, picklable, and written as it was read."""
+
+    name: Annotated[StrictStr, Field(min_length=1, max_length=200)] = "workload"
+    about: StrictStr = ""
+    requests: Annotated[int, Strict(), Field(ge=1, le=MAX_REQUESTS)] | None = None
+    """Requests in all, those that follow others among them; by default all of a trace, and
+    otherwise 100."""
+    arrivals: Arrivals | None = None
+    """Of the requests that follow no other; by default as a trace has them, and otherwise all at
+    once."""
+    trace: TraceSpec | None = None
+    """The file that has the requests; then nothing about them is drawn, unless their arrivals."""
+    mix: Annotated[tuple[MixedClass, ...], Field(max_length=100)] = ()
+    """Classes of requests, each with the keys of a class and its weight; what a class leaves out is
+    as the workload says it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inherit(cls, values: Any) -> Any:
+        """Fill in what the classes of the mix leave out."""
+        mix = values.get("mix") if isinstance(values, Mapping) else None
+        if not isinstance(mix, list | tuple):
+            return values
+        own = {key: values[key] for key in RequestClass.model_fields if key in values}
+        filled = [{**own, **each} if isinstance(each, Mapping) else each for each in mix]
+        return {**values, "mix": filled}
+
+    @model_validator(mode="after")
+    def _one_source(self) -> WorkloadSpec:
+        drawn = sorted(self.model_fields_set & {*RequestClass.model_fields, "mix"})
+        if self.trace and drawn:
+            raise PydanticCustomError(
+                "trace", f"the trace says what is asked; leave `{drawn[0]}` out"
+            )
+        return self
+
+    def build(self) -> Workload:
+        """Return what draws the requests."""
+        if self.trace:
+            return TraceWorkload(self.name, self.trace, self.requests, self.arrivals)
+        return DrawnWorkload(
+            self.name,
+            self.requests or DEFAULT_REQUESTS,
+            self.arrivals or AtOnce(),
+            self.mix or (MixedClass.model_construct(**self._class_values()),),
+        )
+
+    def _class_values(self) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in RequestClass.model_fields}
+
+    def written(self) -> dict[str, Any]:
+        """Return it as a mapping of plain values, which reads back as an equal specification."""
+        return self.model_dump(mode="json", exclude_defaults=True) | {"name": self.name}
+
+
+def parse_spec(values: Any, source: str) -> WorkloadSpec:
+    """Return the specification that a mapping of plain values is.
+
+    Args:
+        source: what the error calls it: a file, or ``workload 2 of ablation.yaml``.
+
+    Raises:
+        SettingsError: it is none; the message says which keys are wrong.
+    """
+    try:
+        return WorkloadSpec.model_validate(values)
+    except ValidationError as error:
+        items = error.errors(include_url=False)
+        problems = "; ".join(
+            f"{'.'.join(map(str, item['loc'])) or 'workload':.80}: "
+            f"{item['msg'].removeprefix('Value error, '):.200}"
+            for item in items[:_SHOWN]
+        )
+        more = f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+        raise SettingsError(f"{source} is not a workload: {problems}{more}") from None

@@ -1,0 +1,177 @@
+"""Requests as JSONL: everything that a workload can say, a line per request.
+
+A request that follows another stands below it, before the next one that follows none: a file can be
+read as it is replayed, however long it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, Strict, StrictInt, StrictStr, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from paged_plugins.workloads.content import FIRST_OWN_ID, ContentIds
+from paged_plugins.workloads.prefixes import MOST_FAMILY
+from paged_plugins.workloads.request import WorkloadRequest
+from paged_plugins.workloads.spec_model import SpecModel
+from paged_plugins.workloads.traces.trace_lines import TraceError, json_lines
+
+MAX_TOKENS = 10_000_000
+"""Of a prompt, and of an answer; more is taken for a typing error."""
+_MAX_SECONDS = 1e12
+_RANGE = re.compile(r"(\d{1,16}):(\d{1,16})", re.ASCII)
+
+Seconds = Annotated[float, Strict(), Field(ge=0, le=_MAX_SECONDS)]
+Count = Annotated[int, Strict(), Field(gt=0, le=MAX_TOKENS)]
+
+
+class RequestLine(SpecModel):
+    """One line."""
+
+    id: Annotated[StrictStr, Field(min_length=1)]
+    at: Seconds | None = None
+    """Of one that follows none; default 0."""
+    follows: StrictStr | None = None
+    after: Seconds | None = None
+    """Of one that follows another: seconds from its end; default 0."""
+    prompt: StrictInt | StrictStr
+    """A length, or ranges of content ids: ``"0:256 300:310"``."""
+    output: Count
+    n: Count = 1
+    priority: Annotated[int, Strict(), Field(gt=-(2**63), lt=2**63)] = 0
+    tenant: StrictStr = ""
+    session: StrictStr = ""
+    deadline: Seconds | None = None
+    cache_salt: StrictStr | None = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> RequestLine:
+        if self.follows is None and self.after is not None:
+            raise PydanticCustomError("after", "`after` is for requests with `follows`; give `at`")
+        if self.follows is not None and self.at is not None:
+            raise PydanticCustomError("at", "it follows another; give `after` instead of `at`")
+        ranges = [range(self.prompt)] if isinstance(self.prompt, int) else _ranges(self.prompt)
+        if not ranges or not all(ranges):
+            raise PydanticCustomError("prompt", "the prompt has no tokens, or an empty range")
+        if sum(each.stop - each.start for each in ranges) > MAX_TOKENS:
+            raise PydanticCustomError("prompt", f"the prompt has more than {MAX_TOKENS:,} tokens")
+        if max(each.stop for each in ranges) > FIRST_OWN_ID:
+            raise PydanticCustomError("prompt", f"a content id is {FIRST_OWN_ID:,} or more")
+        return self
+
+    def request(self, own: ContentIds) -> WorkloadRequest:
+        """Return it without those that follow it; ``own``: ids for a prompt given by its length."""
+        whole = isinstance(self.prompt, int)
+        return WorkloadRequest(
+            id=self.id,
+            at=(self.at if self.follows is None else self.after) or 0.0,
+            prompt=(own.take(int(self.prompt)),) if whole else tuple(_ranges(str(self.prompt))),
+            output=self.output,
+            n=self.n,
+            priority=self.priority,
+            tenant=self.tenant,
+            session=self.session,
+            deadline=self.deadline,
+            cache_salt=self.cache_salt,
+        )
+
+
+def read_requests(path: Path) -> Iterator[WorkloadRequest]:
+    """Yield the requests of a file that follow no other, each with its followers.
+
+    Raises:
+        TraceError: a line is broken, out of order, or repeats an id.
+    """
+    own = ContentIds(FIRST_OWN_ID)
+    family: dict[str, tuple[WorkloadRequest, str | None]] = {}
+    """By id, in the order of the file: a request, and the one that it follows."""
+    ids: set[str] = set()
+    time = 0.0
+    for number, values in json_lines(path):
+        line = _line(path, number, values)
+        if line.id in ids:
+            raise TraceError(path, number, f"a line above has the id {line.id!r:.80}, too")
+        ids.add(line.id)
+        request = line.request(own)
+        if line.follows is None:
+            if request.at < time:
+                raise TraceError(
+                    path, number, "it arrives before the request above it; sort them by `at`"
+                )
+            time = request.at
+            if family:
+                yield _linked(family)
+            family = {}
+        elif line.follows not in family:
+            raise TraceError(
+                path,
+                number,
+                f"it follows {line.follows!r:.80}, which is not among the lines since the last "
+                "request that follows none; move it there",
+            )
+        elif len(family) == MOST_FAMILY:
+            raise TraceError(path, number, f"more than {MOST_FAMILY:,} requests follow each other")
+        family[line.id] = (request, line.follows)
+    if family:
+        yield _linked(family)
+
+
+def request_lines(requests: Iterable[WorkloadRequest]) -> Iterator[str]:
+    """Yield the lines of a file that reads back as equal requests."""
+    for first in requests:
+        predecessors: dict[str, str] = {}
+        for request in first.family():
+            predecessors.update((each.id, request.id) for each in request.followers)
+            yield json.dumps(_values(request, predecessors.get(request.id))) + "\n"
+
+
+def _values(request: WorkloadRequest, follows: str | None) -> dict[str, Any]:
+    timing = {"at": request.at} if follows is None else {"follows": follows, "after": request.at}
+    optional = {
+        "n": request.n if request.n != 1 else None,
+        "priority": request.priority or None,
+        "tenant": request.tenant or None,
+        "session": request.session or None,
+        "deadline": request.deadline,
+        "cache_salt": request.cache_salt,
+    }
+    return {
+        "id": request.id,
+        **timing,
+        "prompt": " ".join(f"{part.start}:{part.stop}" for part in request.prompt),
+        "output": request.output,
+        **{key: value for key, value in optional.items() if value is not None},
+    }
+
+
+def _line(path: Path, number: int, values: dict[str, Any]) -> RequestLine:
+    try:
+        return RequestLine.model_validate(values)
+    except ValidationError as error:
+        item = error.errors(include_url=False)[0]
+        where = f"{'.'.join(map(str, item['loc'])):.80}: " if item["loc"] else ""
+        raise TraceError(path, number, f"{where}{item['msg']:.200}") from None
+
+
+def _linked(family: dict[str, tuple[WorkloadRequest, str | None]]) -> WorkloadRequest:
+    """Return the first request with the others as its followers, in the order of the file."""
+    followers: dict[str | None, list[WorkloadRequest]] = {}
+    for request, follows in reversed(family.values()):
+        below = tuple(reversed(followers.pop(request.id, [])))
+        followers.setdefault(follows, []).append(replace(request, followers=below))
+    return followers[None][0]
+
+
+def _ranges(prompt: str) -> list[range]:
+    found = [_RANGE.fullmatch(part) for part in prompt.split()]
+    if not all(found):
+        raise PydanticCustomError(
+            "prompt", "the prompt is neither a length nor ranges such as '0:256 300:310'"
+        )
+    return [range(int(each[1]), int(each[2])) for each in found if each]

@@ -1,0 +1,25 @@
+"""The conformance kits: the core's, and those of plugins that declare slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+
+from paged_core.registry import Registry
+
+
+def kit_modules() -> list[str]:
+    """Return the package ``testing`` beside the interface of every slot, each once."""
+    found = dict.fromkeys(["paged_core.testing"])
+    for slot in Registry.discover().slots.values():
+        package = slot.interface.partition(":")[0].rpartition(".")[0]
+        found[f"{package.removesuffix('.interfaces')}.testing"] = None
+    return list(found)
+
+
+def conformance_classes() -> Iterator[tuple[str, str]]:
+    """Yield each slot that a kit has a class for, and the name of the class."""
+    for module in kit_modules():
+        for name, kind in vars(import_module(module)).items():
+            if isinstance(kind, type) and name.endswith("Conformance") and hasattr(kind, "slot"):
+                yield kind.slot, name

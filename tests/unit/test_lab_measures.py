@@ -1,0 +1,129 @@
+"""What a run is judged by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paged_plugins.lab.gap_histogram import bucket
+from paged_plugins.lab.measures import MEASURES, measures, meets
+from paged_plugins.lab.results import ServiceLevel
+from paged_plugins.lab.run_record import RequestRecord, RunRecord, RunTotals
+
+A = RequestRecord(
+    id="a",
+    arrival=0.0,
+    admitted=0.5,
+    first_token=1.0,
+    finished=3.0,
+    num_prompt=100,
+    num_cached=25,
+    num_output=5,
+    num_preemptions=0,
+    finish_reason="length",
+)
+B = replace(A, id="b", arrival=1.0, admitted=1.0, first_token=1.25, finished=2.25)
+TOTALS = RunTotals(
+    num_steps=7,
+    busy_seconds=3.0,
+    elapsed=4.0,
+    recomputed_tokens=11,
+    num_preemptions=2,
+    num_evictions=3,
+    held_share=0.5,
+    reserved_share=0.25,
+    internal_share=0.125,
+)
+
+
+ANY = ServiceLevel()
+
+
+def of(*requests: RequestRecord, slo: ServiceLevel = ANY) -> dict[str, float]:
+    return measures(RunRecord(requests=list(requests), totals=TOTALS), slo)
+
+
+def test_a_run_of_two_requests_has_the_measures_that_are_worked_out_by_hand() -> None:
+    found = of(A, B)
+    assert found["throughput_tokens_per_s"] == 10 / 4
+    assert found["requests_per_s"] == 0.5
+    assert found["hit_rate"] == 0.25
+    assert found["ttft_ms_mean"] == (1000 + 250) / 2
+    assert found["ttft_ms_p50"] == 625
+    assert found["ttft_ms_p90"] == 250 + 0.9 * 750
+    assert found["tpot_ms_p50"] == (500 + 250) / 2
+    assert found["e2e_ms_mean"] == (3000 + 1250) / 2
+    assert found["queueing_ms_p99"] == pytest.approx(0.99 * 500)
+    assert found["idle_share"] == 0.25
+    assert (found["steps"], found["makespan_s"], found["failed"]) == (7, 4, 0)
+    assert (found["preemptions"], found["recomputed_tokens"], found["evictions"]) == (2, 11, 3)
+    assert (found["held_share"], found["reserved_share"]) == (0.5, 0.25)
+    assert (found["internal_share"], found["external_share"]) == (0.125, 0)
+
+
+def test_all_measures_are_described_and_come_in_that_order() -> None:
+    record = RunRecord(requests=[A, B], totals=TOTALS, token_gaps={bucket(0.02): 3})
+    assert list(measures(record, ServiceLevel())) == list(MEASURES)
+
+
+def test_percentiles_are_those_of_numpy() -> None:
+    random = np.random.default_rng(3)
+    requests = [replace(A, first_token=A.arrival + t) for t in random.exponential(1.0, 37)]
+    milliseconds = [1e3 * each.first_token for each in requests]
+    found = of(*requests)
+    for part in (50, 90, 99):
+        assert found[f"ttft_ms_p{part}"] == pytest.approx(np.percentile(milliseconds, part))
+
+
+@pytest.mark.parametrize("reason", ["error", "ignored", "abort"])
+def test_a_failed_request_waits_until_the_end_of_the_run(reason: str) -> None:
+    """An arm gains nothing by failing what is slow."""
+    failed = replace(B, id="c", admitted=None, first_token=None, finished=1.0, finish_reason=reason)
+    found, without = of(A, failed), of(A)
+    assert found["failed"] == 1
+    assert found["e2e_ms_mean"] == (3000 + 2000) / 2
+    assert found["ttft_ms_mean"] == (1000 + 2000) / 2
+    assert found["queueing_ms_mean"] == (500 + 2000) / 2
+    assert found["tpot_ms_mean"] == without["tpot_ms_mean"]
+    assert found["throughput_tokens_per_s"] == without["throughput_tokens_per_s"]
+    assert found["hit_rate"] == without["hit_rate"], "it never looked a prefix up"
+
+
+@pytest.mark.parametrize(
+    ("slo", "good"),
+    [
+        (ServiceLevel(), 2),
+        (ServiceLevel(ttft_ms=1000, tpot_ms=500, e2e_ms=3000), 2),
+        (ServiceLevel(ttft_ms=999), 1),
+        (ServiceLevel(tpot_ms=250), 1),
+        (ServiceLevel(tpot_ms=249), 0),
+        (ServiceLevel(ttft_ms=300, e2e_ms=300), 0),
+    ],
+)
+def test_goodput_counts_requests_within_every_limit(slo: ServiceLevel, good: int) -> None:
+    assert of(A, B, slo=slo)["goodput_per_s"] == good / 4
+    assert not meets(replace(A, finish_reason="error"), slo)
+
+
+def test_one_token_has_no_time_per_token_and_meets_any_limit_of_it() -> None:
+    one = replace(A, num_output=1, finished=1.0)
+    assert "tpot_ms_p50" not in of(one)
+    assert meets(one, ServiceLevel(tpot_ms=0.001))
+
+
+def test_fairness_is_of_tenants_where_they_are_named() -> None:
+    """A got (100 + 2 * 5) / 3 of service a second; B (100 + 2 * 5) / 1.25."""
+    rates = np.array([110 / 3, 110 / 1.25])
+    expected = rates.sum() ** 2 / (2 * (rates**2).sum())
+    assert of(A, B)["jain"] == pytest.approx(expected)
+    assert of(A, B)["max_slowdown"] == pytest.approx((220 / 4.25) / (110 / 3))
+    assert of(replace(A, tenant="x"), replace(B, tenant="x"))["jain"] == 1
+    assert of(replace(A, tenant="x"), replace(B, tenant="y"))["jain"] == pytest.approx(expected)
+
+
+def test_a_run_without_requests_has_no_latencies() -> None:
+    found = measures(RunRecord(), ServiceLevel())
+    assert found["failed"] == 0
+    assert not {name for name in found if "_ms_" in name or "per_s" in name}

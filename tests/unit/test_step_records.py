@@ -1,0 +1,162 @@
+"""What observers hear of evictions, cached blocks, copies and swaps, and what engines count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.engines import engine_with, finish, request
+
+from paged_core.clock import VirtualClock
+from paged_core.engine import Engine
+from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
+from paged_core.testing.failing_executor import FailingExecutor
+
+
+class Records(Observer):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepRecord] = []
+        self.blocks: list[BlockEvent] = []
+
+    def on_step(self, step: StepRecord, /) -> None:
+        self.steps.append(step)
+
+    def on_block(self, event: BlockEvent, /) -> None:
+        self.blocks.append(event)
+
+
+def watched(**settings: Any) -> tuple[Engine, Records]:
+    records = Records()
+    return engine_with(observers=[records], **settings), records
+
+
+def serve_one(engine: Engine, name: str, start: int, num_tokens: int, max_tokens: int = 1) -> None:
+    engine.add(request(name, range(start, start + num_tokens), max_tokens=max_tokens))
+    finish(engine)
+
+
+class TestEvictions:
+    def test_are_the_cached_blocks_that_get_other_content(self) -> None:
+        engine, records = watched(num_blocks=4)
+        serve_one(engine, "A", 100, 12)  # fills and caches three of the four blocks
+        serve_one(engine, "B", 200, 8)  # takes the empty one, and one of A's
+        evicted = [list(step.evicted) for step in records.steps]
+        held = {event.block for event in records.blocks if event.block is not None}
+        assert [len(blocks) for blocks in evicted] == [0, 1]
+        assert set(evicted[1]) <= held
+        assert engine.metrics.num_evictions == 1
+
+    def test_are_not_blocks_that_hold_nothing_cached(self) -> None:
+        engine, records = watched(num_blocks=4, block_allocator="uncached")
+        for name in "ABC":
+            serve_one(engine, name, 100 * ord(name), 12)
+        assert engine.metrics.num_evictions == 0
+        assert not any(step.evicted for step in records.steps)
+
+    def test_are_not_blocks_whose_content_was_retracted(self) -> None:
+        engine, _ = watched(num_blocks=4)
+        serve_one(engine, "A", 100, 12)
+        assert engine.reset_prefix_cache()
+        serve_one(engine, "B", 200, 12)
+        assert engine.metrics.num_evictions == 0
+
+    def test_are_counted_in_a_step_that_fails(self) -> None:
+        engine, records = watched(num_blocks=4)
+        serve_one(engine, "A", 100, 12)
+        FailingExecutor.install(engine, before={1})
+        serve_one(engine, "B", 200, 8)
+        assert engine.metrics.num_evictions == 1
+        assert len(records.steps[-1].evicted) == 1
+
+    @pytest.mark.parametrize("async_scheduling", [False, True])
+    def test_agree_with_the_record_of_every_step(self, async_scheduling: bool) -> None:
+        engine, records = watched(num_blocks=8, async_scheduling=async_scheduling)
+        for number in range(12):
+            engine.add(request(str(number), range(number % 5 * 100, number % 5 * 100 + 13)))
+        finish(engine)
+        assert engine.metrics.num_evictions == sum(len(step.evicted) for step in records.steps) > 0
+
+
+class TestHits:
+    def test_are_the_blocks_that_a_request_shares(self) -> None:
+        engine, records = watched()
+        serve_one(engine, "A", 100, 12)
+        serve_one(engine, "B", 100, 12)
+        first, second = records.steps
+        blocks = [event.block for event in records.blocks if event.step == first.number]
+        assert not first.hits
+        assert second.hits == {"B": blocks[:2]}
+        assert second.cached == {"B": 8}
+
+    def test_are_left_out_of_a_request_that_finds_none(self) -> None:
+        engine, records = watched(block_allocator="uncached")
+        serve_one(engine, "A", 100, 12)
+        serve_one(engine, "B", 100, 12)
+        assert not any(step.hits for step in records.steps)
+
+    def test_of_a_request_preempted_before_its_step_are_forgotten(self) -> None:
+        engine, _ = watched()
+        serve_one(engine, "A", 100, 12)
+        group = engine.add(request("B", range(100, 112)))
+        cache, sequence = engine.kv_cache, group.live[0]
+        cache.admit(sequence, 4, cache.lookup(sequence, 8), num_skipped=8)
+        cache.release(sequence)
+        assert not cache.take_changes().hits
+
+
+@pytest.mark.parametrize("allocator", ["hash_cached", "uncached"])
+def test_recomputed_tokens_are_those_computed_twice(allocator: str) -> None:
+    engine, records = watched(num_blocks=8, block_allocator=allocator)
+    groups = [
+        engine.add(request(name, [ord(name)] * 10, max_tokens=max_tokens))
+        for name, max_tokens in (("A", 8), ("B", 14))
+    ]
+    finish(engine)
+    assert sum(group.num_preemptions for group in groups) == 1
+    scheduled = sum(sum(step.scheduled.values()) for step in records.steps)
+    needed = (10 + 8 - 1) + (10 + 14 - 1)  # the last token of a sequence is never computed
+    assert engine.metrics.num_recomputed_tokens == scheduled - needed > 0
+    given_back = sum(sum(step.cached.values()) for step in records.steps)
+    assert (given_back > 0) is (allocator == "hash_cached")
+
+
+def test_copies_and_swaps_are_counted() -> None:
+    engine, records = watched(num_blocks=64)
+    engine.add(request("A", [1] * 6, n=3, max_tokens=3))
+    finish(engine)
+    assert sum(step.copied_blocks for step in records.steps) == 2
+    swaps = {"num_host_blocks": 16, "preemption": "swap", "block_allocator": "uncached"}
+    engine, records = watched(num_blocks=6, **swaps)
+    for name in "AB":
+        engine.add(request(name, [ord(name)] * 10, max_tokens=10))
+    finish(engine)
+    moved = [step.swapped_blocks for step in records.steps if step.swapped_blocks]
+    out, back = moved
+    assert out == back > 0
+    assert engine.metrics.num_recomputed_tokens == 0
+
+
+def test_a_step_ends_when_its_tokens_are_applied() -> None:
+    engine, records = watched()
+    clock = engine.clock = VirtualClock()
+    collect = engine.executor.collect
+
+    def slowly(handle: Any, /) -> Any:
+        clock.sleep(0.25)
+        return collect(handle)
+
+    engine.executor.collect = slowly  # type: ignore[method-assign]
+    serve_one(engine, "A", 0, 5, max_tokens=2)
+    assert [(step.now, step.ended) for step in records.steps] == [(0.0, 0.25), (0.25, 0.5)]
+
+
+def test_a_block_event_names_the_step_that_first_uses_the_block() -> None:
+    engine, records = watched(async_scheduling=True)
+    serve_one(engine, "A", 0, 4, max_tokens=6)
+    engine.close()
+    steps = [event.step for event in records.blocks]
+    assert steps == sorted(steps)
+    assert steps[0] == 0
+    assert steps[-1] > 1
