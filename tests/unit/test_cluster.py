@@ -228,6 +228,7 @@ class TestProperties:
         )
         assert record.elapsed == alone.totals.elapsed
         assert record.num_preemptions == alone.totals.num_preemptions
+        assert record.num_evictions == alone.totals.num_evictions
         assert record.recomputed_tokens == alone.totals.recomputed_tokens
         assert record.token_gaps == alone.token_gaps
 
@@ -311,6 +312,7 @@ class TestService:
         assert record.measures() == {
             "preemptions": 0,
             "recomputed_tokens": 0,
+            "evictions": 0,
             "steps": 0,
             "makespan_s": 0,
             "failed": 0,

@@ -43,6 +43,8 @@ class ClusterRecord:
     num_good: int = 0
     """Requests that met the service level."""
     num_preemptions: int = 0
+    num_evictions: int = 0
+    """Cached blocks whose content was given up to make room."""
     recomputed_tokens: int = 0
     """Those that had been computed before, and were lost by a preemption."""
     token_gaps: dict[int, int] = field(default_factory=dict)
@@ -77,6 +79,7 @@ class ClusterRecord:
                 found[f"itl_ms_p{share}"] = 1e3 * gap
         found["preemptions"] = float(self.num_preemptions)
         found["recomputed_tokens"] = float(self.recomputed_tokens)
+        found["evictions"] = float(self.num_evictions)
         found["steps"] = float(sum(each.num_steps for each in replicas))
         if seconds > 0:
             busy = sum(each.busy_seconds for each in replicas)

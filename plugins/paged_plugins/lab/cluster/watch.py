@@ -78,7 +78,9 @@ class Watch:
         for totals, replica in zip(record.replicas, replicas, strict=True):
             totals.num_steps, totals.busy_seconds = replica.num_steps, replica.busy_seconds
             totals.num_generated = replica.num_generated
-            record.num_preemptions += replica.engine.metrics.num_preemptions
+            metrics = replica.engine.metrics
+            record.num_preemptions += metrics.num_preemptions
+            record.num_evictions += metrics.num_evictions
         return record
 
     def _note_failure(self, reason: str | None) -> None:

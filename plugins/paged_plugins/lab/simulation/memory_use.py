@@ -23,6 +23,8 @@ class MemoryUse:
     """Of held blocks: never will (internal fragmentation)."""
     external: int
     """Free, but in runs too short for the request that waits longest (external fragmentation)."""
+    idle: int
+    """Free, but findable by their content until they are evicted."""
 
 
 def memory_use(
@@ -35,6 +37,7 @@ def memory_use(
     """
     size = kv_cache.block_size
     full: set[BlockId] = set()
+    published: set[BlockId] = set()
     tails: dict[BlockId, tuple[int, int]] = {}
     for group in running:
         last = group.max_length - 1  # the state of the last token is never computed
@@ -42,15 +45,18 @@ def memory_use(
             blocks, held = sequence.table.blocks, sequence.num_computed
             num_full = held // size
             full.update(blocks[:num_full])
+            published.update(blocks[: sequence.table.num_published])
             for index in range(num_full, len(blocks)):
                 start = index * size
                 now, later = held - start, min(size, last - start)
                 known = tails.get(blocks[index], (0, 0))
                 tails[blocks[index]] = (max(0, now, known[0]), max(0, now, later, known[1]))
-    for block in full:
-        tails.pop(block, None)
+    for block in tails.keys() & full:
+        del tails[block]
     held = size * len(full) + sum(now for now, _ in tails.values())
     reserved = sum(later - now for now, later in tails.values())
     internal = sum(size - later for _, later in tails.values())
     blocked = waiting is not None and not kv_cache.can_start(waiting.live[0])
-    return MemoryUse(held, reserved, internal, size * kv_cache.num_free if blocked else 0)
+    external = size * kv_cache.num_free if blocked else 0
+    idle = size * (kv_cache.num_cached - len(published))
+    return MemoryUse(held, reserved, internal, external, idle)

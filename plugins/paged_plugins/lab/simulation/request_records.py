@@ -11,6 +11,10 @@ from paged_core.sequence import SequenceGroup
 from paged_plugins.lab.run_record import RequestRecord
 from paged_plugins.lab.simulation.arrivals import Arrival
 
+_TEMPERATURE = 20.0
+"""Of requests for several sequences: so high that these differ whatever the model, as they do in a
+simulation; equal ones would share blocks."""
+
 
 def engine_request(arrival: Arrival, start: float) -> Request:
     """Return what the engine is to serve.
@@ -83,8 +87,11 @@ def refused_records(arrival: Arrival, now: float) -> Iterator[RequestRecord]:
 
 @cache
 def _sampling(n: int, output: int) -> SamplingParams:
-    """Parameters under which ``n`` sequences generate ``output`` tokens each, all different."""
-    temperature = 0.0 if n == 1 else 1.0
+    """Parameters under which ``n`` sequences generate ``output`` tokens each."""
     return SamplingParams(
-        n=n, temperature=temperature, max_tokens=output, ignore_eos=True, detokenize=False
+        n=n,
+        temperature=0.0 if n == 1 else _TEMPERATURE,
+        max_tokens=output,
+        ignore_eos=True,
+        detokenize=False,
     )

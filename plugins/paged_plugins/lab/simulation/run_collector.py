@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple
-from operator import add
 
 from paged_core.engine import Engine
 from paged_core.interfaces.observer import Observer
@@ -45,8 +43,8 @@ class RunCollector(Observer):
         self._unweighted = 0.0
         """Busy seconds since memory was last looked at."""
         self._weights = 0.0
-        self._sums = (0.0, 0.0, 0.0, 0.0)
-        """Slots times busy seconds, by the fields of :class:`MemoryUse`."""
+        self._sums = [0.0] * 4
+        """Slots times busy seconds: held, reserved, internal, external."""
 
     # ------------------------------------------------------------------ requests
 
@@ -108,6 +106,7 @@ class RunCollector(Observer):
         totals.elapsed = self._last_end - (self._first_arrival or 0.0)
         totals.recomputed_tokens = max(0, totals.scheduled_tokens - self._needed_tokens)
         totals.num_preemptions = engine.metrics.num_preemptions
+        totals.num_evictions = engine.metrics.num_evictions
         slots = engine.kv_cache.num_blocks * engine.kv_cache.block_size * self._weights
         if slots:
             shares = [each / slots for each in self._sums]
@@ -124,8 +123,10 @@ class RunCollector(Observer):
             longest = next((each for each in engine.groups if each not in self._active), None)
         use = memory_use(kv_cache, self._active, longest)
         weight, self._unweighted = self._unweighted, 0.0
-        weighted = (weight * slots for slots in astuple(use))
-        self._sums = tuple(map(add, self._sums, weighted))
+        slots = (use.held, use.reserved, use.internal, use.external)
+        self._sums = [
+            known + weight * count for known, count in zip(self._sums, slots, strict=True)
+        ]
         self._weights += weight
         self.record.steps.append(
             StepSample(
@@ -139,6 +140,7 @@ class RunCollector(Observer):
                 num_blocks=kv_cache.num_blocks,
                 block_size=kv_cache.block_size,
                 free_blocks=kv_cache.num_free,
+                cached_blocks=use.idle // kv_cache.block_size,
                 held_tokens=use.held,
                 reserved_tokens=use.reserved,
             )
