@@ -73,4 +73,9 @@ def paged_core_commands() -> Iterator[Command]:
         "paged_plugins.lab.compare_command:compare_command",
         "Vary settings under one workload, and say what that changes.",
     )
+    yield Command(
+        "simulate",
+        "paged_plugins.lab.simulate_command:simulate_command",
+        "Serve a workload once on a virtual clock.",
+    )
     yield Command("lab", "paged_plugins.lab.commands:app", "Run ablations, and read their results.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paged_core.interfaces.executor import SupportsClock
 from paged_core.interfaces.future import Future
 from paged_core.interfaces.observer import Observer
 from paged_core.registry import Registry
@@ -12,7 +13,7 @@ from paged_core.wiring import build_engine
 from paged_plugins.lab.run_record import RunRecord
 from paged_plugins.lab.simulation.rehearsal import Admissions, LookUps, RehearsedFuture
 from paged_plugins.lab.simulation.run_collector import RunCollector
-from paged_plugins.lab.simulation.workload_run import WorkloadRun
+from paged_plugins.lab.simulation.workload_run import WorkloadRun, warm_up
 from paged_plugins.workloads.workload import Workload
 
 
@@ -28,7 +29,8 @@ def run_workload(
     """Run a workload on the executor that the settings name.
 
     With ``simulated`` time is virtual: it passes with the steps, and jumps to the next arrival
-    where nothing is to be done. With others it is this machine's, and arrivals are waited for.
+    where nothing is to be done. With others it is this machine's, two short requests warm up the
+    engine, and arrivals are waited for.
     Requests generate exactly as many tokens as the workload says, unless the model's length or the
     cache ends them earlier: greedily, or sampled where there are several sequences.
 
@@ -57,6 +59,8 @@ def run_workload(
         collector = RunCollector(max_samples)
         engine = build_engine(settings, registry, observers=[collector, watch], future=future)
         try:
+            if not isinstance(engine.executor, SupportsClock):
+                warm_up(engine)
             return WorkloadRun(engine, collector, workload.draw(seed)).run(advance)
         finally:
             engine.close()

@@ -70,7 +70,7 @@ def simulate_cluster(
             num_blocks=capacity.num_blocks,
             seed=settings.seed,
         )
-        router = make_component(registry, "router", _router_options(settings, registry), parts)
+        router = make_component(registry, "router", router_options(settings, registry), parts)
         arrivals = Arrivals(workload.draw(seed), capacity.vocab_size)
         EventLoop(replicas, router, arrivals, watch).run(advance)
         return watch.finish(replicas)
@@ -106,7 +106,7 @@ def _make_replica(
     return Replica(number, engine, executor, executor.clock, token_gaps)
 
 
-def _router_options(settings: EngineSettings, registry: Registry) -> ComponentSettings:
+def router_options(settings: EngineSettings, registry: Registry) -> ComponentSettings:
     """Return the options of the router that settings name, or of ``round_robin``."""
     chosen = dict(settings)["router"]
     if isinstance(chosen, ComponentSettings):

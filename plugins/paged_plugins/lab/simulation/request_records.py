@@ -26,7 +26,7 @@ def engine_request(arrival: Arrival, start: float) -> Request:
     return Request(
         id=asked.id,
         prompt=arrival.prompt,
-        sampling=_sampling(asked.n, asked.output),
+        sampling=exact_sampling(asked.n, asked.output),
         priority=asked.priority,
         arrival=start + arrival.at,
         cache_salt=asked.cache_salt,
@@ -86,7 +86,7 @@ def refused_records(arrival: Arrival, now: float) -> Iterator[RequestRecord]:
 
 
 @cache
-def _sampling(n: int, output: int) -> SamplingParams:
+def exact_sampling(n: int, output: int) -> SamplingParams:
     """Parameters under which ``n`` sequences generate ``output`` tokens each."""
     return SamplingParams(
         n=n,

@@ -8,11 +8,12 @@ from paged_core.clock import Clock, SystemClock
 from paged_core.engine import Engine
 from paged_core.engine_driver import EngineDriver
 from paged_core.errors import EngineError, RequestError
+from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
 from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.run_record import RunRecord
 from paged_plugins.lab.simulation.arrivals import Arrival, Arrivals
-from paged_plugins.lab.simulation.request_records import engine_request
+from paged_plugins.lab.simulation.request_records import engine_request, exact_sampling
 from paged_plugins.lab.simulation.run_collector import RunCollector
 from paged_plugins.lab.simulation.watched_executor import CountsWork, WatchedExecutor
 from paged_plugins.workloads.request import WorkloadRequest
@@ -94,3 +95,15 @@ class WorkloadRun:
             assert group.finished_at is not None
             ended = group.finished_at - self._collector.start
             self._arrivals.follow(arrival.request, ended, tuple(group.sequences[0].tokens))
+
+
+def warm_up(engine: Engine) -> None:
+    """Serve two short requests, so that what is done once is not measured; then forget them."""
+    length = max(1, min(24, engine.scheduler.length_cap // 2))
+    vocab_size = engine.capacity.vocab_size or length
+    for name in ("warm-up 1", "warm-up 2"):
+        prompt = tuple(place % vocab_size for place in range(length))
+        engine.add(Request(id=name, prompt=prompt, sampling=exact_sampling(1, 4)))
+        while engine.has_unfinished:
+            engine.step()
+    engine.reset_prefix_cache()
