@@ -45,21 +45,21 @@ class EventLoop:
         """
         ends, arrivals = self._ends, self._arrivals
         while True:
-            next_at = arrivals.next_at
-            now = min(ends[0][0] if ends else inf, inf if next_at is None else next_at)
+            now = min(ends[0][0] if ends else inf, _arrival_time(arrivals))
             if now == inf:
                 return
             num_ended = 0
             while ends and ends[0][0] <= now:
-                num_ended += self._end_step(heappop(ends)[1], now)
-            for arrival in arrivals.due(now):
-                num_ended += self._arrive(arrival)
+                num_ended += self._end_step(heappop(ends)[1])
+            if _arrival_time(arrivals) <= now:  # of a request that follows one that ended, too
+                for arrival in arrivals.due(now):
+                    num_ended += self._arrive(arrival)
             self._begin_steps(now)
             self._watch.passed(now, self._replicas)
             if num_ended:
                 advance(num_ended)
 
-    def _end_step(self, number: int, now: float) -> int:
+    def _end_step(self, number: int) -> int:
         """Apply the end of a step; return how many requests ended with it."""
         finished = self._replicas[number].end_step()
         for group in finished:
@@ -93,8 +93,17 @@ class EventLoop:
         return 0
 
     def _begin_steps(self, now: float) -> None:
-        for number in sorted(set(self._may_begin)):
+        numbers = self._may_begin
+        if len(numbers) > 1:
+            numbers = sorted(set(numbers))
+        for number in numbers:
             replica = self._replicas[number]
             if replica.has_unfinished:
                 heappush(self._ends, (replica.begin_step(now), number))
         self._may_begin.clear()
+
+
+def _arrival_time(arrivals: Arrivals) -> float:
+    """Seconds from the start at which the next request arrives; infinite if there is none."""
+    at = arrivals.next_at
+    return inf if at is None else at
