@@ -5,9 +5,11 @@ from __future__ import annotations
 import typer
 
 from paged_plugins.lab.study.run_command import RunCommand, run_command
+from paged_plugins.lab.validate_command import validate_command
 
 app = typer.Typer(rich_markup_mode=None)
 app.command("run", cls=RunCommand)(run_command)
+app.command("validate")(validate_command)
 
 
 @app.callback(invoke_without_command=True)

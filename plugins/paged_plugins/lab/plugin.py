@@ -78,4 +78,9 @@ def paged_core_commands() -> Iterator[Command]:
         "paged_plugins.lab.simulate_command:simulate_command",
         "Serve a workload once on a virtual clock.",
     )
+    yield Command(
+        "calibrate",
+        "paged_plugins.lab.calibrate_command:calibrate_command",
+        "Measure an engine's steps, to simulate it.",
+    )
     yield Command("lab", "paged_plugins.lab.commands:app", "Run ablations, and read their results.")

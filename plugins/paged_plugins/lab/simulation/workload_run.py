@@ -98,12 +98,12 @@ class WorkloadRun:
 
 
 def warm_up(engine: Engine) -> None:
-    """Serve two short requests, so that what is done once is not measured; then forget them."""
-    length = max(1, min(24, engine.scheduler.length_cap // 2))
-    vocab_size = engine.capacity.vocab_size or length
-    for name in ("warm-up 1", "warm-up 2"):
-        prompt = tuple(place % vocab_size for place in range(length))
-        engine.add(Request(id=name, prompt=prompt, sampling=exact_sampling(1, 4)))
+    """Serve a short and a long request, so that what is done once is not measured; forget them."""
+    kv_cache = engine.kv_cache
+    most = min(engine.scheduler.length_cap, kv_cache.num_blocks * kv_cache.block_size) // 2
+    for length in (min(24, most), min(1024, most)):
+        prompt = tuple(place % (engine.capacity.vocab_size or 1024) for place in range(length))
+        engine.add(Request(id=f"warm-up {length}", prompt=prompt, sampling=exact_sampling(1, 4)))
         while engine.has_unfinished:
             engine.step()
     engine.reset_prefix_cache()

@@ -58,7 +58,7 @@ class RouterConformance(ComponentConformance):
             scene.end_all()
             scene.route_all(varied_requests())
 
-    @pytest.mark.parametrize("num_live", [1, 4, 64])
+    @pytest.mark.parametrize("num_live", [16, 64])
     def test_uses_every_replica_alike_for_unrelated_requests(self, num_live: int) -> None:
         scene = Scene(self.make(8), 8, num_live)
         scene.route_all(list(islice(unrelated_requests(), 400)))
