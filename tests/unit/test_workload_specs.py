@@ -66,6 +66,14 @@ class TestSpec:
         assert str(raised.value).startswith("study.yaml is not a workload")
         assert "\n" not in str(raised.value)
 
+    def test_the_files_that_it_reads_are_known(self) -> None:
+        mix = [{"lengths": {"trace": "a.csv"}}, {"arrivals": {"replay": "b.csv"}}, {}]
+        spec = parse_spec({"lengths": {"trace": "c.csv"}, "mix": mix}, "test")
+        assert {str(each.file) for each in spec.traces()} == {"a.csv", "b.csv", "c.csv"}
+        spec = parse_spec({"trace": "d.csv", "arrivals": {"replay": "b.csv"}}, "test")
+        assert {str(each.file) for each in spec.traces()} == {"d.csv", "b.csv"}
+        assert not list(workload_spec("chat").traces())
+
 
 class TestLengths:
     @pytest.mark.parametrize(
