@@ -84,11 +84,10 @@ class WorkloadSpec(RequestClass):
         """Yield the files that it reads."""
         if self.trace:
             yield self.trace
-        for each in (self, *self.mix):
-            if isinstance(each.arrivals, Replay):
-                yield each.arrivals.trace
-            if isinstance(each.lengths, TraceLengths):
-                yield each.lengths.trace
+        processes = [self.arrivals, *(each.arrivals for each in self.mix)]
+        lengths = [self.lengths, *(each.lengths for each in self.mix)]
+        yield from (each.trace for each in processes if isinstance(each, Replay))
+        yield from (each.trace for each in lengths if isinstance(each, TraceLengths))
 
     def has_text(self) -> bool:
         """Whether tokens are counted in texts of a trace.
