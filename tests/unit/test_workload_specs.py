@@ -228,6 +228,16 @@ class TestPrefixes:
         (alone,) = drawn(requests=1, max_tokens=30, lengths={"prompt": 45, "output": 25})
         assert (alone.num_new, alone.output) == (29, 1)
 
+    def test_shared_prefixes_leave_room(self) -> None:
+        few_shot = {"examples": 2, "pool": 3, "tokens": 20}
+        prefixes = {"system": [10, 30], "few_shot": few_shot}
+        assert drawn(prefixes=prefixes, max_tokens=72)
+        with pytest.raises(SettingsError, match=r"max_tokens 71 leaves no room .* of 70 tokens"):
+            drawn(prefixes=prefixes, max_tokens=71)
+
+    def test_many_system_prompts_are_drawn_at_once(self) -> None:
+        assert drawn(prefixes={"system": {"tokens": 5, "count": 50_000, "exponent": 1}})
+
     def test_trees(self) -> None:
         prefixes = {"tree": {"depth": 3, "branching": 2}}
         (first,) = parse_spec({"requests": 7, "prefixes": prefixes}, "").build().draw(0)
