@@ -293,12 +293,14 @@ class TestBlockMap:
         engine = watched({"name": "block_map", "path": str(path)})
         group = engine.add(request("A", range(6), max_tokens=1))
         for index in (5, 7):
-            edit = {"index": index, "block": BlockId(10 * index)}
-            engine.observers[0].on_block(BlockEvent(step=0, sequence=group.live[0].id, **edit))
+            event = BlockEvent(
+                step=0, sequence=group.live[0].id, index=index, block=BlockId(9 * index)
+            )
+            engine.observers[0].on_block(event)
         finish(engine)
         engine.close()
         spans = {span.index: span.block for span in BlockHistory(path).blocks("A")}
-        assert (sorted(spans), spans[5], spans[7]) == ([0, 1, 5, 7], 50, 70)
+        assert (sorted(spans), spans[5], spans[7]) == ([0, 1, 5, 7], 45, 63)
 
     def test_evictions(self, tmp_path: Path) -> None:
         path = tmp_path / "blocks.jsonl"

@@ -105,11 +105,11 @@ class TestFollows:
     def test_the_answer_is_that_of_the_first_sequence(self, tmp_path: Path) -> None:
         played = scenario({**A, "n": 3}, {"id": "B", "follows": "A", "prompt": 5, "output": 1})
         path = tmp_path / "blocks.jsonl"
-        trace = list(
-            replay(played, REGISTRY, settings=watched(played, name="block_map", path=path))
-        )
-        first = [span for span in BlockHistory(path).blocks("A") if span.sequence == 0]
-        assert trace[-1]["hits"] == {"B": [span.block for span in first if span.index < 2]}
+        mapped = watched(played, name="block_map", path=path)
+        trace = list(replay(played, REGISTRY, settings=mapped))
+        spans = BlockHistory(path).blocks("A")
+        first = {span.index: span.block for span in spans if span.sequence == 0}
+        assert trace[-1]["hits"] == {"B": [first[0], first[1]]}
 
     def test_after_an_abort_it_continues_what_was_generated(self) -> None:
         long = {**A, "output": 20}
@@ -329,7 +329,7 @@ class TestWorkloads:
         }
 
     def test_deadlines_count_from_arrivals(self) -> None:
-        spec = {"requests": 3, "arrivals": {"interval": 2}, "deadlines": 5}
+        spec = {"requests": 3, "arrivals": {"interval": 2}, "deadline": 5}
         drawn = scenario(workload=spec).asked
         assert all(each.at and each.deadline == each.at + 5 for each in drawn[1:])
 
