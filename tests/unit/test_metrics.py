@@ -277,14 +277,17 @@ class TestBlockMap:
         assert history.blocks("C") == ()
         assert history.times[4] == 4.0
 
-    def test_a_request_that_is_aborted_holds_nothing_in_the_next_step(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("others", ["", "B"])
+    def test_a_request_that_is_aborted_holds_nothing_in_the_next_step(
+        self, tmp_path: Path, others: str
+    ) -> None:
         path = tmp_path / "blocks.jsonl"
         engine = watched({"name": "block_map", "path": str(path)})
-        for name in "AB":
+        for name in f"A{others}":
             engine.add(request(name, range(6), max_tokens=4))
         engine.step()
         engine.abort("A")
-        finish(engine)
+        engine.step()
         engine.close()
         assert {span.end for span in BlockHistory(path).blocks("A")} == {1}
 
