@@ -111,7 +111,7 @@ PARTS = {
         "log.py __init__.py __main__.py",
         1605,
     ),
-    "checks of what components do": ("checked/", 320),
+    "checks of what components do": ("checked/", 325),
     "the command and the contracts": ("cli/ interfaces/", 2250),
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is
