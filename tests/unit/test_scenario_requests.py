@@ -26,6 +26,7 @@ from paged_plugins.decisions.replay import LastStep, Outcome, replay, settings_o
 from paged_plugins.decisions.request_times import RequestTimes
 from paged_plugins.decisions.scenario import Scenario, read_case
 from paged_plugins.metrics.block_history import BlockHistory
+from paged_plugins.workloads.named import workload_spec
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
 
 REGISTRY = Registry.discover()
@@ -335,7 +336,7 @@ class TestWorkloads:
 
     def test_may_be_named(self, tmp_path: Path) -> None:
         asked = scenario(workload="chat").asked
-        assert len(asked) == 160
+        assert len(asked) == workload_spec("chat").requests
         path = tmp_path / "s.yaml"
         path.write_text("name: s\nsettings: {num_blocks: 9}\nworkload: chat\nseed: 3\n")
         assert read_case(path).scenario.asked != asked
