@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import process_time
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from paged_core.cli.output import print_json, print_table
 from paged_core.config.entry import Entry, Layer, Origin
 from paged_core.errors import SettingsError
 from paged_core.settings import EngineSettings
+from paged_plugins.lab.cluster.cluster_run import ClusterRun
 from paged_plugins.lab.measures import MEASURES, measures
 from paged_plugins.lab.results import ServiceLevel
 from paged_plugins.lab.run_record import RunRecord
@@ -35,6 +37,17 @@ def simulate_command(
     real: Annotated[
         bool, typer.Option("--real", help="Run the model, in real time, instead of a simulation.")
     ] = False,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="Engines behind a --router (default: one engine alone)."),
+    ] = None,
+    requests: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a line for each request, as JSON or, by its suffix, to .parquet.",
+        ),
+    ] = None,
     slo_ttft_ms: _Limit = None,
     slo_tpot_ms: _Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -43,17 +56,40 @@ def simulate_command(
 
     The scheduler, the allocator and the policies are those of a real engine. A step takes the time
     that --cost-model predicts. With --real a model runs instead, on the executor that the settings
-    name, and arrivals are waited for.
+    name, and arrivals are waited for. --replicas simulates a cluster, in memory that does not grow
+    with the number of requests.
     """
     resolved = given.resolve(() if real else _SIMULATED)
     settings = resolved.settings
     check_executor(settings, real=real)
     spec = workload_spec(workload)
+    slo = ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms)
     started = process_time()
+    if replicas is not None or requests is not None or dict(settings)["router"] is not None:
+        if real:
+            raise SettingsError("--real: a cluster is simulated; leave --real out")
+        with counting("requests") as advance:
+            cluster = ClusterRun(
+                settings,
+                resolved.registry,
+                spec,
+                seed,
+                num_replicas=replicas or 1,
+                slo=slo,
+                requests_file=requests,
+                advance=advance,
+            )
+        seconds = process_time() - started
+        if as_json:
+            head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
+            print_json(head | cluster.document() | {"cpu_seconds": round(seconds, 3)})
+        else:
+            cluster.print(seconds)
+        return
     with counting("requests") as advance:
         record = run_workload(settings, resolved.registry, spec.build(), seed, advance=advance)
     seconds = process_time() - started
-    found = measures(record, ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms))
+    found = measures(record, slo)
     if as_json:
         print_json(
             {
