@@ -11,7 +11,9 @@ from paged_core.step import NewSequence, StepInput, StepResult
 from paged_plugins.lab.simulation.work_count import CountedSequence
 
 _POSITION_BITS = 22
-"""Of a token id; the bits above are a hash of the sequence."""
+"""Of a token id; the 40 bits above are a hash of the sequence."""
+_FIRST = 1 << 62
+"""Token ids begin here, above those of any prompt."""
 _LOWEST = -8.0
 """No log-probability is lower."""
 
@@ -84,7 +86,7 @@ class Answers:
 def _first_token(new: NewSequence, index: int) -> int:
     """The token that the ``index``-th sequence of a request would have at position 0."""
     stream = 0 if new.sampling.temperature == 0 else index
-    return _hash(f"{stream} {new.request_id}") << _POSITION_BITS
+    return _FIRST + (_hash(f"{stream} {new.request_id}") << _POSITION_BITS)
 
 
 def _hash(text: str) -> int:
@@ -99,7 +101,7 @@ def _logprob(token: int) -> float:
 
 def _rank(last: int, count: int) -> dict[int, float]:
     """Return log-probabilities of the continuations of a beam by token id, best first."""
-    first = _hash(f"beam {last}") << _POSITION_BITS
+    first = _FIRST + (_hash(f"beam {last}") << _POSITION_BITS)
     noise = [_logprob(first + place) / _LOWEST for place in range(count)]
     return {first + place: -0.5 * (place + noise[place]) for place in range(count)}
 
