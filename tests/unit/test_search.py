@@ -138,7 +138,8 @@ def test_an_arm_that_fails_is_left_out() -> None:
 
 def test_workloads_are_weighed_by_the_base() -> None:
     calm = WORKLOAD | {"name": "calm", "arrivals": {"poisson": {"rate": 1}}, "requests": 5}
-    found = search(workloads=[WORKLOAD, calm], axes={"scheduler.max_num_seqs": [1, 16]}, seeds=1, finalists=1)
+    axes = {"scheduler.max_num_seqs": [1, 16]}
+    found = search(workloads=[WORKLOAD, calm], axes=axes, seeds=1, finalists=1)
     assert found.scores["base"] == pytest.approx(-1)
     assert {run.workload for run in found.results.runs} == {"busy", "calm"}
 
