@@ -334,6 +334,7 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
     num_kept = len(list(folder.glob("runs/*.gz")))
     assert 0 < num_kept < 12
     (folder / "runs" / f"x.json.gz.1{PARTIAL}").write_bytes(b"half a rec")
+    (folder / "manifest.json").unlink()  # as if it had been killed before it was written
     assert run(path, folder) == 0
     assert run(path, tmp_path / "whole") == 0
     assert tables(folder) == tables(tmp_path / "whole")
