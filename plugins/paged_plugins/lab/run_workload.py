@@ -12,9 +12,9 @@ from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
 from paged_plugins.lab.run_record import RunRecord
-from paged_plugins.lab.simulation.rehearsal import Admissions, LookUps, RehearsedFuture
 from paged_plugins.lab.simulation.run_collector import RunCollector
 from paged_plugins.lab.simulation.workload_run import WorkloadRun, warm_up
+from paged_plugins.workloads.rehearsal import Admissions, LookUps, RehearsedFuture
 from paged_plugins.workloads.workload import Workload
 
 
@@ -37,7 +37,7 @@ def run_workload(
     cache ends them earlier: greedily, or sampled where there are several sequences.
 
     An evictor that asks for the future gets that of a rehearsal with ``lru``, see
-    :class:`~paged_plugins.lab.simulation.rehearsal.RehearsedFuture`.
+    :class:`~paged_plugins.workloads.rehearsal.RehearsedFuture`.
 
     Args:
         seed: of the workload; the engine's own is raised by it.

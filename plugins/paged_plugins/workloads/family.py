@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from paged_plugins.workloads.content import ContentIds
+from paged_plugins.workloads.lengths import LengthDraw
 from paged_plugins.workloads.prefixes import MOST_FAMILY, Conversation, Prefixes, Tree
 from paged_plugins.workloads.random_streams import Choice, distinct, stream
 from paged_plugins.workloads.request import WorkloadRequest
@@ -36,11 +37,20 @@ class FamilyDraw:
     Args:
         aspect: begins the names of its streams.
         content: where content ids come from; shared prefixes take theirs at once.
+        lengths: draws the lengths of prompts and answers.
     """
 
-    def __init__(self, spec: RequestClass, seed: int, aspect: str, content: ContentIds) -> None:
+    def __init__(
+        self,
+        spec: RequestClass,
+        seed: int,
+        aspect: str,
+        content: ContentIds,
+        lengths: LengthDraw,
+    ) -> None:
         self._spec = spec
         self._content = content
+        self._lengths = lengths
         self._stream = {each: stream(seed, f"{aspect} {each}").random for each in _ASPECTS}
         self._tenant = Choice(spec.tenants)
         self._priority = Choice(spec.priorities)
@@ -88,12 +98,10 @@ class FamilyDraw:
             think = structure.think
         elif isinstance(structure, Tree):
             num_turns, branching, think = structure.size, structure.branching, structure.think
-        prompt, output = spec.lengths.prompt.whole, spec.lengths.output.whole
         return [
             _Turn(
-                follows=max(0, place - 1) // branching,
-                num_new=prompt(stream["prompt"]()),
-                output=output(stream["output"]()),
+                max(0, place - 1) // branching,
+                *self._lengths(stream["prompt"](), stream["output"]()),
                 n=spec.n.whole(stream["n"]()),
                 think=think.quantile(stream["think"]()) if think else 0.0,
                 deadline=spec.deadline.quantile(stream["deadline"]()) if spec.deadline else None,

@@ -116,7 +116,9 @@ class RunCollector(Observer):
 
     def _sample(self, engine: Engine, work: StepWork, began: float, ended: float) -> None:
         kv_cache, num_active = engine.kv_cache, len(self._active)
-        num_swapped = sum(group.status is Status.SWAPPED for group in self._active)
+        num_swapped = 0
+        if kv_cache.num_host_blocks:
+            num_swapped = sum(group.status is Status.SWAPPED for group in self._active)
         num_waiting = engine.metrics.num_unfinished - num_active
         longest = None
         if num_waiting and kv_cache.reserves_runs:

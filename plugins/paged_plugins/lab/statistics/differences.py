@@ -10,7 +10,7 @@ from math import inf
 import numpy as np
 
 from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.results import Results
+from paged_plugins.lab.results import BASE, Results
 from paged_plugins.lab.statistics.paired_effect import PairedEffect
 from paged_plugins.lab.statistics.simultaneous import critical_value, minimum_seeds
 
@@ -37,6 +37,8 @@ class Difference:
     moved: bool
     """Whether a difference is claimed: the interval excludes 0, and there are enough seeds
     (:func:`~paged_plugins.lab.statistics.simultaneous.minimum_seeds`)."""
+    compared_with: str = BASE
+    """Label of the arm that has ``base``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def _effect(
     base, value = np.array(both, dtype=float).T
     return PairedEffect(
         arm=pair.arm,
+        compared_with=pair.base,
         workload=pair.workload,
         measure=MEASURES[pair.measure],
         base=base,
@@ -141,4 +144,5 @@ def _difference(effect: PairedEffect, factors: Mapping[int, float], enough: int)
         high=high if num_seeds > 1 else inf,
         relative=effect.relative,
         moved=excludes_0 and num_seeds >= enough,
+        compared_with=effect.compared_with,
     )

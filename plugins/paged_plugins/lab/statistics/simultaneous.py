@@ -19,7 +19,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_DRAWS = 10_000
+_DRAWS = 4000
 _CHUNK = 500
 
 
