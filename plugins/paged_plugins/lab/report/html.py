@@ -9,10 +9,10 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
+from paged_plugins.block_history import BlockHistory
 from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.report.contents import contents
 from paged_plugins.lab.report.output import write_text
-from paged_plugins.lab.report.pictures.block_map import BlockHistory
 from paged_plugins.lab.report.pictures.galleries import galleries
 from paged_plugins.lab.report.pictures.svg import printable
 from paged_plugins.lab.results import Results

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paged_plugins.block_history import BlockHistory
 from paged_plugins.lab.report.pictures.picture import Gallery, Picture, PictureGroup
 from paged_plugins.lab.report.pictures.style import (
     BLUE,
@@ -26,37 +26,6 @@ _COLORS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION)
 SHARED, FREE = -1, -2
 """Instead of the number of a request."""
 _MOST_ROWS, _MOST_COLUMNS = 256, 640
-
-
-class Span(Protocol):
-    """A block that a request held for some steps."""
-
-    @property
-    def request(self) -> str:
-        """Its id."""
-
-    @property
-    def start(self) -> int:
-        """The first step."""
-
-    @property
-    def end(self) -> int | None:
-        """The step after the last; ``None``: to the end."""
-
-
-class BlockHistory(Protocol):
-    """What an observer of blocks has recorded of a run."""
-
-    num_blocks: int
-    times: Mapping[int, float]
-    """By step in which something changed."""
-
-    @property
-    def requests(self) -> list[str]:
-        """Those that held blocks, in the order in which they first did."""
-
-    def of_block(self, block: int, /) -> Sequence[Span]:
-        """Return who held a block."""
 
 
 def block_map(history: BlockHistory) -> Gallery:

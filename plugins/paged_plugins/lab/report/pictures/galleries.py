@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from itertools import product
 
+from paged_plugins.block_history import BlockHistory
 from paged_plugins.lab.report.contents import Contents, group_title
 from paged_plugins.lab.report.pictures import batch_timeline, distributions, memory_timeline
-from paged_plugins.lab.report.pictures.block_map import BlockHistory, block_map
+from paged_plugins.lab.report.pictures.block_map import block_map
 from paged_plugins.lab.report.pictures.forest import forest
 from paged_plugins.lab.report.pictures.latencies import latencies
 from paged_plugins.lab.report.pictures.load import load
