@@ -47,7 +47,7 @@ def _picture(history: BlockHistory) -> Picture:
 
     num_steps = max(history.times) + 1
     held = owners(history, num_steps)
-    colors = np.array([*map(to_rgba, _COLORS), (0, 0, 0, 0), (0.25, 0.25, 0.25, 1)])
+    colors = np.array([*map(to_rgba, _COLORS), (0, 0, 0, 0), (0.35, 0.35, 0.35, 1)])
     index = np.where(held >= 0, held % len(_COLORS), held)  # free and shared come last
     figure = Figure(figsize=(WIDTH / 72, 3.4))
     axes = figure.add_subplot()
