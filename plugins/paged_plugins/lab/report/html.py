@@ -18,6 +18,8 @@ from paged_plugins.lab.report.pictures.svg import printable
 from paged_plugins.lab.results import Results
 
 _PACKAGE = "paged_plugins.lab.report"
+_MOST_DIFFERENCES = 5_000
+"""Of all tables of every measure: the file stays small."""
 
 
 def write_html(
@@ -56,6 +58,7 @@ def html(
     told = contents(results, measures)
     page = environment.get_template("page.html").render(
         contents=told,
+        has_full_tables=len(told.found) <= _MOST_DIFFERENCES,
         galleries=galleries(results, told, blocks),
         css=files(_PACKAGE).joinpath("page.css").read_text("utf-8"),
     )

@@ -16,7 +16,7 @@ from paged_plugins.lab.report.pictures.svg import drawing
 from paged_plugins.lab.results import Results
 from paged_plugins.lab.run_record import RunRecord
 
-_MOST_PICTURES = 24
+_MOST_PICTURES = 15
 """Of one question: the file stays small."""
 _MOST_GROUPS = _MOST_PICTURES // 3
 
