@@ -15,6 +15,7 @@ from paged_core.config.entry import Entry, Origin
 from paged_core.errors import EngineError, SettingsError
 from paged_core.testing.registry import registry_with
 from paged_plugins.lab.comparison import Comparison, Findings
+from paged_plugins.lab.study.load_results import load_results
 from paged_plugins.lab.variation import parse_variation, plan_arms
 from paged_plugins.workloads.spec import parse_spec
 from unit.planted_policies import PLANTED
@@ -195,3 +196,27 @@ def test_too_many_arms_are_refused_before_any_runs() -> None:
     many = ",".join(map(str, range(1, 1003)))
     with pytest.raises(SettingsError, match="more than 1,000 arms"):
         plan_arms([parse_variation(f"num_blocks={many}")], Given(registry_with(), {}), ())
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lab.md").read_text("utf-8")
+    block = page.split("```\n$ paged-core compare ")[1].split("```")[0]
+    command, shown = block.split("\n", 1)
+    assert main(["compare", *command.split()], {}) == OK
+    assert capsys.readouterr().out == shown
+
+
+def test_all_results_are_kept_for_a_report(burst: str, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    command = ["compare", burst, "--vary", "num_blocks=64,1000", "--seeds", "2"]
+    command += ["--output", str(folder), "--html", str(tmp_path / "page.html")]
+    assert main(command, {}) == OK
+    results = load_results(folder)
+    assert [arm.label for arm in results.arms] == ["num_blocks=64", "num_blocks=1000"]
+    assert len(results.runs) == 4
+    record = results.record("num_blocks=64", "burst", 1)
+    assert record is not None
+    assert len(record.requests) == 40
+    assert "<html" in (tmp_path / "page.html").read_text("utf-8")
+    assert main(command, {}) == BAD_USAGE
