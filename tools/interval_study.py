@@ -1,4 +1,4 @@
-"""Which confidence intervals hold for few seeds and many comparisons: the figures of ADR 0019.
+"""Which confidence intervals hold for few seeds and many comparisons: the figures of ADR 0020.
 
     python tools/interval_study.py [--replications 400]
 

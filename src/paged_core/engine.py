@@ -42,6 +42,8 @@ class Engine:
         faults: names the component that raised.
         clock: seconds; arrivals and deadlines are measured on it. ``None``: this machine's.
         async_scheduling: plan each step while the one before it runs.
+        recompute: have each step compute its sequences from their first token, whatever of them is
+            in the cache. What is decided stays the same, and so do the tokens.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Engine:
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] | None = None,
         async_scheduling: bool = False,
+        recompute: bool = False,
     ) -> None:
         self.kv_cache = kv_cache
         self.scheduler, self._service = policies.make_scheduler(kv_cache, capacity.max_model_len)
@@ -81,6 +84,7 @@ class Engine:
         """Steps that were submitted and not collected, the oldest first."""
         self._num_ahead = 1 if async_scheduling else 0
         """Steps that may be under way when :meth:`step` returns."""
+        self._recompute = recompute
 
     @property
     def has_unfinished(self) -> bool:
@@ -158,6 +162,9 @@ class Engine:
     def _submit(self, step: PlannedStep, outcome: StepOutcome) -> bool:
         """Hand a step to the executor, if there is anything to do in it."""
         plan, kv_cache = step.plan, self.kv_cache
+        if self._recompute:
+            for sequence in plan.sequences:
+                kv_cache.introduce_again(sequence)
         failure = self._wait_for_results(plan, outcome)
         if failure is not None:  # what was planned may rely on what is now not computed
             step.changes = kv_cache.take_changes()
@@ -166,7 +173,7 @@ class Engine:
         if not plan.sequences and not kv_cache.has_transfers:
             return False
         step.changes = kv_cache.take_changes()
-        work = step.input()
+        work = step.input(recompute=self._recompute)
         self._recorder.blocks(work)
         step.incomplete = count_scheduled(plan)
         if self._num_ahead:

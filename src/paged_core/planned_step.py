@@ -31,20 +31,30 @@ class PlannedStep:
     """What the executor returned for it."""
     sequence_ids: list[SeqId] = field(default_factory=list)
     """Those of the batch, in order."""
+    num_tokens: list[int] = field(default_factory=list)
+    """Beside it: how many tokens the executor computes."""
     incomplete: set[SeqId] = field(default_factory=set)
     """Sequences of which tokens are pending after it: these draw none."""
     finished: list[SequenceGroup] = field(default_factory=list)
     """Requests that ended when its result was applied."""
 
-    def input(self) -> StepInput:
-        """Return what the executor is to do."""
+    def input(self, *, recompute: bool = False) -> StepInput:
+        """Return what the executor is to do.
+
+        Args:
+            recompute: from the first token of each sequence; all of them are among those added.
+        """
         plan, changes = self.plan, self.changes
         self.sequence_ids = [sequence.id for sequence in plan.sequences]
+        self.num_tokens = plan.num_tokens
+        if recompute:
+            planned = zip(plan.sequences, plan.num_tokens, strict=True)
+            self.num_tokens = [sequence.num_scheduled + count for sequence, count in planned]
         return StepInput(
             number=self.number,
             sequence_ids=self.sequence_ids,
-            num_tokens=plan.num_tokens,
-            added=[_new_sequence(sequence) for sequence in changes.added.values()],
+            num_tokens=self.num_tokens,
+            added=[_new_sequence(sequence, recompute) for sequence in changes.added.values()],
             removed=changes.removed,
             edit_ids=changes.edit_ids,
             edit_indices=changes.edit_indices,
@@ -65,7 +75,7 @@ class PlannedStep:
         return list(groups)
 
 
-def _new_sequence(sequence: SequenceState) -> NewSequence:
+def _new_sequence(sequence: SequenceState, recompute: bool) -> NewSequence:
     """What an executor must know of a sequence that is new to it."""
     group = sequence.group
     sampling = group.request.sampling
@@ -75,7 +85,7 @@ def _new_sequence(sequence: SequenceState) -> NewSequence:
         request_id=group.id,
         tokens=list(sequence.tokens),
         num_prompt_tokens=len(group.request.prompt),
-        num_computed=sequence.num_scheduled,
+        num_computed=0 if recompute else sequence.num_scheduled,
         blocks=list(sequence.table.blocks),
         sampling=sampling,
         index=sequence.index,

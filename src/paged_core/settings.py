@@ -113,6 +113,9 @@ class EngineSettings(BaseModel):
     kv_cache_dtype: KVCacheDtype = Field(
         "auto", description="of keys and values in the cache; auto: dtype; fp8_e4m3: half the bytes"
     )
+    kv_cache: bool = Field(
+        True, description="off: every step computes all tokens of its sequences again"
+    )
     enforce_eager: bool = Field(False, description="no CUDA graphs")
     trust_remote_code: bool = Field(False, description="run code that comes with a checkpoint")
     allow_pickle: bool = Field(False, description="load weights that can run code when loaded")

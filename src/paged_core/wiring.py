@@ -71,6 +71,7 @@ def build_engine(
             observers=[*observers, *named],
             clock=clock,
             async_scheduling=executor.runs_in_background if mode == "auto" else mode,
+            recompute=not settings.kv_cache,
         )
         on_error.pop_all()
         return engine

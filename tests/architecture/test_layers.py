@@ -109,9 +109,9 @@ PARTS = {
     "settings and plugins": (
         "config/ settings.py registry.py component.py hookspecs.py plugin.py wiring.py policies.py "
         "log.py __init__.py __main__.py",
-        1600,
+        1605,
     ),
-    "checks of what components do": ("checked/", 315),
+    "checks of what components do": ("checked/", 320),
     "the command and the contracts": ("cli/ interfaces/", 2250),
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is

@@ -32,6 +32,7 @@ SHOWN = {
     "victim": "Youngest",
     "preemption": "SwapLong",
     "observers": "Preemptions",
+    "router": "FewestTokens",
 }
 
 
@@ -90,3 +91,7 @@ class TestShownPreemption(_Shown, PreemptionConformance):
 class TestShownObserver(_Shown, ObserverConformance):
     def table(self, folder: Path) -> dict[str, str]:
         return {"name": "shown"}
+
+
+class TestShownRouter(_Shown, RouterConformance):
+    pass

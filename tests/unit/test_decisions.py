@@ -30,7 +30,9 @@ from paged_plugins.decisions.trace import (
     KEYS,
     UNFINISHED,
     differing_keys,
+    in_version,
     read_traces,
+    version_of,
 )
 
 REGISTRY = Registry.discover()
@@ -493,6 +495,46 @@ class TestTraces:
         with pytest.raises(SettingsError, match=message) as caught:
             read_traces(path)
         assert str(path) in str(caught.value)
+
+    def test_version_1_is_read_and_compared_by_the_keys_of_both(self, tmp_path: Path) -> None:
+        old = in_version(line(), 1)
+        assert list(old) == ["step", *DECISIONS[: DECISIONS.index("free_blocks") + 1]]
+        path = write(tmp_path / "old.jsonl", json.dumps(old))
+        assert read_traces(path) == {"": [old]}
+        assert (version_of([old]), version_of([line()]), version_of([])) == (1, 2, 2)
+        assert differing_keys(old, line(evicted=[1], hits={"A": [2]})) == []
+        assert differing_keys(line(free_blocks=1), old) == ["free_blocks"]
+        shown = list(side_by_side(("old", "new"), (old, line(evicted=[1], free_blocks=1))))
+        assert [row.split()[1] for row in shown if row.startswith("  *")] == ["free_blocks"]
+        assert not any("evicted" in row for row in totals(("a", "b"), ([old], [line()])))
+
+    def test_times_are_no_decisions(self) -> None:
+        assert differing_keys(line(), line(time=9.0, seconds=3.0, idle=1.0)) == []
+
+    @pytest.mark.parametrize("key", ["evicted", "hits", "time", "seconds", "idle"])
+    def test_version_2_has_all_its_keys(self, tmp_path: Path, key: str) -> None:
+        broken = {name: value for name, value in line().items() if name != key}
+        with pytest.raises(SettingsError, match=f"not a step of a trace: {key}: field required"):
+            read_traces(write(tmp_path / "t.jsonl", json.dumps(broken)))
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"version": 3}, "version: 3 is none that can be read; there are 1 and 2"),
+            ({"version": True}, "version: True is none"),
+            ({"version": [2]}, r"version: \[2\] is none"),
+            ({"time": -1.0}, "time: "),
+            ({"seconds": "1"}, "seconds: "),
+            ({"hits": {"A": 3}}, "hits.A: "),
+            ({"evicted": ["3"]}, "evicted.0: "),
+        ],
+        ids=str,
+    )
+    def test_what_is_no_line_of_version_2(
+        self, tmp_path: Path, change: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(SettingsError, match=message):
+            read_traces(write(tmp_path / "t.jsonl", json.dumps(line() | change)))
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="cannot read"):

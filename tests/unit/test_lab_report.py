@@ -17,6 +17,7 @@ from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_plugins.lab.report import write_html, write_markdown
 from paged_plugins.lab.report.families import families
+from paged_plugins.lab.report.html import html
 from paged_plugins.lab.report.markdown import markdown
 from paged_plugins.lab.report.pictures.block_map import FREE, SHARED, Span, owners
 from paged_plugins.lab.report.pictures.load import load
@@ -97,19 +98,22 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_a_page_has_the_answer_the_differences_and_the_plots(tmp_path: Path) -> None:
-    results = drawn_results(
+def studied(started: str) -> Results:
+    """Return the results of two axes, one of which does nothing."""
+    settings = {"block_size": 16, "evictor": {"name": "lru"}}
+    return drawn_results(
         {"scheduler=slow": 1.3, "victim=same": 1.0},
         manifest={
             "command": "paged-core lab run ablation.yaml",
-            "settings": {
-                BASE: {"block_size": 16, "evictor": {"name": "lru"}},
-                "scheduler=slow": {"block_size": 99},
-            },
+            "settings": {BASE: settings, "scheduler=slow": {"block_size": 99}},
             "git": "f00",
-            "started": "2026-01-01",
+            "started": started,
         },
     )
+
+
+def test_a_page_has_the_answer_the_differences_and_the_plots(tmp_path: Path) -> None:
+    results = studied("2026-01-01")
     page = page_of(results, tmp_path)
     told = words(page.text)
     answers = sentences(results, differences(results))
@@ -130,16 +134,7 @@ def test_a_page_has_the_answer_the_differences_and_the_plots(tmp_path: Path) -> 
     assert any("on average" in label for label in labels)
     told_of = [key for key, _ in page.attributes if key in {"aria-label", "aria-hidden"}]
     assert len(told_of) == page.tags["svg"] + len(re.findall('class="scroll" tab', page.source))
-
-
-def test_equal_results_make_equal_files(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        results = drawn_results({"victim=x": 1.1}, seeds=2, manifest={"started": name})
-        write_html(results, tmp_path / f"{name}.html")
-        write_markdown(results, tmp_path / f"{name}.md")
-    for suffix in ("html", "md"):
-        first, second = ((tmp_path / f"{name}.{suffix}").read_bytes() for name in "ab")
-        assert first == second
+    assert html(studied("2027-12-31")) == page.source  # equal results, equal bytes
 
 
 def test_names_from_files_are_shown_and_do_nothing(tmp_path: Path) -> None:
@@ -166,12 +161,10 @@ def test_names_from_files_are_shown_and_do_nothing(tmp_path: Path) -> None:
         ({}, {}),
         ({"victim=x": 1.2}, {"seeds": 0}),
         ({"victim=x": 1.2}, {"seeds": 1}),
-        ({"victim=x": 1.2}, {"seeds": 3}),
         ({"victim=x": 1.0}, {"seeds": 6}),
-        ({"victim=x": 1.2}, {"seeds": 6}),
-        ({f"victim={number}": 1 + number / 9 for number in range(9)}, {"seeds": 2}),
+        ({f"victim={number}": 1 + number / 9 for number in range(7)}, {"seeds": 2}),
     ],
-    ids=["one arm", "no seed", "one seed", "few seeds", "equal arms", "no records", "many arms"],
+    ids=["one arm", "no seed", "one seed", "equal arms", "many arms"],
 )
 def test_any_results_can_be_reported(
     slower: Mapping[str, float], options: Mapping[str, Any], tmp_path: Path
@@ -255,18 +248,17 @@ def test_workloads_that_differ_in_their_rate_alone_make_a_sweep() -> None:
     assert sweep.workloads == [(1.0, "slow"), (8.0, "fast")]
 
 
-def test_latency_is_drawn_against_rate_where_workloads_differ_in_it(tmp_path: Path) -> None:
+def test_latency_is_drawn_against_rate_where_workloads_differ_in_it() -> None:
     specs = [{"name": f"w{rate}", "arrivals": {"rate": rate}} for rate in (1, 2)]
-    results = drawn_results(
-        {"victim=x": 1.3},
-        workloads=["w1", "w2"],
-        seeds=2,
-        records=False,
-        manifest={"workloads": specs},
-    )
-    page = page_of(results, tmp_path)
-    assert "What does the rate of requests do to latency?" in page.text
-    assert "What latency does throughput cost?" not in page.text
+    made = drawn_results({"victim=x": 1.3}, workloads=["w1", "w2"], seeds=2, records=False)
+    with drawing():
+        gallery = load(replace(made, manifest={"workloads": specs}), families(made, 6), most=8)
+    (group,) = gallery.groups
+    assert gallery.question == "What does the rate of requests do to latency?"
+    assert [picture.title for picture in group.pictures] == [
+        *("TTFT p99", "TPOT p50", "completion p50", "goodput"),
+    ]
+    assert re.search(r"victim=x \S+ ms to \S+ ms", group.pictures[0].description)
 
 
 def test_pictures_are_bounded_in_number() -> None:
@@ -349,7 +341,7 @@ def test_the_map_of_blocks_says_who_held_them(tmp_path: Path) -> None:
 
 def test_the_command_reports_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "results"
-    study = str(studies.write(tmp_path))
+    study = str(studies.write(tmp_path, axes={"victim": ["newest", "fewest_computed"]}))
     assert main(["lab", "run", study, "--output", str(results), "--workers", "1"], {}) == 0
     capsys.readouterr()
     assert main(["lab", "report", str(results)], {}) == 0

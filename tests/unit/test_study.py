@@ -25,8 +25,10 @@ from paged_plugins.lab.study.arms import layer, plan_arms
 from paged_plugins.lab.study.atomic_file import PARTIAL
 from paged_plugins.lab.study.load_results import load_results
 from paged_plugins.lab.study.plan import read_plan
+from paged_plugins.lab.study.ray_cluster import LOCAL
+from paged_plugins.lab.study.run_command import beginning, with_address
 from paged_plugins.lab.study.run_store import read_record
-from paged_plugins.lab.study.run_tasks import run_tasks
+from paged_plugins.lab.study.run_tasks import open_runner, run_tasks
 from paged_plugins.lab.study.task import Task
 from paged_plugins.lab.study.workers import num_workers
 from unit.studies import ABLATION, WORKLOAD, tables, write
@@ -70,11 +72,11 @@ def test_one_axis_is_varied_at_a_time() -> None:
 def test_a_product_has_all_combinations_once() -> None:
     axes = {"evictor": ["slru", "lru"], "num_blocks": [64, 128]}
     assert labels(True, base={"num_blocks": 64}, **axes) == [
-        *("base", "num_blocks=128", "evictor=slru", "evictor=slru num_blocks=128"),
+        *("base", "num_blocks=128", "evictor=slru", "evictor=slru, num_blocks=128"),
     ]
     assert labels(True, **axes) == [  # the base has no number of blocks
         *("base", "num_blocks=64", "num_blocks=128"),
-        *("evictor=slru num_blocks=64", "evictor=slru num_blocks=128"),
+        *("evictor=slru, num_blocks=64", "evictor=slru, num_blocks=128"),
     ]
 
 
@@ -86,7 +88,11 @@ def test_a_value_may_be_a_table_and_a_key_dotted() -> None:
         REGISTRY,
     )
     assert [one.arm.label for one in found] == [
-        *("base", "scheduler=iteration_level(max_num_seqs=4)", "scheduler.max_num_seqs=16"),
+        *(
+            "base",
+            "scheduler={name: iteration_level, max_num_seqs: 4}",
+            "scheduler.max_num_seqs=16",
+        ),
     ]
     assert [one.settings.scheduler.max_num_seqs for one in found] == [8, 4, 16]  # type: ignore[attr-defined]
     assert found[1].arm.changes == {"scheduler": limited}
@@ -233,8 +239,9 @@ def test_a_run_that_fails_is_reported_and_tried_again(
     folder = tmp_path / "results"
     assert run(path, folder) == 1
     told = capsys.readouterr().err
-    assert f"failed: cost_model=roofline(model={model}), small, seed 0: SettingsError: " in told
-    assert "1 runs failed" in told
+    label = f"cost_model={{name: roofline, model: {model}}}"
+    assert f"failed: {label}, small, seed 0: SettingsError: " in told
+    assert "1 run failed" in told
     results = load_results(folder)
     assert {one.arm for one in results.runs} == {"base", "cost_model=linear"}
     assert [one["problem"] for one in results.manifest["runs"]].count(None) == 2
@@ -313,7 +320,7 @@ def start(path: Path, output: Path, *options: str) -> psutil.Popen:
 
 @pytest.mark.skipif(os.name == "nt", reason="uses POSIX signals")
 def test_killed_and_resumed_is_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    path = write(tmp_path, workloads=[WORKLOAD | {"requests": 50}], seeds=4)
+    path = write(tmp_path, workloads=[WORKLOAD | {"requests": 40}], seeds=4)
     folder = tmp_path / "killed"
     process = start(path, folder, "--workers", "2")
     workers = process.children()
@@ -327,7 +334,7 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
     num_kept = len(list(folder.glob("runs/*.gz")))
     assert 0 < num_kept < 12
     (folder / "runs" / f"x.json.gz.1{PARTIAL}").write_bytes(b"half a rec")
-    assert run(path, folder, "--workers", "2") == 0
+    assert run(path, folder) == 0
     assert run(path, tmp_path / "whole") == 0
     assert tables(folder) == tables(tmp_path / "whole")
 
@@ -347,7 +354,8 @@ def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
     assert not alive
 
 
-def test_a_worker_that_dies_fails_its_run_alone() -> None:
+def with_a_deadly_one() -> tuple[list[Task], Registry]:
+    """Return tasks, of which the third takes its process down."""
     plan = Ablation.model_validate(ABLATION)
     tasks = [
         Task(arm=str(number), settings=one.settings, workload=plan.workloads[0], seed=seed)
@@ -357,6 +365,11 @@ def test_a_worker_that_dies_fails_its_run_alone() -> None:
     registry = REGISTRY.extended(DEADLY)
     deadly = plan_arms([*plan.layers(), layer({"victim": "deadly"})], {}, registry)[0].settings
     tasks[2] = replace(tasks[2], settings=deadly)
+    return tasks, registry
+
+
+def test_a_worker_that_dies_fails_its_run_alone() -> None:
+    tasks, registry = with_a_deadly_one()
     ran = {one.task.place: one for one in run_tasks(tasks, registry, workers=2)}
     assert len(ran) == 6
     failed = [place for place, one in ran.items() if one.problem]
@@ -378,3 +391,66 @@ def test_how_many_workers_there_are(
     num_tasks: int, asked: int | None, is_real: bool, expected: int
 ) -> None:
     assert num_workers(num_tasks, asked, is_real=is_real) == expected
+
+
+def test_real_runs_go_one_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workload = WORKLOAD | {"requests": 2, "lengths": {"prompt": 8, "output": 2}}
+    path = write(tmp_path, executor="local", workloads=[workload], seeds=1)
+    assert main(["lab", "run", str(path), "--output", str(tmp_path / "results")], {}) == 0
+    assert "one at a time, as they are timed on this machine" in capsys.readouterr().err
+    assert [run.measures["failed"] for run in load_results(tmp_path / "results").runs] == [0, 0, 0]
+
+
+def test_real_runs_that_share_the_machine_are_no_measure(tmp_path: Path) -> None:
+    plan = read_plan(write(tmp_path, executor="local"), REGISTRY)
+    assert beginning(plan, 6, 1).endswith("; one at a time, as they are timed on this machine")
+    assert beginning(plan, 6, 2).endswith("share the machine: their times are no measure")
+    plan = read_plan(write(tmp_path), REGISTRY)
+    assert beginning(plan, 6, None).endswith("; one for each core of the cluster at a time")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["--ray"], ["--ray=local"]),
+        (["--ray", "--fresh"], ["--ray=local", "--fresh"]),
+        (["--ray", "a.yaml"], ["--ray=local", "a.yaml"]),
+        (["--ray", "auto"], ["--ray", "auto"]),
+        (["--ray", "10.0.0.1:6379"], ["--ray", "10.0.0.1:6379"]),
+        (["--ray=ray://head:10001"], ["--ray=ray://head:10001"]),
+        (["a.yaml"], ["a.yaml"]),
+    ],
+)
+def test_ray_may_be_given_without_an_address(given: list[str], meant: list[str]) -> None:
+    assert list(with_address(given)) == meant
+
+
+def test_without_ray_the_remedy_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert run(write(tmp_path), tmp_path / "results", "--ray") == 2
+    assert "pip install 'paged-core[ray]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_changes_nothing(finished: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    path, folder = write(tmp_path), tmp_path / "results"
+    command = ["lab", "run", str(path), "--output", str(folder), "--workers", "2", "--ray"]
+    assert main(command, {}) == 0
+    assert tables(folder) == tables(finished)
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_ray_cluster_that_dies_fails_its_run_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # for the deadly component
+    tasks, registry = with_a_deadly_one()
+    with open_runner(registry, workers=2, cluster=LOCAL) as runner:
+        ran = {one.task.place: one for one in runner(tasks)}
+    assert {place: one.problem for place, one in ran.items() if one.problem} == {
+        tasks[2].place: "its process ended; was memory short?"
+    }

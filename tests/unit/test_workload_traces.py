@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,7 @@ class TestPublicTraces:
         assert str(raised.value).startswith(str(path))
         assert problem in str(raised.value)
         assert "\n" not in str(raised.value)
+        assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
 
     def test_files_that_never_end_are_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -270,6 +272,19 @@ class TestRequestLines:
             cut = [request for first in spec.build().draw(0) for request in first.family()]
             assert [request.id for request in cut] == [request.id for request in every][:limit]
 
+    def test_a_long_conversation(self, tmp_path: Path) -> None:
+        lines = [{"id": "0", "prompt": 1, "output": 1}] + [
+            {"id": str(place), "follows": str(place - 1), "prompt": 1, "output": 1}
+            for place in range(1, 10_000)
+        ]
+        text = "\n".join(map(json.dumps, lines))
+        (first,) = read(tmp_path / "long.jsonl", text)
+        assert len(list(first.family())) == 10_000
+        assert len(list(first.first(9000).family())) == 9000
+        line = {"id": "x", "follows": "0", "prompt": 1, "output": 1}
+        with pytest.raises(SettingsError, match="more than 10,000 requests follow each other"):
+            read(tmp_path / "long.jsonl", f"{text}\n{json.dumps(line)}")
+
 
 class TestCommand:
     @pytest.mark.parametrize("name", names())
@@ -292,6 +307,13 @@ class TestCommand:
         shown = capsys.readouterr()
         assert "all at once" in shown.out
         assert "estimated, 4 characters a token" in shown.err
+
+    @pytest.mark.slow
+    def test_texts_are_counted_with_the_tokenizer_of_a_model(
+        self, tmp_path: Path, capsys: Capture
+    ) -> None:
+        path = tmp_path / "custom.jsonl"
+        path.write_text(VLLM_BENCH)
         assert main(["lab", "workload", str(path), "--model", "demo", "--json"]) == 0
         shown = capsys.readouterr()
         assert "estimated" not in shown.err

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
+from paged_core.interfaces.tokenizer import Tokenizer
 from paged_plugins.bench.workloads import Item
 from paged_plugins.workloads.content import token_ids
 from paged_plugins.workloads.request import WorkloadRequest
@@ -20,6 +22,14 @@ class LabWorkload:
 
     spec: WorkloadSpec
     count_tokens: TokenCount = estimated_tokens
+
+    @classmethod
+    def counted(cls, spec: WorkloadSpec, tokenizer: Tokenizer | None) -> Self:
+        """Return one whose texts, if a trace has some, are counted with a model's tokenizer."""
+        if tokenizer is None:
+            return cls(spec)
+        encode = tokenizer.encode
+        return cls(spec, lambda text: len(encode(text, add_special_tokens=False)))
 
     @property
     def name(self) -> str:

@@ -13,7 +13,6 @@ import typer
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
-from paged_core.interfaces.tokenizer import Tokenizer
 from paged_plugins.bench.drawn_options import (
     InputLength,
     NumRequests,
@@ -73,7 +72,7 @@ def throughput_command(
     chosen = chosen_workloads(listed, described)
     rows = []
     with open_bench(given, chosen, trace=trace) as bench:
-        counted = [_counted(each, bench.llm.tokenizer) for each in from_lab]
+        counted = [LabWorkload.counted(each, bench.llm.tokenizer) for each in from_lab]
         bench.check_lengths(counted)
         chosen = [*chosen, *counted] or _fitting(bench)
         total = repeats * sum(len(some.items()) for some in chosen)
@@ -113,14 +112,6 @@ def _told_apart(given: Sequence[str]) -> tuple[list[str], list[WorkloadSpec]]:
                     f"{known}"
                 )
     return listed, from_lab
-
-
-def _counted(spec: WorkloadSpec, tokenizer: Tokenizer | None) -> LabWorkload:
-    """Return a workload of the lab; texts of a trace are counted with the model's tokenizer."""
-    if tokenizer is None or not spec.has_text():
-        return LabWorkload(spec)
-    encode = tokenizer.encode
-    return LabWorkload(spec, lambda text: len(encode(text, add_special_tokens=False)))
 
 
 def chosen_workloads(given: Sequence[str] | None, described: Workload | None) -> list[Workload]:

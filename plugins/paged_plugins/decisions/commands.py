@@ -17,10 +17,16 @@ from paged_core.errors import SettingsError
 from paged_core.settings import Resolved
 from paged_plugins.decisions.diff import Difference, first_difference
 from paged_plugins.decisions.replay import Outcome, check_settings, replay, settings_layer
+from paged_plugins.decisions.request_times import RequestTimes
 from paged_plugins.decisions.scenario import Case, find_cases, read_case
 from paged_plugins.decisions.side_by_side import one_step, side_by_side, totals
-from paged_plugins.decisions.request_times import RequestTimes
-from paged_plugins.decisions.trace import UNFINISHED, read_traces
+from paged_plugins.decisions.trace import (
+    UNFINISHED,
+    VERSION,
+    in_version,
+    read_traces,
+    version_of,
+)
 
 _IN_WORDS = ("cached", "preempted", "swapped_out", "swapped_in", "ignored", "finished")
 _OF_MODELS = {
@@ -180,10 +186,12 @@ def _refuse_equal_names(runs: Sequence[Run], as_json: bool) -> None:
 
 def _print_trace(run: Run, outcome: Outcome, named: dict[str, str]) -> None:
     last: dict[str, Any] | None = None
+    recorded = run.case.trace
+    version = VERSION if recorded is None else version_of(recorded)
     for line in run.trace(outcome):
         if last:
             echo(json.dumps({**named, **last}))
-        last = line
+        last = in_version(line, version)
     if last:
         cut = {UNFINISHED: outcome.unfinished} if outcome.unfinished else {}
         echo(json.dumps({**named, **last, **cut}))
@@ -302,9 +310,7 @@ def _in_words(line: dict[str, Any], shows_time: bool) -> str:
             parts.append(f"{key.replace('_', ' ')} {_names(value)}")
     if line["evicted"]:
         parts.append(f"{len(line['evicted'])} blocks evicted")
-    for key in ("waiting", "swapped"):
-        if line[key]:
-            parts.append(f"{key} {_names(line[key])}")
+    parts += [f"{key} {_names(line[key])}" for key in ("waiting", "swapped") if line[key]]
     parts.append(f"{line['free_blocks']} blocks free")
     return " | ".join(parts)
 

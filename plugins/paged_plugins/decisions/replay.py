@@ -250,21 +250,24 @@ class _Run:
             self._end(group, self._timeline.now())
 
     def _one_step(self, refused: list[str]) -> dict[str, Any]:
-        finished = self._engine.step().finished
-        record = self._last.record
-        for group in finished:
+        dropped: list[str] = []
+        outcome = self._engine.step()
+        for group in outcome.finished:
             first = group.sequences[0]
             if first.error:
                 self._outcome.refused[group.id] = first.error
             if first.finish_reason not in _GOES_ON:
-                refused += self._give_up(group.id)
+                dropped += self._give_up(group.id)
             elif group.id in self._arrived:  # else it was aborted
                 assert group.finished_at is not None
                 self._end(group, self._timeline.applied(group.finished_at))
+        record = self._last.record
         now = record.now - self._timeline.start
         seconds = self._timeline.seconds(record)
         line = self._lines.line(record, self._timeline.step, now, seconds)
-        line["ignored"] = refused + line["ignored"]
+        if not outcome.progressed:
+            self._timeline.wait()
+        line["ignored"] = [*refused, *line["ignored"], *dropped]
         return line
 
     def _end(self, group: SequenceGroup, ended: float) -> None:

@@ -44,7 +44,7 @@ MAX_TOKENS = 100_000_000
 """Prompts and outputs of a scenario together."""
 MAX_READS = 10**11
 """Tokens that all steps read back together, at most: for each output token, its whole sequence."""
-MAX_DRAWN = 1_000_000
+MAX_DRAWN = 200_000
 """Requests that a workload of a scenario draws."""
 _MAX_PREFIXES = 10_000
 _DRAWN_STEPS = 1_000_000

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import count
 
 from paged_core.clock import Clock
+from paged_core.engine_driver import IDLE_SECONDS
 from paged_core.interfaces.observer import StepRecord
 from paged_plugins.decisions.arrivals import Arrivals
 
@@ -39,6 +40,9 @@ class Timeline(ABC):
     @abstractmethod
     def seconds(self, record: StepRecord) -> float:
         """Return the time that a step took."""
+
+    def wait(self) -> None:  # noqa: B027
+        """Let time pass after a step in which nothing could be planned, if steps alone do not."""
 
     @abstractmethod
     def skip(self, arrivals: Arrivals) -> bool:
@@ -109,6 +113,9 @@ class ClockTime(Timeline):
 
     def seconds(self, record: StepRecord) -> float:
         return record.ended - record.now
+
+    def wait(self) -> None:
+        self._clock.sleep(IDLE_SECONDS)
 
     def skip(self, arrivals: Arrivals) -> bool:
         if arrivals.next_step is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -145,6 +145,17 @@ def line_problem(line: object) -> str | None:
         said = item["msg"][:1].lower() + item["msg"][1:]
         return f"{key:.80}: {said:.200}" if key else "it is not a mapping"
     return None
+
+
+def in_version(line: dict[str, Any], version: int) -> dict[str, Any]:
+    """Return a line as that version of the format has it: without the keys that came later."""
+    fields = _VERSIONS[version].model_fields
+    return {key: value for key, value in line.items() if version == VERSION or key in fields}
+
+
+def version_of(trace: Sequence[Mapping[str, Any]]) -> int:
+    """Return the version of the format that a trace is in."""
+    return min((int(line.get("version", 1)) for line in trace), default=VERSION)
 
 
 def read_file(path: Path, max_size: int) -> str:

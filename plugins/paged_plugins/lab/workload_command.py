@@ -103,7 +103,6 @@ def _lines(path: Path | None) -> Iterator[TextIO | None]:
 
 def _print(spec: WorkloadSpec, figures: dict[str, Any]) -> None:
     about = f"{spec.name}: {spec.about}" if spec.about else spec.name
-    sys.stdout.write(f"{about}\n\n")
     shared, rate = figures["shared"], figures["first_requests_per_s"]
     counts = {
         "requests": figures["requests"],
@@ -115,10 +114,12 @@ def _print(spec: WorkloadSpec, figures: dict[str, Any]) -> None:
         "of them in an earlier prompt or answer": "-" if shared is None else f"{100 * shared:.1f}%",
         "output tokens": figures["output_tokens"],
     }
-    print_table("", ["", ""], counts.items())
+    sys.stdout.write(f"{about}\n\n")
+    print_table("", ["in all", ""], counts.items())
     lengths = {"prompt": "whole prompt", "new": "new in the prompt", "output": "output"}
     rows = [
         [title, *(figures[key] or dict.fromkeys(("p50", "p90", "max"), "-")).values()]
         for key, title in lengths.items()
     ]
-    print_table("\nTokens of a request", ["", "p50", "p90", "max"], rows)
+    sys.stdout.write("\n")
+    print_table("", ["tokens of a request", "p50", "p90", "max"], rows)

@@ -38,6 +38,73 @@ _DEFINITIONS: dict[str, dict[str, Any]] = {
             },
         ],
     },
+    "sharegpt": {
+        "about": "independent requests with the lengths of ShareGPT, four a second",
+        "requests": 400,
+        "arrivals": {"poisson": {"rate": 4}},
+        "lengths": "sharegpt",
+    },
+    "alpaca": {
+        "about": "short independent requests with the lengths of Alpaca, twenty a second",
+        "requests": 400,
+        "arrivals": {"poisson": {"rate": 20}},
+        "lengths": "alpaca",
+    },
+    "bursts": {
+        "about": "the requests of sharegpt in bursts",
+        "requests": 400,
+        "arrivals": {"gamma": {"rate": 4, "burstiness": 0.1}},
+        "lengths": "sharegpt",
+    },
+    "assistants": {
+        "about": "conversations under 20 system prompts, a few of which are popular",
+        "requests": 400,
+        "arrivals": {"poisson": {"rate": 1}},
+        "lengths": {
+            "prompt": {"lognormal": {"median": 60, "sigma": 1, "min": 4, "max": 500}},
+            "output": {"lognormal": {"median": 150, "sigma": 0.8, "min": 4, "max": 500}},
+        },
+        "prefixes": {
+            "system": {"tokens": {"uniform": [200, 800]}, "count": 20, "exponent": 1},
+            "conversation": {"turns": {"uniform": [1, 8]}, "think": {"exponential": 5}},
+        },
+        "max_tokens": 4096,
+    },
+    "few_shot": {
+        "about": "questions after five examples of a pool of eight",
+        "requests": 400,
+        "arrivals": {"poisson": {"rate": 8}},
+        "lengths": {"prompt": {"uniform": [20, 80]}, "output": {"uniform": [8, 64]}},
+        "prefixes": {
+            "system": 64,
+            "few_shot": {"examples": 5, "pool": 8, "tokens": {"uniform": [48, 96]}},
+        },
+    },
+    "tree_of_thoughts": {
+        "about": "trees of requests: each answer is continued three times, three answers deep",
+        "requests": 390,
+        "arrivals": {"poisson": {"rate": 0.5}},
+        "lengths": {"prompt": {"uniform": [20, 60]}, "output": {"uniform": [40, 120]}},
+        "prefixes": {"system": 200, "tree": {"depth": 3, "branching": 3}},
+    },
+    "tenants": {
+        "about": "two tenants: many short requests of one, few long prompts of the other",
+        "requests": 400,
+        "arrivals": {"poisson": {"rate": 6}},
+        "mix": [
+            {"weight": 5, "tenants": "short", "lengths": "alpaca"},
+            {
+                "weight": 1,
+                "tenants": "long",
+                "lengths": {
+                    "prompt": {
+                        "lognormal": {"median": 2000, "sigma": 0.5, "min": 200, "max": 6000}
+                    },
+                    "output": {"uniform": [50, 150]},
+                },
+            },
+        ],
+    },
 }
 
 

@@ -12,6 +12,7 @@ from paged_core.errors import SettingsError
 from paged_plugins.workloads.arrivals import Arrivals, AtOnce
 from paged_plugins.workloads.drawn import DrawnWorkload
 from paged_plugins.workloads.lengths import TraceLengths
+from paged_plugins.workloads.prefixes import MOST_PREFIXES
 from paged_plugins.workloads.request_class import MixedClass, RequestClass
 from paged_plugins.workloads.traces.token_count import TokenCount, estimated_tokens
 from paged_plugins.workloads.traces.trace import TraceSpec
@@ -53,12 +54,14 @@ class WorkloadSpec(RequestClass):
         return {**values, "mix": filled}
 
     @model_validator(mode="after")
-    def _one_source(self) -> WorkloadSpec:
+    def _possible(self) -> WorkloadSpec:
         drawn = sorted(self.model_fields_set & {*RequestClass.model_fields, "mix"})
         if self.trace and drawn:
             raise PydanticCustomError(
                 "trace", f"the trace says what is asked; leave `{drawn[0]}` out"
             )
+        if sum(each.prefixes.num_shared for each in self.mix or (self,)) > MOST_PREFIXES:
+            raise PydanticCustomError("prefixes", f"more than {MOST_PREFIXES:,} shared texts")
         return self
 
     def build(self, count_tokens: TokenCount = estimated_tokens) -> Workload:

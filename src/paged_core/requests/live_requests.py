@@ -186,16 +186,17 @@ class LiveRequests:
     def _keep_prompt_logprobs(self, step: PlannedStep, result: StepResult) -> None:
         """Add those of one chunk; a chunk that is out of date, after a preemption, is left out."""
         ends = step.ends or [sequence.num_scheduled for sequence in step.plan.sequences]
-        chunks = zip(step.plan.sequences, step.plan.num_tokens, ends, strict=True)
+        chunks = zip(step.plan.sequences, step.num_tokens, ends, strict=True)
         starts = {s.id: end - count for s, count, end in chunks if s.num_scheduled >= end}
         for seq_id, entries in result.prompt_logprobs.items():
             if seq_id not in self._sequences or seq_id not in starts:
                 continue
             group = self._sequences[seq_id].group
             kept = group.prompt_logprobs or [None]
-            if len(kept) == starts[seq_id] + 1:
+            num_known = len(kept) - 1 - starts[seq_id]
+            if num_known >= 0:
                 group.prompt_logprobs = kept
-                kept.extend(entries[: len(group.request.prompt) - len(kept)])
+                kept.extend(entries[num_known:][: len(group.request.prompt) - len(kept)])
 
     # ------------------------------------------------------------------ ending
 

@@ -19,7 +19,8 @@ class RooflineCost(CostModel):
     arithmetic or its memory traffic, whichever is longer, at the given efficiencies: the weights
     are read once a step, the cached keys and values once per sequence. Between ``tensor_parallel``
     devices, weights, arithmetic and cache are divided, and each layer adds two exchanges of the
-    hidden states. Copies go through the device's memory, swaps over its link to the host. Above all
+    hidden states. Copies go through the device's memory, swaps over its link to the host: of each
+    block the keys and the values of each layer, in one transfer each. Above all
     that, every step takes ``step_overhead``.
 
     Of the settings it reads ``block_size``, ``dtype`` (``auto``: 16 bit), ``kv_cache_dtype`` and
@@ -46,7 +47,8 @@ class RooflineCost(CostModel):
         self._token_bytes = cached_width * shape.cached_numbers_per_token
         block_bytes = self._token_bytes * parts.settings.block_size
         self._copy_seconds = 2 * block_bytes / self._bandwidth
-        self._swap_seconds = block_bytes / (degree * chip.host_bandwidth)
+        copies = 2 * shape.num_hidden_layers * options.copy_latency
+        self._swap_seconds = copies + block_bytes / (degree * chip.host_bandwidth)
         self._exchanges = 2 * shape.num_hidden_layers if degree > 1 else 0
         moved = 2 * (degree - 1) / degree * width * shape.hidden_size  # of a ring, per token
         self._exchange_seconds = moved / chip.interconnect

@@ -57,6 +57,9 @@ class RooflineSettings(ComponentSettings):
     memory_share: float = Field(
         default=0.9, gt=0, le=1, description="share of its memory for weights and cache"
     )
+    copy_latency: NonNegativeFloat = Field(
+        default=1e-5, description="seconds of every transfer to or from the host beside its bytes"
+    )
     step_overhead: NonNegativeFloat = Field(
         default=0.001, description="seconds of every step beside the model"
     )

@@ -13,11 +13,11 @@ from paged_plugins.lab.report.difference_table import (
     difference_table,
 )
 from paged_plugins.lab.report.families import Family, families
-from paged_plugins.lab.report.origin import Origin, origin, simulation
+from paged_plugins.lab.report.notes import counted, notes
+from paged_plugins.lab.report.origin import Origin, origin
 from paged_plugins.lab.results import Results
-from paged_plugins.lab.statistics.differences import differences
+from paged_plugins.lab.statistics.differences import Difference, differences
 from paged_plugins.lab.statistics.sentences import sentences
-from paged_plugins.lab.statistics.simultaneous import minimum_seeds
 from paged_plugins.lab.statistics.wording import listed
 
 _MOST_COLUMNS = 6
@@ -32,6 +32,9 @@ class Contents:
     scope: str
     """How much was run."""
     answers: Sequence[str]
+    """What is better for each axis; without axes, what each arm moved."""
+    arms: Sequence[str]
+    """What each arm moved, if the answers do not say it."""
     notes: Sequence[str]
     """How to read the tables, and how far to trust them."""
     tables: Sequence[DifferenceTable]
@@ -52,11 +55,15 @@ def contents(results: Results, measures: Collection[str], confidence: float = 0.
     different = differences(results, confidence, measures=measures)
     found = by_place(different)
     kinds = families(results, _MOST_COLUMNS)
+    told = sentences(results, different, confidence)
+    num_answers = len(told) - len({each.arm for each in different})  # then one on each arm
+    answers, arms = (told[:num_answers], told[num_answers:]) if num_answers > 0 else (told, [])
     return Contents(
         title=_title(results, kinds),
-        scope=_scope(results),
-        answers=sentences(results, different, confidence),
-        notes=_notes(results, confidence, len(different)),
+        scope=_scope(results, different),
+        answers=answers,
+        arms=arms,
+        notes=list(notes(results, confidence, len(different))),
         tables=_tables(results, kinds, found, lambda measure: measure.shown),
         full_tables=_tables(results, kinds, found, lambda measure: True),
         origin=origin(results),
@@ -91,54 +98,12 @@ def _title(results: Results, kinds: Sequence[Family]) -> str:
     return f"What do {len(results.arms)} arms differ in{where}?"
 
 
-def _scope(results: Results) -> str:
+def _scope(results: Results, different: Sequence[Difference]) -> str:
     parts = (
-        _counted(len(results.arms), "arm"),
-        _counted(len(results.workloads), "workload"),
-        _counted(len(results.seeds), "seed"),
-        _counted(len(results.runs), "run"),
+        counted(len(results.arms), "arm"),
+        counted(len(results.workloads), "workload"),
+        counted(len(results.seeds), "seed"),
+        counted(len(results.runs), "run"),
+        f"{sum(each.moved for each in different):,} of {len(different):,} differences moved",
     )
     return " · ".join(parts)
-
-
-def _notes(results: Results, confidence: float, num_differences: int) -> list[str]:
-    num_seeds, percent = len(results.seeds), f"{100 * confidence:g}%"
-    missing = len(results.arms) * len(results.workloads) * num_seeds - len(results.runs)
-    notes = (
-        []
-        if not missing
-        else [
-            f"{_counted(missing, 'run')} failed or were left out: a difference is of the seeds that"
-            " both arms have."
-        ]
-    )
-    notes += [
-        f"Every arm served the same requests with the same {_counted(num_seeds, 'seed')}. A"
-        " difference is taken within each seed, then averaged."
-    ]
-    if told := simulation(results):
-        notes.append(told)
-    if num_seeds < 2:
-        notes.append("One seed bounds nothing: there are no intervals, and no claim is made.")
-        return notes
-    notes.append(
-        f"[low, high] is the {percent} confidence interval of a difference, by a bootstrap over"
-        f" seeds. It is corrected for the number of comparisons: with {percent} confidence all"
-        f" {num_differences:,} intervals of this report hold at once."
-    )
-    enough = minimum_seeds(confidence)
-    if num_seeds < enough:
-        notes.append(
-            f"A claim needs {enough} seeds: with {num_seeds}, nothing is said to have moved."
-        )
-    else:
-        notes.append(
-            "A measure has moved if its interval leaves out 0; then it is called better or worse,"
-            " and set in bold. One that has not moved need not be equal: the interval says how"
-            " large a difference may have been missed."
-        )
-    return notes
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

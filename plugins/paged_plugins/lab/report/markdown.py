@@ -34,7 +34,9 @@ def _lines(told: Contents) -> Iterator[str]:
     for note in told.notes:
         yield f"- {escaped(note)}"
     if told.full_tables:
-        yield from ("", "## Differences")
+        yield from ("", "## Differences", "")
+        for sentence in told.arms:
+            yield f"- {escaped(sentence)}"
         for table in told.full_tables:
             yield from ("", *_table(table))
     yield from ("", "## What was run", "", "| arm | settings that it changes |", "| --- | --- |")

@@ -67,19 +67,6 @@ def _is_flat(value: object) -> bool:
     )
 
 
-def simulation(results: Results) -> str:
-    """Return where simulated times come from; empty: they are real, or nothing is known of it."""
-    settings = results.manifest.get("settings", {}).get(results.arms[0].label, {})
-    if settings.get("executor", {}).get("name") != "simulated":
-        return ""
-    model = settings.get("cost_model") or {}
-    options = ", ".join(f"{key} {show(value)}" for key, value in model.items() if key != "name")
-    return (
-        f"Times are those of a simulation: a step takes what cost model {model.get('name')}"
-        f" ({options}) predicts. Intervals are of the draw of requests, not of the prediction."
-    )
-
-
 def service_level(results: Results) -> str:
     """Return the latencies that a request must meet, in words."""
     slo = results.slo

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from paged_core.engine import Engine
 from paged_core.interfaces.observer import Observer
-from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.step_outcome import StepOutcome
 from paged_plugins.lab.cost_model import StepWork
-from paged_plugins.lab.run_record import RequestRecord, RunRecord, StepSample
+from paged_plugins.lab.run_record import RunRecord, StepSample
 from paged_plugins.lab.simulation.arrivals import Arrival
 from paged_plugins.lab.simulation.memory_use import memory_use
+from paged_plugins.lab.simulation.request_records import ended_record, refused_records
 from paged_plugins.lab.simulation.token_gaps import TokenGaps
 
 
@@ -60,60 +60,17 @@ class RunCollector(Observer):
             self._first_arrival = arrival.at
 
     def refused(self, arrival: Arrival, now: float) -> None:
-        """The engine can never serve a request; those that follow it never arrive.
-
-        All of them count as ended at once: every arm of a study has the same requests.
-        """
-        for request in arrival.request.family():
-            self.record.requests.append(
-                RequestRecord(
-                    id=request.id,
-                    arrival=arrival.at,
-                    admitted=None,
-                    first_token=None,
-                    finished=now,
-                    num_prompt=len(arrival.prompt),
-                    num_cached=0,
-                    num_output=0,
-                    num_sequences=request.n,
-                    num_preemptions=0,
-                    finish_reason=FinishReason.IGNORED.value,
-                    tenant=request.tenant,
-                    session=request.session,
-                    priority=request.priority,
-                )
-            )
+        """The engine can never serve a request."""
+        self.record.requests += refused_records(arrival, now)
 
     def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
         """A request ended; ``group`` is as it stands after that."""
-        request, first, start = group.request, group.sequences[0], self.start
-        assert group.finished_at is not None
-        assert first.finish_reason is not None
-        num_output = sum(len(sequence.output) for sequence in group.sequences)
-        deadline = arrival.request.deadline
-        self.record.requests.append(
-            RequestRecord(
-                id=request.id,
-                arrival=arrival.at,
-                admitted=None if group.admitted_at is None else group.admitted_at - start,
-                first_token=None if group.first_token_at is None else group.first_token_at - start,
-                finished=group.finished_at - start,
-                num_prompt=len(request.prompt),
-                num_cached=group.num_cached or 0,
-                num_output=num_output,
-                num_sequences=len(group.sequences),
-                num_preemptions=group.num_preemptions,
-                finish_reason=first.finish_reason.value,
-                tenant=request.tenant,
-                session=arrival.request.session,
-                priority=request.priority,
-                deadline=None if deadline is None else arrival.at + deadline,
-            )
-        )
-        self._last_end = group.finished_at - start
-        if num_output:
-            computed = len(request.prompt) - (group.num_cached or 0)
-            self._needed_tokens += computed + num_output - len(group.sequences)
+        record = ended_record(group, arrival, self.start)
+        self.record.requests.append(record)
+        self._last_end = record.finished
+        if record.num_output:
+            computed = record.num_prompt - record.num_cached
+            self._needed_tokens += computed + record.num_output - len(group.sequences)
 
     # ------------------------------------------------------------------ steps
 
@@ -159,7 +116,9 @@ class RunCollector(Observer):
 
     def _sample(self, engine: Engine, work: StepWork, began: float, ended: float) -> None:
         kv_cache, num_active = engine.kv_cache, len(self._active)
-        num_swapped = sum(group.status is Status.SWAPPED for group in self._active)
+        num_swapped = 0
+        if kv_cache.num_host_blocks:
+            num_swapped = sum(group.status is Status.SWAPPED for group in self._active)
         num_waiting = engine.metrics.num_unfinished - num_active
         longest = None
         if num_waiting and kv_cache.reserves_runs:

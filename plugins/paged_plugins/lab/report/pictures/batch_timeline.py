@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paged_plugins.lab.report.pictures.binned import Binned
+from paged_plugins.lab.report.pictures.legend import legend_above
 from paged_plugins.lab.report.pictures.picture import Picture, PictureGroup
 from paged_plugins.lab.report.pictures.style import BLUE, INK, SKY, VERMILLION, WIDTH, shortened
 from paged_plugins.lab.report.pictures.svg import inline_svg, printable
@@ -93,18 +94,3 @@ def _picture(name: str, label: str, batch: _Batch, most: tuple[float, float, flo
         f" {batch.waiting.mean():.1f} wait; at most {batch.waiting.max():.1f} wait."
     )
     return Picture(title=label, description=text, svg=inline_svg(figure, name, text))
-
-
-def legend_above(axes: Any) -> None:
-    """Put a legend of one line above the axes."""
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(0, 0.97),
-        ncols=4,
-        frameon=False,
-        borderaxespad=0,
-        handlelength=1.4,
-        columnspacing=1.2,
-        handletextpad=0.5,
-        fontsize=9.5,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from paged_plugins.lab.report.pictures.picture import LegendEntry
 from paged_plugins.lab.report.pictures.style import INK, STYLES
@@ -34,3 +35,18 @@ def legend(
         axes.plot([1], [0], color=color, marker=style.marker, linestyle="none")
         entries.append(LegendEntry(label=label, svg=inline_svg(figure, f"{name}-{number}", "")))
     return entries
+
+
+def legend_above(axes: Any) -> None:
+    """Put a legend of one line above the axes."""
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 0.97),
+        ncols=4,
+        frameon=False,
+        borderaxespad=0,
+        handlelength=1.4,
+        columnspacing=1.2,
+        handletextpad=0.5,
+        fontsize=9.5,
+    )

@@ -9,12 +9,12 @@ from typing import Any
 from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.report.contents import group_title
 from paged_plugins.lab.report.families import Family
-from paged_plugins.lab.report.pictures.distributions import milliseconds
 from paged_plugins.lab.report.pictures.legend import legend
 from paged_plugins.lab.report.pictures.picture import Gallery, Picture, PictureGroup
 from paged_plugins.lab.report.pictures.rates import RateSweep, rate_sweeps
 from paged_plugins.lab.report.pictures.style import STYLES, WIDTH
 from paged_plugins.lab.report.pictures.svg import inline_svg
+from paged_plugins.lab.report.pictures.time_axis import milliseconds
 from paged_plugins.lab.results import Results
 from paged_plugins.lab.statistics.wording import value_text
 

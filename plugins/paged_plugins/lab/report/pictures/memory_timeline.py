@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paged_plugins.lab.report.pictures.batch_timeline import legend_above
 from paged_plugins.lab.report.pictures.binned import Binned
+from paged_plugins.lab.report.pictures.legend import legend_above
 from paged_plugins.lab.report.pictures.picture import Picture, PictureGroup
 from paged_plugins.lab.report.pictures.style import (
     BLUE,

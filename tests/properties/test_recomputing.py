@@ -1,0 +1,103 @@
+"""Without the KV cache an engine decides the same and says the same; it only computes more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from paged_core.ids import SeqId
+from paged_core.interfaces.observer import Observer, StepRecord
+from paged_core.registry import Registry
+from paged_core.step import StepInput
+from paged_core.testing.background_executor import BackgroundExecutor
+from paged_core.testing.engine_settings import engine_settings
+from paged_core.testing.failing_executor import FailingExecutor
+from paged_core.testing.memory_engine import build_memory_engine, serve
+from paged_core.testing.text_alone import check_nothing_leaked, check_said, check_served
+from paged_core.testing.workload import Workload, workloads
+
+REGISTRY = Registry.discover()
+FAILURES = st.sets(st.integers(0, 20), max_size=4)
+
+
+def profile(max_examples: int) -> Any:
+    return hypothesis_settings(
+        max_examples=max_examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+class Watch(Observer):
+    """Keeps what was decided, and checks what the executor is told."""
+
+    def __init__(self) -> None:
+        self.decisions: list[Any] = []
+        self.num_tokens = 0
+
+    def on_step(self, step: StepRecord, /) -> None:
+        queues = step.queues.running, step.queues.waiting, step.queues.swapped
+        moved = step.preempted, step.swapped_out, step.swapped_in, step.finished
+        names = [[group.id for group in queue] for queue in queues]
+        self.decisions.append((step.scheduled, step.cached, *moved, names, step.free_blocks))
+
+    def install(self, engine: Any, *, from_the_start: bool) -> None:
+        submit, computed = engine.executor.submit, dict[SeqId, int]()
+
+        def watched(step: StepInput) -> Any:
+            for new in step.added:
+                computed[new.id] = new.num_computed
+            for seq_id, count in zip(step.sequence_ids, step.num_tokens, strict=True):
+                assert not from_the_start or computed[seq_id] == 0
+                computed[seq_id] += count
+                self.num_tokens += count
+            return submit(step)
+
+        engine.executor.submit = watched
+
+
+def decide(values: dict[str, Any], workload: Workload, *, kv_cache: bool) -> Watch:
+    watch = Watch()
+    engine = build_memory_engine(REGISTRY, observers=[watch], kv_cache=kv_cache, **values)
+    watch.install(engine, from_the_start=not kv_cache)
+    check_served(engine, workload, serve(engine, workload))
+    return watch
+
+
+def check(values: dict[str, Any], workload: Workload) -> None:
+    cached = decide(values, workload, kv_cache=True)
+    recomputed = decide(values, workload, kv_cache=False)
+    assert recomputed.decisions == cached.decisions
+    assert recomputed.num_tokens >= cached.num_tokens
+
+
+@given(engine_settings(REGISTRY), workloads(max_aborts=2))
+@profile(40)
+def test_decisions_and_text_are_the_same(values: dict[str, Any], workload: Workload) -> None:
+    check(values, workload)
+
+
+@pytest.mark.slow
+@given(engine_settings(REGISTRY), workloads(max_requests=12, max_aborts=3))
+@profile(5000)
+def test_decisions_and_text_are_the_same_for_long(
+    values: dict[str, Any], workload: Workload
+) -> None:
+    check(values, workload)
+
+
+@given(engine_settings(REGISTRY), workloads(max_aborts=2), FAILURES, FAILURES)
+@profile(40)
+def test_steps_that_are_planned_ahead_and_fail_lose_nothing(
+    values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
+) -> None:
+    engine = build_memory_engine(REGISTRY, kv_cache=False, async_scheduling=True, **values)
+    FailingExecutor.install(engine, before=before, after=after)
+    BackgroundExecutor.install(engine)
+    for group in serve(engine, workload).values():
+        check_said(engine, group)
+    check_nothing_leaked(engine)
