@@ -68,11 +68,11 @@ def test_a_worse_evictor_is_found_and_a_copy_of_the_base_moves_nothing() -> None
     for each in found.differences:
         if each.arm == "evictor=lru_twin":
             assert (each.change, each.low, each.high) == (0, 0, 0)
-    assert moved(found, "evictor=wasteful") == {"hit_rate"}
-    assert any(
-        text.startswith("evictor=wasteful: hit rate -") and text.endswith("; nothing else moved")
-        for text in found.sentences
-    )
+    assert moved(found, "evictor=wasteful") == {"hit_rate", "evictions"}
+    sentence = next(text for text in found.sentences if text.startswith("evictor=wasteful: "))
+    assert sentence.startswith("evictor=wasteful: hit rate -")
+    assert "evictions +" in sentence
+    assert sentence.endswith("; nothing else moved")
 
 
 def test_an_order_that_lets_short_requests_wait_is_found_in_their_latency_alone() -> None:

@@ -14,7 +14,6 @@ from paged_plugins.lab.results import BASE, Results
 from paged_plugins.lab.statistics.paired_effect import PairedEffect
 from paged_plugins.lab.statistics.simultaneous import critical_value, minimum_seeds
 
-
 _LEAST_CHANGE = 0.01
 """Percent or points: what is smaller is not claimed, as no decision depends on it."""
 
