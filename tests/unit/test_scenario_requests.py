@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from paged_plugins.metrics.block_history import BlockHistory
 from pydantic import ValidationError
 
 from paged_core.cli import main
@@ -25,7 +26,6 @@ from paged_core.testing.text_alone import check_nothing_leaked
 from paged_plugins.decisions.replay import LastStep, Outcome, replay, settings_of
 from paged_plugins.decisions.request_times import RequestTimes
 from paged_plugins.decisions.scenario import Scenario, read_case
-from paged_plugins.metrics.block_history import BlockHistory
 from paged_plugins.workloads.named import workload_spec
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
 
