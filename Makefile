@@ -10,10 +10,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint types layers pytest test-long mutants gpu-check gpu-bench docs package lock clean
+.PHONY: help run test lint types layers pytest check-memory test-long mutants gpu-check gpu-bench docs package lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' Makefile
 
 run: $(VENV)/.installed ## generate text with the demo model; PROMPT="..." to ask something else
 	$(BIN)/paged-core generate "$$PROMPT"
@@ -32,6 +32,9 @@ layers: $(VENV)/.installed-dev ## import-linter: which package may import which
 
 pytest: $(VENV)/.installed-dev ## the tests; ARGS="-k name" to choose
 	$(BIN)/pytest -n 2 -m "not slow" $(ARGS)
+
+check-memory: $(VENV)/.installed-dev ## the CPU kernels under AddressSanitizer, those with tiles emulated
+	$(BIN)/pytest tests/integration/test_cpu_attention.py -k "no_access_outside_its_slots and portable_amx_emulated"
 
 test-long: $(VENV)/.installed-dev ## the long versions of tests, in addition to the others
 	$(BIN)/pytest -n 2 $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Sequence
 
 
@@ -14,18 +15,26 @@ class BlockKey:
     meet in the same object. Chains found equal share the parents of the left one (in a dictionary:
     of the stored key) from then on, so looking up a long chain block by block, first to last,
     compares each block twice, and not all blocks before it each time.
+
+    A cache holds a key for each of its blocks, so tokens are packed: a tuple of numbers takes four
+    times the memory.
     """
 
-    __slots__ = ("_hash", "extra", "num_tokens", "parent", "tokens")
+    __slots__ = ("_hash", "_packed", "extra", "num_tokens", "parent")
 
     def __init__(
-        self, parent: BlockKey | None, tokens: tuple[int, ...], extra: Hashable = None
+        self, parent: BlockKey | None, tokens: Sequence[int], extra: Hashable = None
     ) -> None:
         self.parent: BlockKey | None = parent
-        self.tokens = tokens
+        self._packed = array("q", tokens).tobytes()
         self.extra = extra
         self.num_tokens: int = len(tokens) + (parent.num_tokens if parent else 0)
-        self._hash: int = hash((parent and parent._hash, tokens, extra))
+        self._hash: int = hash((parent and parent._hash, self._packed, extra))
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens of the block."""
+        return tuple(array("q", self._packed))
 
     def __hash__(self) -> int:
         return self._hash
@@ -40,7 +49,7 @@ class BlockKey:
                 ours is None
                 or theirs is None
                 or ours._hash != theirs._hash
-                or ours.tokens != theirs.tokens
+                or ours._packed != theirs._packed
                 or ours.extra != theirs.extra
             ):
                 return False
@@ -67,5 +76,5 @@ def extend_keys(
     """
     parent = keys[-1] if keys else None
     for start in range(len(keys) * block_size, count * block_size, block_size):
-        parent = BlockKey(parent, tuple(tokens[start : start + block_size]), extra)
+        parent = BlockKey(parent, tokens[start : start + block_size], extra)
         keys.append(parent)

@@ -95,6 +95,11 @@ class KVCache:
         return self._allocator.inner.num_free  # asked more often than anything else
 
     @property
+    def num_cached(self) -> int:
+        """Device blocks whose content the prefix cache finds, referenced or not."""
+        return self._allocator.num_cached
+
+    @property
     def num_free_host(self) -> int:
         """Host blocks that hold nothing."""
         return len(self._free_host)

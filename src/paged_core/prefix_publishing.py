@@ -147,6 +147,8 @@ class PrefixPublishing:
 
     def settle(self) -> list[BlockId]:
         """The step is planned, and no chunk is withdrawn any more; return what it published."""
+        if not (self._published or self._promised or self._merges):
+            return []
         published = [block for blocks in self._published.values() for block in blocks]
         self._allocator.free([merge.own for merge in self._merges])
         self._published.clear()

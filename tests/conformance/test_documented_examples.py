@@ -24,6 +24,7 @@ from paged_core.testing import (
     VictimConformance,
     registry_with,
 )
+from paged_plugins.lab.testing import RouterConformance
 
 SHOWN = {
     "block_allocator": "HighestFirst",
@@ -32,6 +33,7 @@ SHOWN = {
     "victim": "Youngest",
     "preemption": "SwapLong",
     "observers": "Preemptions",
+    "router": "FewestTokens",
 }
 
 
@@ -90,3 +92,7 @@ class TestShownPreemption(_Shown, PreemptionConformance):
 class TestShownObserver(_Shown, ObserverConformance):
     def table(self, folder: Path) -> dict[str, str]:
         return {"name": "shown"}
+
+
+class TestShownRouter(_Shown, RouterConformance):
+    pass

@@ -122,17 +122,8 @@ print("clean")
 """
 
 
-QUICK = "portable_amx_emulated"
-"""The set that is checked in every run: any machine has it, and tiles read the widest."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        one.name if one.name == QUICK else pytest.param(one.name, marks=pytest.mark.slow)
-        for one in (*SETS, *EMULATED)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [one.name for one in (*SETS, *EMULATED)])
 def test_no_access_outside_its_slots(name: str, tmp_path: Path) -> None:
     try:
         compiler = CppCompiler.find()

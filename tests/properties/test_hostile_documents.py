@@ -17,7 +17,7 @@ from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, load_settings, settings_class
 from paged_plugins.decisions.replay import Outcome, check_settings, replay, settings_layer
 from paged_plugins.decisions.scenario import read_case
-from paged_plugins.decisions.trace import KEYS, read_traces
+from paged_plugins.decisions.trace import KEYS, TIMES, read_traces
 from properties.hostile_documents import HOSTILE, contents, values
 
 REGISTRY = Registry.discover()
@@ -49,11 +49,31 @@ SCENARIO: dict[str, Any] = {
     "seconds_per_step": 0.5,
     "max_steps": 30,
 }
+CONVERSATIONS: dict[str, Any] = {
+    "name": "conversations",
+    "settings": {"num_blocks": 32, "executor": "simulated", "cost_model": {"name": "linear"}},
+    "prefixes": {"P": 40, "Q": "0:8"},
+    "requests": [
+        {"id": "A", "prefix": "P", "prompt": 9, "output": 3},
+        {"id": "B", "follows": "A", "after": 1.5, "prompt": "5:9", "output": 2, "deadline": 2.0},
+    ],
+    "workload": {
+        "requests": 6,
+        "arrivals": {"poisson": {"rate": 2.0}},
+        "lengths": {"prompt": {"uniform": [2, 20]}, "output": {"fixed": 3}},
+        "prefixes": {"system": 16, "conversation": {"turns": 2, "think": 1}},
+    },
+    "seed": 3,
+}
 STEP: dict[str, Any] = {key: [] for key in KEYS} | {
     "step": 0,
     "scheduled": {"A": 3},
     "cached": {"A": 0},
     "free_blocks": 3,
+    "version": 2,
+    "evicted": [3],
+    "hits": {"A": [1, 2]},
+    **dict.fromkeys(TIMES, 0.5),
 }
 CASE = {"scenario": SCENARIO, "trace": [STEP]}
 
@@ -119,7 +139,9 @@ def read_trace(folder: Path, content: Content) -> None:
 
 
 SETTINGS_FILES = contents(SETTINGS, (".yaml", ".json", ".toml"))
-SCENARIO_FILES = contents(SCENARIO, (".yaml", ".json"))
+SCENARIO_FILES = st.one_of(
+    contents(SCENARIO, (".yaml", ".json")), contents(CONVERSATIONS, (".yaml", ".json"))
+)
 CASE_FILES = contents(CASE, (".yaml", ".json"))
 TRACE_FILES = contents(STEP, (".json",))
 VARIABLES = st.sampled_from(

@@ -14,10 +14,12 @@ from paged_core.interfaces.future import Future
 from paged_core.registry import Registry
 from paged_core.request import Request
 from paged_core.settings import settings_class
+from paged_core.testing.memory_engine import build_memory_engine, serve
+from paged_core.testing.workload import Workload
 from paged_core.wiring import build_engine
-from paged_plugins.decisions.foresight import foresee
 from paged_plugins.decisions.replay import replay
 from paged_plugins.decisions.scenario import Scenario
+from paged_plugins.workloads.rehearsal import LookUps
 
 REGISTRY = Registry.discover()
 
@@ -51,13 +53,24 @@ class TestFuture:
     def test_a_prompt_asks_for_whole_blocks_before_its_last_token(self) -> None:
         prompts = [tuple(range(length)) for length in (3, 4, 5, 8, 9)]
         requests = [Request(id=str(len(prompt)), prompt=prompt) for prompt in prompts]
-        future = foresee(requests, 4)
-        assert sorted(future._uses.values()) == [[2, 3, 4], [4]]
+        look_ups = looked_up(requests)
+        assert [len(keys) for keys in look_ups.values()] == [0, 0, 1, 1, 2]
+        assert len({key for keys in look_ups.values() for key in keys}) == 2
 
     def test_a_salt_asks_for_other_content(self) -> None:
         prompt = tuple(range(5))
         salted = Request(id="salted", prompt=prompt, cache_salt="salt")
-        assert len(foresee([Request(id="plain", prompt=prompt), salted], 4)._uses) == 2
+        plain, other = looked_up([Request(id="plain", prompt=prompt), salted]).values()
+        assert len(plain) == len(other) == 1
+        assert plain != other
+
+
+def looked_up(requests: list[Request]) -> dict[str, list[int]]:
+    """The content that requests look up, in blocks of four tokens."""
+    look_ups = LookUps(4)
+    engine = build_memory_engine(REGISTRY, observers=[look_ups])
+    serve(engine, Workload(tuple((0, each) for each in requests)))
+    return look_ups.found
 
 
 def made(future: Future) -> Evictor:

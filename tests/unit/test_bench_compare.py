@@ -26,7 +26,7 @@ from paged_plugins.bench.peer_process import PeerProcess
 from paged_plugins.bench.peer_python import PeerPython
 from paged_plugins.bench.peers.peer_engine import Task
 from paged_plugins.bench.peers.table import OURS, PEERS
-from paged_plugins.bench.workloads import NAMED, Item, Workload
+from paged_plugins.bench.workloads import NAMED, BatchWorkload, Item
 from unit import foreign_python
 from unit.bench_tasks import bench_task
 
@@ -55,7 +55,7 @@ def run(capfd: Capture, *argv: str, status: int = 0) -> str:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(NAMED, "W7", Workload("W7", "", lambda _: CHAT))
+    monkeypatch.setitem(NAMED, "W7", BatchWorkload("W7", "", lambda _: CHAT))
     monkeypatch.setattr("paged_plugins.bench.rates._OTHER_BYTES", 1 << 20)
     monkeypatch.setattr("paged_plugins.bench.rates._OTHER_SIZE", 64)
 
@@ -114,7 +114,7 @@ def test_what_has_been_measured_is_kept_when_the_rest_fails(
         return compare(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr("paged_plugins.bench.compare_command.compare", fails_later)
-    monkeypatch.setitem(NAMED, "W4", Workload("W4", "", lambda _: CHAT))
+    monkeypatch.setitem(NAMED, "W4", BatchWorkload("W4", "", lambda _: CHAT))
     argv = ["--model", model, "--dtype", "float32", "--workload", "W7,W4", "--repeats", "1"]
     argv += ["--peer", f"vllm={foreign_python.make(tmp_path)}", "--num-blocks", "32"]
     argv += ["--output", str(tmp_path / "rows")]
@@ -279,7 +279,7 @@ def _cannot_start(*_: object) -> None:
 
 
 def compared(*engines: Any, repeats: int = 3) -> dict[str, Any]:
-    row = compare(Workload("W7", "", lambda _: CHAT), engines, repeats, lambda: None)
+    row = compare(BatchWorkload("W7", "", lambda _: CHAT), engines, repeats, lambda: None)
     return row | {"model": "m", "dtype": "bfloat16", "repeats": repeats}
 
 
@@ -313,7 +313,7 @@ class TestRows:
         }
         monkeypatch.setattr(compare_command, "PeerProcess", lambda peer, *_: engines[peer.name])
         peers = [OURS, *(PEERS[name] for name in list(engines)[1:])]
-        workloads = [Workload("W7", "", lambda _: CHAT)]
+        workloads = [BatchWorkload("W7", "", lambda _: CHAT)]
         told: list[str] = []
         choices = [Choice(one, PeerPython()) for one in peers]
         (row,) = compare_command._alone(bench_task(), workloads, choices, 2, told.append)

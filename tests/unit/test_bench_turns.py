@@ -13,7 +13,7 @@ from paged_core.errors import EngineError
 from paged_plugins.bench.completion import complete
 from paged_plugins.bench.measurement import Bench
 from paged_plugins.bench.turns import conversations, full_prompt, longest, prompt_lengths, rounds
-from paged_plugins.bench.workloads import NAMED, Item, Workload
+from paged_plugins.bench.workloads import NAMED, BatchWorkload, Item
 
 CHAT = [
     *(Item([1, 2, 3], 4), Item([4, 5], 2)),
@@ -82,16 +82,18 @@ class TestAnEngine:
         advanced = []
         with LLM(executor="memory", num_blocks=64, max_model_len=64) as llm:
             done = complete(llm, CHAT, lambda: advanced.append(llm.engine.num_steps))
-        outputs = {place: one.output().outputs[0].token_ids for place, one in enumerate(done)}
+        outputs = {
+            place: one.generation.output().outputs[0].token_ids for place, one in enumerate(done)
+        }
         for place, one in enumerate(done):
-            assert one.output().prompt_token_ids == full_prompt(CHAT, place, outputs)
+            assert one.generation.output().prompt_token_ids == full_prompt(CHAT, place, outputs)
             assert len(outputs[place]) == CHAT[place].num_output
         # each turn draws its first token in the step after that in which the turn before ended
         assert advanced == [2, 4, 4, 7, 8]
 
     def test_first_tokens_count_from_when_a_turn_arrives(self) -> None:
         with LLM(executor="memory", num_blocks=64, max_model_len=64) as llm:
-            done = [one.group for one in complete(llm, CHAT, lambda: None)]
+            done = [one.generation.group for one in complete(llm, CHAT, lambda: None)]
             run = Bench(llm).run(CHAT)
         assert done[0].finished_at is not None
         assert done[2].arrival >= done[0].finished_at
@@ -99,7 +101,7 @@ class TestAnEngine:
 
     def test_reports_full_prompts_and_all_tokens(self) -> None:
         with LLM(executor="memory", num_blocks=64, max_model_len=64) as llm:
-            row = Bench(llm).measure(Workload("chat", "", lambda _: CHAT), repeats=2)
+            row = Bench(llm).measure(BatchWorkload("chat", "", lambda _: CHAT), repeats=2)
         assert (row["requests"], row["output_tokens"]) == (5, 4 + 2 + 3 + 2 + 1)
         assert row["input_tokens"] == 3 + 2 + (3 + 4 + 1) + (2 + 2 + 2) + (8 + 3 + 1)
 
@@ -112,5 +114,5 @@ class TestAnEngine:
     def test_finds_earlier_turns_in_its_cache(self) -> None:
         with LLM(executor="memory", num_blocks=600, max_model_len=1024) as llm:
             done = complete(llm, NAMED["W7"].items(), lambda: None)
-        later = [one.output() for one in done[8:]]
+        later = [one.generation.output() for one in done[8:]]
         assert all(one.num_cached_tokens >= 150 for one in later)

@@ -25,7 +25,15 @@ from paged_plugins.decisions.diff import first_difference
 from paged_plugins.decisions.replay import Outcome, replay, settings_of
 from paged_plugins.decisions.scenario import Scenario, ScenarioRequest, read_case
 from paged_plugins.decisions.side_by_side import side_by_side, totals
-from paged_plugins.decisions.trace import KEYS, UNFINISHED, differing_keys, read_traces
+from paged_plugins.decisions.trace import (
+    DECISIONS,
+    KEYS,
+    UNFINISHED,
+    differing_keys,
+    in_version,
+    read_traces,
+    version_of,
+)
 
 REGISTRY = Registry.discover()
 
@@ -43,7 +51,9 @@ def write(path: Path, content: object) -> Path:
 
 def line(step: int = 0, **changes: Any) -> dict[str, Any]:
     empty: dict[str, Any] = {key: [] for key in KEYS}
-    return {**empty, "step": step, "scheduled": {}, "cached": {}, "free_blocks": 0, **changes}
+    times = {"time": float(step), "seconds": 1.0, "idle": 0.0}
+    values = {"version": 2, "step": step, "scheduled": {}, "cached": {}, "free_blocks": 0}
+    return {**empty, **values, "hits": {}, **times, **changes}
 
 
 class TestScenario:
@@ -442,8 +452,10 @@ class TestReplay:
         engine.close()
         expected = list(replay(scenario, REGISTRY))
         assert any(step["preempted"] or step["swapped_out"] for step in expected)
-        assert read_traces(path) == {"": expected}
-        assert [json.loads(text) for text in path.read_text().splitlines()] == expected
+        logged = read_traces(path)[""]
+        assert first_difference(logged, expected) is None
+        assert [tuple(each) for each in logged] == [KEYS] * len(expected)
+        assert [each["time"] for each in logged] == [each["time"] for each in expected]
 
     def test_a_log_that_cannot_be_written_is_a_settings_error(self, tmp_path: Path) -> None:
         write(tmp_path / "file", "")
@@ -484,14 +496,54 @@ class TestTraces:
             read_traces(path)
         assert str(path) in str(caught.value)
 
+    def test_version_1_is_read_and_compared_by_the_keys_of_both(self, tmp_path: Path) -> None:
+        old = in_version(line(), 1)
+        assert list(old) == ["step", *DECISIONS[: DECISIONS.index("free_blocks") + 1]]
+        path = write(tmp_path / "old.jsonl", json.dumps(old))
+        assert read_traces(path) == {"": [old]}
+        assert (version_of([old]), version_of([line()]), version_of([])) == (1, 2, 2)
+        assert differing_keys(old, line(evicted=[1], hits={"A": [2]})) == []
+        assert differing_keys(line(free_blocks=1), old) == ["free_blocks"]
+        shown = list(side_by_side(("old", "new"), (old, line(evicted=[1], free_blocks=1))))
+        assert [row.split()[1] for row in shown if row.startswith("  *")] == ["free_blocks"]
+        assert not any("evicted" in row for row in totals(("a", "b"), ([old], [line()])))
+
+    def test_times_are_no_decisions(self) -> None:
+        assert differing_keys(line(), line(time=9.0, seconds=3.0, idle=1.0)) == []
+
+    @pytest.mark.parametrize("key", ["evicted", "hits", "time", "seconds", "idle"])
+    def test_version_2_has_all_its_keys(self, tmp_path: Path, key: str) -> None:
+        broken = {name: value for name, value in line().items() if name != key}
+        with pytest.raises(SettingsError, match=f"not a step of a trace: {key}: field required"):
+            read_traces(write(tmp_path / "t.jsonl", json.dumps(broken)))
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"version": 3}, "version: 3 is none that can be read; there are 1 and 2"),
+            ({"version": True}, "version: True is none"),
+            ({"version": [2]}, r"version: \[2\] is none"),
+            ({"time": -1.0}, "time: "),
+            ({"seconds": "1"}, "seconds: "),
+            ({"hits": {"A": 3}}, "hits.A: "),
+            ({"evicted": ["3"]}, "evicted.0: "),
+        ],
+        ids=str,
+    )
+    def test_what_is_no_line_of_version_2(
+        self, tmp_path: Path, change: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(SettingsError, match=message):
+            read_traces(write(tmp_path / "t.jsonl", json.dumps(line() | change)))
+
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="cannot read"):
             read_traces(tmp_path / "nowhere.jsonl")
 
     def test_every_key_counts_and_the_order_of_the_batch(self) -> None:
-        for key in KEYS:
-            assert differing_keys(line(), line(**{key: "other"})) == [key]
-        assert differing_keys(line(), {**line(), "new": 1}) == ["new"]
+        for key in ("step", *DECISIONS):
+            assert differing_keys(line(), line() | {key: "other"}) == [key]
+        assert differing_keys({**line(), "new": 1}, {**line(), "new": 2}) == ["new"]
         one, other = {"A": 1, "B": 1}, {"B": 1, "A": 1}
         assert differing_keys(line(scheduled=one), line(scheduled=other)) == ["scheduled"]
         assert differing_keys(line(cached=one), line(cached=other)) == []

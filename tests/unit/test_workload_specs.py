@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from paged_core.errors import SettingsError
+from paged_plugins.workloads.amount import Amount
+from paged_plugins.workloads.content import FIRST_OWN_ID, token_ids
 from paged_plugins.workloads.lengths import NAMED_LENGTHS
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.request import WorkloadRequest
@@ -41,6 +52,10 @@ class TestSpec:
             ({"prefixes": {"tree": {"depth": 60, "branching": 60}}}, "more than 10,000 requests"),
             ({"lengths": {"prompt": {"uniform": [9, 1]}, "output": 1}}, "exchange them"),
             ({"trace": "requests.jsonl", "lengths": "alpaca"}, "leave `lengths` out"),
+            (
+                {"mix": [{"prefixes": {"system": {"tokens": 1, "count": 60_000}}}] * 2},
+                "more than 100,000 shared texts",
+            ),
             ([], "is not a workload"),
         ],
     )
@@ -50,6 +65,14 @@ class TestSpec:
         assert problem in str(raised.value)
         assert str(raised.value).startswith("study.yaml is not a workload")
         assert "\n" not in str(raised.value)
+
+    def test_the_files_that_it_reads_are_known(self) -> None:
+        mix = [{"lengths": {"trace": "a.csv"}}, {"arrivals": {"replay": "b.csv"}}, {}]
+        spec = parse_spec({"lengths": {"trace": "c.csv"}, "mix": mix}, "test")
+        assert {str(each.file) for each in spec.traces()} == {"a.csv", "b.csv", "c.csv"}
+        spec = parse_spec({"trace": "d.csv", "arrivals": {"replay": "b.csv"}}, "test")
+        assert {str(each.file) for each in spec.traces()} == {"d.csv", "b.csv"}
+        assert not list(workload_spec("chat").traces())
 
 
 class TestLengths:
@@ -63,3 +86,248 @@ class TestLengths:
         lengths = NAMED_LENGTHS[name]
         assert sum(map(lengths.prompt.whole, shares)) / 5000 == pytest.approx(prompt, rel=2e-3)
         assert sum(map(lengths.output.whole, shares)) / 5000 == pytest.approx(output, rel=2e-3)
+
+    def test_those_of_a_trace_are_drawn_in_pairs(self, tmp_path: Path) -> None:
+        trace = tmp_path / "requests.jsonl"
+        pairs = [(5, 50), (6, 60), (7, 70)]
+        lines = [f'{{"id": "{a}", "prompt": {a}, "output": {b}}}' for a, b in pairs]
+        trace.write_text("\n".join(lines))
+        requests = drawn(requests=300, lengths={"trace": str(trace)})
+        counts = Counter((each.num_new, each.output) for each in requests)
+        assert set(counts) == set(pairs)
+        assert min(counts.values()) > 60
+        trace.write_text('{"id": "a", "prompt": 5, "output": 0}')
+        with pytest.raises(SettingsError, match="line 1: output"):
+            drawn(lengths={"trace": {"file": str(trace), "format": "requests"}})
+        trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens")
+        with pytest.raises(SettingsError, match="there is no request in it"):
+            drawn(lengths={"trace": str(trace)})
+
+
+class TestAmounts:
+    @pytest.mark.parametrize(
+        ("written", "expected"),
+        [
+            (7, 7.0),
+            ({"fixed": 7}, 7.0),
+            ({"uniform": [10, 20]}, 15.0),
+            ({"exponential": 12.5}, 12.5),
+            ({"zipf": {"exponent": 1.0, "max": 3}}, (1 + 2 / 2 + 3 / 3) / (1 + 1 / 2 + 1 / 3)),
+            ({"lognormal": {"median": 20, "sigma": 0.5}}, 20 * 2.718281828 ** (0.5**2 / 2)),
+        ],
+    )
+    def test_the_mean(self, written: Any, expected: float) -> None:
+        amount = TypeAdapter(Amount).validate_python(written)
+        shares = [(place + 0.5) / 20_000 for place in range(20_000)]
+        assert mean(map(amount.quantile, shares)) == pytest.approx(expected, rel=2e-3)
+
+    @given(
+        written=st.sampled_from(
+            [
+                {"uniform": [3, 9]},
+                {"zipf": {"exponent": 1.3, "max": 500}},
+                {"lognormal": {"median": 50, "sigma": 1.5, "min": 10, "max": 90}},
+                {"lognormal": {"median": 5, "sigma": 3, "max": 7}},
+                {"exponential": 4},
+            ]
+        ),
+        shares=st.lists(st.floats(0, 1, exclude_max=True), min_size=2),
+    )
+    @settings(max_examples=50)
+    def test_a_larger_share_is_no_smaller_amount(self, written: Any, shares: list[float]) -> None:
+        amount = TypeAdapter(Amount).validate_python(written)
+        shares.sort()
+        wholes, quantiles = ([*map(each, shares)] for each in (amount.whole, amount.quantile))
+        assert wholes == sorted(wholes)
+        assert quantiles == sorted(quantiles)
+        ((_, options),) = written.items()
+        if isinstance(options, dict):
+            assert options.get("min", 1) <= quantiles[0]
+            assert quantiles[-1] <= options["max"]
+
+    def test_both_ends_of_uniform_whole_numbers_are_drawn_alike(self) -> None:
+        amount = TypeAdapter(Amount).validate_python({"uniform": [2, 4]})
+        counts = Counter(amount.whole((place + 0.5) / 300) for place in range(300))
+        assert counts == {2: 100, 3: 100, 4: 100}
+
+
+def gaps(arrivals: Any, count: int = 4000, seed: int = 0) -> list[float]:
+    """Return the times between arrivals."""
+    short = {"prompt": 1, "output": 1}
+    times = [each.at for each in drawn(seed, requests=count, arrivals=arrivals, lengths=short)]
+    assert times == sorted(times)
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
+class TestArrivals:
+    def test_at_once_and_at_intervals(self) -> None:
+        assert set(gaps("at_once", 10)) == {0.0}
+        assert gaps({"interval": 0.5}, 10) == [0.5] * 9
+
+    @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+    def test_gamma(self, burstiness: float) -> None:
+        found = gaps({"gamma": {"rate": 5, "burstiness": burstiness}})
+        assert mean(found) == pytest.approx(0.2, rel=0.1)
+        # the coefficient of variation of a gamma distribution of this shape
+        assert stdev(found) / mean(found) == pytest.approx(burstiness**-0.5, rel=0.1)
+
+    def test_poisson(self) -> None:
+        found = gaps({"poisson": {"rate": 5}})
+        assert mean(found) == pytest.approx(0.2, rel=0.05)
+        assert stdev(found) / mean(found) == pytest.approx(1, rel=0.05)
+        assert gaps({"poisson": 5}) == found
+
+    def test_replay_of_a_trace(self, tmp_path: Path) -> None:
+        trace = tmp_path / "azure.csv"
+        rows = [f"2023-11-16 18:17:0{second}.5,7,7" for second in (1, 2, 5)]
+        trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+        arrivals = {"replay": {"trace": {"file": str(trace), "scale": 2}}}
+        assert gaps(arrivals, 100) == [2.0, 6.0]  # the workload ends with the trace
+        assert gaps({"replay": str(trace)}) == [1.0, 3.0]
+
+    def test_a_trace_may_come_by_another_process(self, tmp_path: Path) -> None:
+        trace = tmp_path / "requests.jsonl"
+        trace.write_text('{"id": "a", "prompt": 5, "output": 1}')
+        first = drawn(trace=str(trace), arrivals={"poisson": {"rate": 1}})
+        assert first != drawn(1, trace=str(trace), arrivals={"poisson": {"rate": 1}})
+        assert first[0].at > 0
+
+
+def beginnings(requests: Iterable[WorkloadRequest]) -> Counter[range]:
+    """Count what prompts begin with."""
+    return Counter(each.prompt[0] for each in requests)
+
+
+class TestPrefixes:
+    def test_system_prompts_have_weights_and_popularity(self) -> None:
+        system = [{"tokens": 100, "weight": 3}, {"tokens": 50, "count": 2, "exponent": 1}]
+        counts = beginnings(drawn(requests=4000, prefixes={"system": system}))
+        assert [len(each) for each in sorted(counts, key=lambda each: each.start)] == [100, 50, 50]
+        shares = [count / 4000 for _, count in counts.most_common()]
+        assert shares == pytest.approx([3 / 4, 1 / 4 * 2 / 3, 1 / 4 * 1 / 3], abs=0.03)
+
+    def test_few_shot_takes_different_examples(self) -> None:
+        few_shot = {"examples": 3, "pool": 4, "tokens": {"uniform": [10, 20]}}
+        requests = drawn(requests=500, prefixes={"system": 5, "few_shot": few_shot})
+        examples = [each.prompt[1:4] for each in requests]
+        assert all(len(set(each)) == 3 for each in examples)
+        assert len(set(examples)) == 4 * 3 * 2
+        assert all(len(each.prompt) == 5 for each in requests)
+
+    def test_conversations_continue_until_they_are_too_long(self) -> None:
+        conversation = {"turns": 5, "think": {"uniform": [1, 2]}}
+        values = {"prefixes": {"system": 10, "conversation": conversation}, "max_tokens": 100}
+        lengths = {"prompt": 10, "output": 15}
+        for first in parse_spec({**values, "lengths": lengths, "requests": 30}, "").build().draw(0):
+            chain = list(first.family())
+            assert len(chain) == 3  # 10 + 3 * 25 <= 100
+            assert all(1 <= each.at <= 2 for each in chain[1:])
+            assert {each.session for each in chain} == {first.id}
+        (alone,) = drawn(requests=1, max_tokens=30, lengths={"prompt": 25, "output": 25})
+        assert (alone.num_new, alone.output) == (25, 5)
+        (alone,) = drawn(requests=1, max_tokens=30, lengths={"prompt": 45, "output": 25})
+        assert (alone.num_new, alone.output) == (29, 1)
+
+    def test_shared_prefixes_leave_room(self) -> None:
+        few_shot = {"examples": 2, "pool": 3, "tokens": 20}
+        prefixes = {"system": [10, 30], "few_shot": few_shot}
+        assert drawn(prefixes=prefixes, max_tokens=72)
+        with pytest.raises(SettingsError, match=r"max_tokens 71 leaves no room .* of 70 tokens"):
+            drawn(prefixes=prefixes, max_tokens=71)
+
+    def test_many_system_prompts_are_drawn_at_once(self) -> None:
+        assert drawn(prefixes={"system": {"tokens": 5, "count": 50_000, "exponent": 1}})
+
+    def test_trees(self) -> None:
+        prefixes = {"tree": {"depth": 3, "branching": 2}}
+        (first,) = parse_spec({"requests": 7, "prefixes": prefixes}, "").build().draw(0)
+        assert [len(each.followers) for each in first.family()] == [2, 2, 0, 0, 2, 0, 0]
+        (cut,) = parse_spec({"requests": 4, "prefixes": prefixes}, "").build().draw(0)
+        assert [each.id for each in cut.family()] == ["0", "0.1", "0.3", "0.2"]
+
+
+class TestClasses:
+    def test_they_have_shares_tenants_priorities_deadlines_and_salts(self) -> None:
+        classes = [
+            {
+                "weight": 3,
+                "tenants": {"a": 3, "b": 1},
+                "priorities": [0, 5],
+                "cache_salt": "tenant",
+            },
+            {"tenants": "c", "deadline": 2.5, "n": {"uniform": [2, 3]}, "cache_salt": "session"},
+        ]
+        requests = drawn(requests=4000, mix=classes)
+        shares = Counter(each.tenant for each in requests)
+        for tenant, share in (("a", 9 / 16), ("b", 3 / 16), ("c", 4 / 16)):
+            assert shares[tenant] / 4000 == pytest.approx(share, abs=0.03)
+        c = [each for each in requests if each.tenant == "c"]
+        assert {each.n for each in c} == {2, 3}
+        assert all(each.deadline == 2.5 and each.cache_salt == each.id for each in c)
+        others = [each for each in requests if each.tenant != "c"]
+        assert {each.priority for each in others} == {0, 5}
+        assert all(each.deadline is None and each.cache_salt == each.tenant for each in others)
+
+    def test_one_may_arrive_by_a_process_of_its_own(self) -> None:
+        classes = [{"arrivals": {"interval": 2}, "first": 3, "tenants": "a"}, {"tenants": "b"}]
+        requests = drawn(requests=20, arrivals={"interval": 0.5}, mix=classes)
+        assert [each.at for each in requests if each.tenant == "a"] == [0, 2, 4]
+        assert [each.at for each in requests] == sorted(each.at for each in requests)
+        assert len(requests) == 20
+
+    @pytest.mark.parametrize("wrong", [{"first": 3}, {"weight": 1, "arrivals": "at_once"}])
+    def test_a_share_and_a_process_exclude_each_other(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(SettingsError, match=r"mix\.0"):
+            drawn(mix=[wrong])
+
+
+class TestSeeds:
+    def test_one_aspect_changes_and_the_others_stay(self) -> None:
+        base = {"requests": 200, "lengths": "sharegpt", "prefixes": {"conversation": {"turns": 3}}}
+        slow = drawn(**base, arrivals={"poisson": {"rate": 1}})
+        fast = drawn(**base, arrivals={"gamma": {"rate": 9, "burstiness": 0.3}})
+        assert [(a.id, a.prompt, a.output) for a in slow] == [
+            (b.id, b.prompt, b.output) for b in fast
+        ]
+        longer = drawn(
+            **base | {"lengths": {"prompt": 7, "output": NAMED_LENGTHS["sharegpt"].output}}
+        )
+        assert [each.output for each in longer] == [each.output for each in slow]
+        tenants = drawn(**base, arrivals={"poisson": {"rate": 1}}, tenants=["a", "b"])
+        assert [each.at for each in tenants] == [each.at for each in slow]
+
+    def test_the_rate_scales_the_same_arrivals(self) -> None:
+        slow, fast = (gaps({"poisson": {"rate": rate}}, 50) for rate in (1, 4))
+        assert slow == pytest.approx([4 * each for each in fast])
+
+    def test_they_are_the_same_in_another_process_and_version(self) -> None:
+        """What is drawn here was drawn before: streams must not change with a release."""
+        code = (
+            "from paged_plugins.workloads.spec import parse_spec\n"
+            "arrivals = {'gamma': {'rate': 4, 'burstiness': 0.5}}\n"
+            "spec = parse_spec({'lengths': 'sharegpt', 'arrivals': arrivals}, '')\n"
+            "last = list(spec.build().draw(5))[-2:]\n"
+            "print([(each.id, round(each.at, 6), each.num_new, each.output) for each in last])"
+        )
+        run = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert run.stdout.strip() == "[('98', 18.379016, 21, 190), ('99', 18.520026, 181, 398)]"
+
+    def test_nothing_heavy_is_imported(self) -> None:
+        code = (
+            "import sys; from paged_plugins.workloads.named import workload_spec\n"
+            "list(workload_spec('chat').build().draw(5))\n"
+            "print({'torch', 'numpy', 'matplotlib', 'pyarrow', 'ray'} & set(sys.modules))"
+        )
+        run = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert run.stdout.strip() == "set()"
+
+    def test_no_two_prompts_have_content_in_common_by_chance(self) -> None:
+        parts = [
+            part for each in drawn(requests=300, prefixes={"system": 64}) for part in each.prompt
+        ]
+        assert sum(map(len, set(parts))) == len(set(token_ids(set(parts), None)))
+        assert max(part.stop for part in parts) < FIRST_OWN_ID

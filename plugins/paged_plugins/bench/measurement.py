@@ -15,12 +15,11 @@ from paged_core.errors import SettingsError
 from paged_core.interfaces.model_size import ModelSize
 from paged_core.interfaces.runner import SupportsModelSize
 from paged_core.llm import LLM
-from paged_core.text.outputs import RequestOutput
-from paged_plugins.bench.completion import complete
+from paged_plugins.bench.completion import Completed, complete
 from paged_plugins.bench.memory_peak import peak_memory, reset_peak
 from paged_plugins.bench.rates import measure_rates
 from paged_plugins.bench.roofline import least_seconds
-from paged_plugins.bench.turns import longest, prompt_lengths
+from paged_plugins.bench.turns import is_batch, longest, prompt_lengths
 from paged_plugins.bench.workloads import Item, Workload
 
 _ANY_VOCABULARY = 10_000
@@ -101,9 +100,7 @@ class Bench:
         self.run([Item([place % self.vocab_size for place in range(24)], 4)] * 2)
 
     def run(self, items: Sequence[Item], advance: Callable[[], None] = lambda: None) -> Run:
-        """Complete ``items`` as one batch: greedy, ignoring end-of-sequence tokens.
-
-        A later turn of a conversation arrives when the previous one has ended.
+        """Complete ``items``: greedy, ignoring end-of-sequence tokens, each from its arrival on.
 
         Args:
             advance: called once for each finished request.
@@ -116,22 +113,22 @@ class Bench:
         before = dict(llm.engine.seconds)
         num_steps = llm.engine.num_steps
         started = perf_counter()
-        generations = complete(llm, items, advance)
+        completed = complete(llm, items, advance)
         elapsed = perf_counter() - started
-        outputs = [generation.output() for generation in generations]
+        outputs = [each.generation.output() for each in completed]
         detokenise = perf_counter() - started - elapsed
         seconds = {
             phase: llm.engine.seconds.get(phase, 0.0) - before.get(phase, 0.0) for phase in _PHASES
         }
         seconds["other"] = max(0.0, elapsed - sum(seconds.values()))
         seconds["detokenise"] = detokenise
-        first, each = _latencies(outputs, items)
+        first, each = _latencies(completed, items)
         return Run(
             elapsed=elapsed,
             seconds=seconds,
             num_steps=llm.engine.num_steps - num_steps,
             num_cached=sum(output.num_cached_tokens or 0 for output in outputs),
-            num_preemptions=sum(one.group.num_preemptions for one in generations),
+            num_preemptions=sum(one.generation.group.num_preemptions for one in completed),
             first_token=first,
             per_token=each,
             outputs=[output.outputs[0].token_ids for output in outputs],
@@ -160,7 +157,7 @@ class Bench:
     def _of_runs(
         self, workload: Workload, items: Sequence[Item], runs: list[Run]
     ) -> dict[str, Any]:
-        num_output = sum(item.num_output for item in items)
+        num_output = sum(item.n * item.num_output for item in items)
         num_input = sum(prompt_lengths(items))
         elapsed = median(run.elapsed for run in runs)
         phases = {
@@ -192,7 +189,7 @@ class Bench:
 
     def _roofline(self, items: Sequence[Item], runs: list[Run]) -> dict[str, Any] | None:
         size = self.size()
-        if size is None:
+        if size is None or not is_batch(items):
             return None
         rates = measure_rates(size.layers[0].dtype, size.layers[0].device)
         least = least_seconds(items, size, rates, _num_shared(items))
@@ -219,15 +216,15 @@ class Bench:
 
 
 def _latencies(
-    outputs: Sequence[RequestOutput], items: Sequence[Item]
+    completed: Sequence[Completed], items: Sequence[Item]
 ) -> tuple[list[float], list[float]]:
     """Return the times to first token and the times per further token, in seconds."""
     first, each = [], []
-    for output, item in zip(outputs, items, strict=True):
-        times = output.metrics
+    for one, item in zip(completed, items, strict=True):
+        times = one.generation.output().metrics
         assert times.first_token is not None
         assert times.finished is not None
-        first.append(times.first_token - times.arrival)
+        first.append(times.first_token - one.arrival)
         if item.num_output > 1:
             each.append((times.finished - times.first_token) / (item.num_output - 1))
     return first, each

@@ -20,11 +20,14 @@ from paged_plugins.bench.drawn_options import (
     SharedPrefix,
     drawing,
 )
+from paged_plugins.bench.lab_workload import LabWorkload
 from paged_plugins.bench.machine import machine, machine_line
 from paged_plugins.bench.measurement import Bench
 from paged_plugins.bench.output_file import OutputFile
 from paged_plugins.bench.progress import progress
 from paged_plugins.bench.workloads import NAMED, Workload
+from paged_plugins.workloads.named import names, workload_spec
+from paged_plugins.workloads.spec import WorkloadSpec
 
 _WORKLOADS = "; ".join(f"{name}: {workload.summary}" for name, workload in NAMED.items())
 
@@ -34,9 +37,10 @@ def throughput_command(
     workload: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME",
-            help="May be repeated or comma-separated (default: all of W1 to W8 whose requests fit "
-            f"the model). {_WORKLOADS}.",
+            metavar="NAME|FILE",
+            help="May be repeated, names comma-separated (default: all of W1 to W8 whose requests "
+            f"fit the model). {_WORKLOADS}. Or one of the lab, which arrives as it says: "
+            f"{', '.join(names())}, or a file that `lab workload` reads.",
         ),
     ] = None,
     num_requests: NumRequests = None,
@@ -59,14 +63,18 @@ def throughput_command(
     Greedy, ignoring end-of-sequence tokens, from token ids to token ids; detokenisation is measured
     separately. Two short requests run as a warm-up. Each repeat has different tokens, so that none
     hits the cached prefixes of another. A later turn of a conversation arrives when the previous
-    one has ended. The share of the roofline compares with the least time that the workload can take
-    on this machine, whose limits are measured after the workload.
+    one has ended, or its think time later. The share of the roofline compares with the least time
+    that a workload which arrives at once can take on this machine, whose limits are measured after
+    it.
     """
     described = drawing(num_requests, input_len, output_len, shared_prefix)
-    chosen = chosen_workloads(workload, described)
+    listed, from_lab = _told_apart(workload or ())
+    chosen = chosen_workloads(listed, described)
     rows = []
     with open_bench(given, chosen, trace=trace) as bench:
-        chosen = chosen or _fitting(bench)
+        counted = [LabWorkload.counted(each, bench.llm.tokenizer) for each in from_lab]
+        bench.check_lengths(counted)
+        chosen = [*chosen, *counted] or _fitting(bench)
         total = repeats * sum(len(some.items()) for some in chosen)
         with progress(total, "measuring") as advance:
             for some in chosen:
@@ -82,17 +90,41 @@ def throughput_command(
         _print(rows)
 
 
-def chosen_workloads(names: Sequence[str] | None, described: Workload | None) -> list[Workload]:
+def _told_apart(given: Sequence[str]) -> tuple[list[str], list[WorkloadSpec]]:
+    """Return what names workloads of the benchmarks, and the others: those of the lab, and files.
+
+    Raises:
+        SettingsError: a name is unknown, or a file cannot be read.
+    """
+    listed: list[str] = []
+    from_lab: list[WorkloadSpec] = []
+    for text in given:
+        parts = [text] if Path(text).exists() else [part for part in text.split(",") if part]
+        for part in parts:
+            if part in NAMED:
+                listed.append(part)
+            elif part in names() or Path(part).exists():
+                from_lab.append(workload_spec(part))
+            else:
+                known = ", ".join([*NAMED, *names()])
+                raise SettingsError(
+                    f"no workload is called {part!r:.80}, and there is no such file; there are "
+                    f"{known}"
+                )
+    return listed, from_lab
+
+
+def chosen_workloads(given: Sequence[str] | None, described: Workload | None) -> list[Workload]:
     """Return the named workloads, and the drawn one.
 
     Raises:
         SettingsError: a name is unknown.
     """
-    listed = [part for name in names or () for part in name.split(",") if part]
+    listed = [part for name in given or () for part in name.split(",") if part]
     unknown = [name for name in listed if name not in NAMED]
     if unknown:
         raise SettingsError(f"no workload is called {unknown[0]!r}; there are {', '.join(NAMED)}")
-    chosen = [NAMED[name] for name in listed]
+    chosen: list[Workload] = [NAMED[name] for name in listed]
     if described is not None:
         chosen.append(described)
     return chosen

@@ -63,6 +63,13 @@ def conversations(items: Sequence[Item]) -> list[list[int]]:
     return list(found.values())
 
 
+def is_batch(items: Sequence[Item]) -> bool:
+    """Whether they are what the roofline is known of: nothing waits but later turns of chains."""
+    followed = [item.follows for item in items if item.follows is not None]
+    is_chain = len(set(followed)) == len(followed)
+    return is_chain and not any(item.at or item.n > 1 for item in items)
+
+
 def full_prompt(
     items: Sequence[Item], index: int, outputs: Mapping[int, Sequence[int]]
 ) -> list[int]:

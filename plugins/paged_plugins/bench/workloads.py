@@ -1,7 +1,8 @@
 """The requests of the benchmarks: prompts of token ids with fixed output lengths.
 
 A workload is drawn with a fixed seed. Each repeat shifts all token ids by the same amount, so that
-the lengths stay and no repeat hits the cached prefixes of an earlier one.
+the lengths stay and no repeat hits the cached prefixes of an earlier one. The workloads of the lab
+become items in :mod:`paged_plugins.bench.lab_workload`.
 
 An item that follows another one is a later turn of the same conversation: its prompt continues the
 tokens of the previous turn. :mod:`paged_plugins.bench.turns` builds the full prompts.
@@ -10,8 +11,9 @@ tokens of the previous turn. :mod:`paged_plugins.bench.turns` builds the full pr
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 _NUM_IDS = 10_000
 _SHIFT = 3331
@@ -27,19 +29,42 @@ class Item:
     num_output: int
     follows: int | None = None
     """Index of an earlier item of the workload; the full prompt of this one is that item's full
-    prompt, the tokens generated for it, and ``prompt``."""
+    prompt, the tokens generated for its first sequence, and ``prompt``."""
+    at: float = 0.0
+    """Seconds from the start to its arrival; of one that follows another, from the end of that."""
+    n: int = 1
+    """Sequences that are sampled for it."""
+    deadline: float | None = None
+    """Seconds from its arrival."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Further ones of its :class:`~paged_core.request.Request`, such as ``priority``."""
+
+
+class Workload(Protocol):
+    """Named requests."""
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+
+    @property
+    def summary(self) -> str:
+        """What it is, in a line."""
+
+    def items(self, repeat: int = 0, *, vocab_size: int = _NUM_IDS) -> Sequence[Item]:
+        """Return the requests of one repeat, in arrival order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """Named requests; ``make(random)`` draws them."""
+class BatchWorkload:
+    """Requests that arrive at once; ``make(random)`` draws them."""
 
     name: str
     summary: str
     make: Callable[[random.Random], list[Item]]
 
     def items(self, repeat: int = 0, *, vocab_size: int = _NUM_IDS) -> list[Item]:
-        """Return the requests of one repeat, in arrival order."""
+        """As in :class:`Workload`."""
         items = self.make(random.Random(0))
         shift = repeat * _SHIFT
         return [
@@ -96,24 +121,24 @@ def _streams(chance: random.Random) -> list[Item]:
     return [Item(_ids(chance, 200), 120) for _ in range(4)]
 
 
-NAMED = {
+NAMED: dict[str, Workload] = {
     workload.name: workload
     for workload in (
-        Workload("W1", "32 requests, 64 to 512 tokens in, 32 to 128 out", _mixed),
-        Workload("W2", "16 requests, 32 tokens in, 128 out: mostly decode", _decode),
-        Workload(
+        BatchWorkload("W1", "32 requests, 64 to 512 tokens in, 32 to 128 out", _mixed),
+        BatchWorkload("W2", "16 requests, 32 tokens in, 128 out: mostly decode", _decode),
+        BatchWorkload(
             "W3", "24 requests that share 512 tokens and have 32 of their own, 32 out", _shared
         ),
-        Workload("W4", "one request, 128 tokens in, 64 out", _single),
-        Workload("W5", "10 requests, 900 to 1500 tokens in, 16 out: long prompts", _long),
-        Workload("W6", "40 requests, 8 to 40 tokens in, 150 to 300 out", _many),
-        Workload(
+        BatchWorkload("W4", "one request, 128 tokens in, 64 out", _single),
+        BatchWorkload("W5", "10 requests, 900 to 1500 tokens in, 16 out: long prompts", _long),
+        BatchWorkload("W6", "40 requests, 8 to 40 tokens in, 150 to 300 out", _many),
+        BatchWorkload(
             "W7",
             f"{_CONVERSATIONS} conversations of {_TURNS} turns, 150 to 400 tokens in at first and "
             "20 to 80 more with each turn, 48 to 96 out",
             _conversations,
         ),
-        Workload("W8", "four requests, 200 tokens in, 120 out", _streams),
+        BatchWorkload("W8", "four requests, 200 tokens in, 120 out", _streams),
     )
 }
 
@@ -123,7 +148,7 @@ def drawn(
     num_input: tuple[int, int],
     num_output: tuple[int, int],
     num_shared: int = 0,
-) -> Workload:
+) -> BatchWorkload:
     """Return a workload with lengths drawn uniformly from ranges, both ends included.
 
     Args:
@@ -144,4 +169,4 @@ def drawn(
     summary = f"{num_requests} requests, {told(num_input)} tokens in, {told(num_output)} out"
     if num_shared:
         summary += f", after {num_shared} that all share"
-    return Workload("drawn", summary, make)
+    return BatchWorkload("drawn", summary, make)

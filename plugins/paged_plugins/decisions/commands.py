@@ -12,14 +12,23 @@ from typing import Annotated, Any
 import typer
 
 from paged_core.cli.options import Given
+from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
 from paged_core.settings import Resolved
 from paged_plugins.decisions.diff import Difference, first_difference
 from paged_plugins.decisions.replay import Outcome, check_settings, replay, settings_layer
+from paged_plugins.decisions.request_times import RequestTimes
 from paged_plugins.decisions.scenario import Case, find_cases, read_case
 from paged_plugins.decisions.side_by_side import one_step, side_by_side, totals
-from paged_plugins.decisions.trace import KEYS, UNFINISHED, read_traces
+from paged_plugins.decisions.trace import (
+    UNFINISHED,
+    VERSION,
+    in_version,
+    read_traces,
+    version_of,
+)
 
+_IN_WORDS = ("cached", "preempted", "swapped_out", "swapped_in", "ignored", "finished")
 _OF_MODELS = {
     *("model", "tokenizer", "dtype", "device", "threads", "kv_cache_memory", "deterministic"),
     *("enforce_eager", "trust_remote_code", "allow_pickle", "attention", "runner"),
@@ -73,6 +82,10 @@ def replay_command(
         bool,
         typer.Option("--check", help="Compare with the recorded traces; exit 1 if any differs."),
     ] = False,
+    by_request: Annotated[
+        bool,
+        typer.Option("--requests", help="A line per request, with its times, not one per step."),
+    ] = False,
 ) -> int:
     """Run scenarios without a model and print the decisions of every step.
 
@@ -84,30 +97,64 @@ def replay_command(
         beside = sys.stderr if as_json else sys.stdout  # a trace holds nothing else
         beside.write(f"settings over the scenario's own: {overrides}\n")
     if check:
+        if by_request:
+            raise SettingsError("--check compares steps; leave --requests out")
         return _check(runs, as_json)
     _refuse_equal_names(runs, as_json)
-    num_stopped = 0
-    for run in runs:
-        outcome = Outcome()
+    stopped = [_print(run, as_json, by_request, len(runs) > 1) for run in runs]
+    return int(any(stopped))
+
+
+def _print(run: Run, as_json: bool, by_request: bool, names_scenario: bool) -> bool:
+    """Replay and print one scenario; whether it was stopped."""
+    outcome, scenario = Outcome(), run.case.scenario
+    named = {"scenario": run.name} if names_scenario else {}
+    if not as_json:
+        print_heading(run.name, scenario.about)
+    if by_request:
+        for _ in run.trace(outcome):
+            pass
+        _print_requests(outcome.requests, named, as_json)
+    elif as_json:
+        _print_trace(run, outcome, named)
+    else:
+        shows_time = run.resolved.settings.executor.name != "memory"
+        for line in run.trace(outcome):
+            echo(_in_words(line, shows_time))
+    if not as_json:
+        for name, reason in outcome.refused.items():
+            echo(f"{name} was not completed: {reason}")
+    if outcome.unfinished:
+        stopped = f"stopped after {scenario.max_steps} steps; unfinished: "
+        stopped += _names(outcome.unfinished)
         if as_json:
-            _print_trace(run, outcome, names_scenario=len(runs) > 1)
+            sys.stderr.write(f"{run.name}: {stopped}; raise max_steps\n")
         else:
-            print_heading(run.name, run.case.scenario.about)
-            for line in run.trace(outcome):
-                echo(_in_words(line))
-            for name, reason in outcome.refused.items():
-                echo(f"{name} was not completed: {reason}")
-        if outcome.unfinished:
-            num_stopped += 1
-            stopped = (
-                f"stopped after {run.case.scenario.max_steps} steps; "
-                f"unfinished: {_names(outcome.unfinished)}"
-            )
-            if as_json:
-                sys.stderr.write(f"{run.name}: {stopped}; raise max_steps\n")
-            else:
-                echo(stopped)
-    return int(num_stopped > 0)
+            echo(stopped)
+    return bool(outcome.unfinished)
+
+
+def _print_requests(requests: Sequence[RequestTimes], named: dict[str, str], as_json: bool) -> None:
+    """Print the requests that ran, in the order in which they arrived."""
+    by_arrival = sorted(requests, key=lambda each: each.arrived)
+    if as_json:
+        for each in by_arrival:
+            echo(json.dumps({**named, **each.values()}))
+        return
+    columns = ("request", "arrived", "TTFT", "TPOT", "finished", "prompt", "cached", "output")
+    rows = [
+        (
+            each.id,
+            *map(_seconds, (each.arrived, each.ttft, each.tpot, each.finished)),
+            *(each.num_prompt, each.num_cached, each.num_output),
+        )
+        for each in by_arrival
+    ]
+    print_table("", columns, rows)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.3f} s"
 
 
 def _run(path: Path, given: Given) -> Run:
@@ -137,13 +184,14 @@ def _refuse_equal_names(runs: Sequence[Run], as_json: bool) -> None:
         paths[run.name] = run.case.path
 
 
-def _print_trace(run: Run, outcome: Outcome, names_scenario: bool) -> None:
-    named = {"scenario": run.name} if names_scenario else {}
+def _print_trace(run: Run, outcome: Outcome, named: dict[str, str]) -> None:
     last: dict[str, Any] | None = None
+    recorded = run.case.trace
+    version = VERSION if recorded is None else version_of(recorded)
     for line in run.trace(outcome):
         if last:
             echo(json.dumps({**named, **last}))
-        last = line
+        last = in_version(line, version)
     if last:
         cut = {UNFINISHED: outcome.unfinished} if outcome.unfinished else {}
         echo(json.dumps({**named, **last, **cut}))
@@ -247,21 +295,22 @@ def _show(
         echo(text)
 
 
-def _in_words(line: dict[str, Any]) -> str:
+def _in_words(line: dict[str, Any], shows_time: bool) -> str:
     """One step on one line; empty fields are left out."""
     parts = [f"step {line['step']:4}"]
+    if shows_time:
+        parts.append(f"{line['time']:.3f} s")
     scheduled = " ".join(f"{name}:{count}" for name, count in line["scheduled"].items())
     parts.append(f"runs {scheduled}" if scheduled else "runs nothing")
-    for key in KEYS[2:8]:
-        value = line.get(key)
+    for key in _IN_WORDS:
+        value = line[key]
         if isinstance(value, dict):
             value = [f"{name}:{count}" for name, count in value.items() if count]
         if value:
             parts.append(f"{key.replace('_', ' ')} {_names(value)}")
-    if line.get("waiting"):
-        parts.append(f"waiting {_names(line['waiting'])}")
-    if line.get("swapped"):
-        parts.append(f"swapped {_names(line['swapped'])}")
+    if line["evicted"]:
+        parts.append(f"{len(line['evicted'])} blocks evicted")
+    parts += [f"{key} {_names(line[key])}" for key in ("waiting", "swapped") if line[key]]
     parts.append(f"{line['free_blocks']} blocks free")
     return " | ".join(parts)
 

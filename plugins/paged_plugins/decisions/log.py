@@ -7,7 +7,7 @@ import json
 from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
 from paged_plugins.decisions.settings import DecisionLogSettings
-from paged_plugins.decisions.trace import trace_line
+from paged_plugins.decisions.trace import TraceLines
 
 
 class DecisionLog(Observer):
@@ -26,8 +26,15 @@ class DecisionLog(Observer):
                 f"decision_log.path: cannot write {options.path}: {error}"
             ) from None
 
+        self._lines = TraceLines()
+        self._start: float | None = None
+        """When the first step was planned."""
+
     def on_step(self, step: StepRecord, /) -> None:
-        self._file.write(json.dumps(trace_line(step, step.number)) + "\n")
+        if self._start is None:
+            self._start = step.now
+        time, seconds = step.now - self._start, step.ended - step.now
+        self._file.write(json.dumps(self._lines.line(step, step.number, time, seconds)) + "\n")
 
     def close(self) -> None:
         self._file.close()

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import count
-from operator import itemgetter
+from itertools import chain
 from typing import Any, Protocol, cast
 
+from paged_core.clock import Clock
 from paged_core.config.entry import Entry, Layer, Origin
 from paged_core.engine import Engine
 from paged_core.errors import SettingsError
+from paged_core.interfaces.future import Future
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.registry import Registry
-from paged_core.request import Request
+from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_core.settings import EngineSettings, settings_class
 from paged_core.step import NewSequence
 from paged_core.wiring import build_engine
-from paged_plugins.decisions.foresight import foresee
-from paged_plugins.decisions.scenario import (
-    FIRST_OWN_ID,
-    MAX_READS,
-    Scenario,
-    ScenarioRequest,
-)
-from paged_plugins.decisions.trace import trace_line
+from paged_plugins.decisions.arrivals import Arrival, Arrivals
+from paged_plugins.decisions.replay_request import IDS_PER_REQUEST, whole_lengths
+from paged_plugins.decisions.request_times import RequestTimes
+from paged_plugins.decisions.scenario import MAX_READS, Scenario
+from paged_plugins.decisions.timeline import ClockTime, EqualSteps, Timeline
+from paged_plugins.decisions.trace import TraceLines
+from paged_plugins.workloads.rehearsal import Admissions, LookUps, RehearsedFuture
 
-_IDS_PER_REQUEST = FIRST_OWN_ID
 _FIRST_GENERATED = 5 * 10**8
 _IDS_PER_SEQUENCE = 10**6
+_TIE_SECONDS = 1e-6
+"""Between arrivals before one step, so that they are in the order of the scenario."""
+_EXECUTORS = ("memory", "simulated")
+_GOES_ON = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
+"""How a request ends that others may follow."""
 
 
 @dataclass(slots=True)
@@ -43,6 +47,8 @@ class Outcome:
     """Requests that were refused or ignored, with the reason."""
     unfinished: list[str] = field(default_factory=list)
     """Requests that were unfinished when ``max_steps`` was reached."""
+    requests: list[RequestTimes] = field(default_factory=list)
+    """Those that ran, in the order in which they ended."""
 
 
 def replay(
@@ -52,6 +58,9 @@ def replay(
     settings: EngineSettings | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the trace of a scenario, a line per step in which a request is unfinished.
+
+    An evictor that asks for the future gets that of a rehearsal with ``lru``, see
+    :class:`~paged_plugins.workloads.rehearsal.RehearsedFuture`.
 
     Args:
         outcome: is filled in with what the trace does not contain.
@@ -63,11 +72,43 @@ def replay(
             ``settings`` says is the caller's to check, by :func:`check_settings`.
     """
     settings = settings or settings_of(scenario, registry)
-    run = _Run(scenario, outcome or Outcome(), settings.block_size)
-    engine = build_engine(settings, registry, clock=run.now, observers=[run], future=run.future)
-    cast("_Drawing", engine.executor).draw = run.draw
+
+    def rehearse() -> dict[str, list[int]]:
+        lru = registry.get("evictor", "lru").settings.model_validate({})
+        look_ups = LookUps(settings.block_size)
+        rehearsed = settings.model_copy(update={"evictor": lru, "observers": ()})
+        for _ in _run(scenario, registry, Outcome(), rehearsed, look_ups, Future()):
+            pass
+        return look_ups.found
+
+    future = RehearsedFuture(rehearse)
+    yield from _run(scenario, registry, outcome or Outcome(), settings, Admissions(future), future)
+
+
+def _run(
+    scenario: Scenario,
+    registry: Registry,
+    outcome: Outcome,
+    settings: EngineSettings,
+    watch: Observer,
+    future: Future,
+) -> Iterator[dict[str, Any]]:
+    steps = EqualSteps(scenario.seconds_per_step, scenario.max_steps)
+    is_stepped = settings.executor.name == "memory"
+    record = LastStep()
+    engine = build_engine(
+        settings,
+        registry,
+        clock=steps.now if is_stepped else None,
+        observers=[record, watch],
+        future=future,
+    )
     try:
-        yield from run.steps(engine)
+        if is_stepped:
+            numbers = {request.id: request.number for request in scenario.asked}
+            cast("_Drawing", engine.executor).draw = partial(_draw, numbers)
+        timeline = steps if is_stepped else ClockTime(cast("Clock", engine.clock))
+        yield from _Run(scenario, engine, timeline, record, outcome).lines()
     finally:
         engine.close()
 
@@ -105,8 +146,13 @@ def check_settings(scenario: Scenario, settings: EngineSettings) -> None:
     problem = None
     if settings.async_scheduling is True:
         problem = "a replay decides after each result; leave `async_scheduling` out"
-    elif settings.executor.name != "memory":
-        problem = "it runs on the executor 'memory'; leave `executor` out"
+    elif settings.executor.name not in _EXECUTORS:
+        problem = "it runs on the executor 'memory' or 'simulated'; leave `executor` out"
+    elif settings.executor.name == "simulated" and "seconds_per_step" in scenario.model_fields_set:
+        problem = (
+            "the cost model says how long a step of the executor 'simulated' takes; leave "
+            "`seconds_per_step` out"
+        )
     elif (num_reads := _num_reads(scenario, settings.max_model_len)) > MAX_READS:
         problem = (
             f"its steps would read {num_reads:,} tokens back, and a replay reads {MAX_READS:,} at "
@@ -119,9 +165,9 @@ def check_settings(scenario: Scenario, settings: EngineSettings) -> None:
 def _num_reads(scenario: Scenario, max_model_len: int | None) -> int:
     """Tokens read back at most: each output token takes a step that reads its whole sequence."""
     total = 0
-    for request in scenario.requests:
-        length = min(request.length + request.output, max_model_len or 2048)
-        total += request.n * length * max(0, length - request.length)
+    for request, whole in whole_lengths(scenario.asked):
+        length = min(whole + request.output, max_model_len or 2048)
+        total += request.n * length * max(0, length - whole)
     return total
 
 
@@ -131,104 +177,145 @@ class _Drawing(Protocol):
     draw: Callable[[NewSequence, Sequence[int], int], int]
 
 
-class _Run(Observer):
-    """The state of a replay: the clock, the generated tokens, the record of the last step."""
+def _draw(
+    numbers: dict[str, int], sequence: NewSequence, tokens: Sequence[int], index: int, /
+) -> int:
+    """A token that no other sequence generates."""
+    own = (numbers[sequence.request_id] + 1) * IDS_PER_REQUEST + _FIRST_GENERATED
+    return own + index * _IDS_PER_SEQUENCE + len(tokens)
 
-    def __init__(self, scenario: Scenario, outcome: Outcome, block_size: int) -> None:
-        self._scenario = scenario
-        self._outcome = outcome
-        self._step = 0
-        self._record: StepRecord | None = None
-        self._numbers = {request.id: i for i, request in enumerate(scenario.requests)}
-        requests = list(enumerate(scenario.requests))
-        arrivals = ((self._step_of(request), number, request) for number, request in requests)
-        self._to_come = deque(sorted(arrivals, key=itemgetter(0)))
-        """Requests by the step in which they arrive, then in the order of the scenario."""
+
+class LastStep(Observer):
+    """Keeps the record of the last step."""
+
+    record: StepRecord
+
+    def on_step(self, step: StepRecord, /) -> None:
+        self.record = step
+
+
+class _Run:
+    """One run of a scenario."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        engine: Engine,
+        timeline: Timeline,
+        last: LastStep,
+        outcome: Outcome,
+    ) -> None:
+        self._scenario, self._engine, self._timeline = scenario, engine, timeline
+        self._last, self._outcome = last, outcome
+        self._to_come = Arrivals(scenario.asked, timeline.step_of)
         self._aborts: defaultdict[int, list[str]] = defaultdict(list)
         for abort in scenario.aborts:
             self._aborts[abort.step].append(abort.id)
         self._sampling = cache(partial(SamplingParams, ignore_eos=True))
-        requests.sort(key=lambda item: self._arrival(*item))
-        self._places = {request.id: place for place, (_, request) in enumerate(requests)}
-        self.future = foresee((self._request(*item) for item in requests), block_size)
-        """The blocks that the requests will look up in the prefix cache, in arrival order."""
+        self._lines = TraceLines()
+        self._arrived: dict[str, float] = {}
+        """When requests that have not ended arrived, in seconds from the start."""
 
-    def now(self) -> float:
-        """The virtual clock."""
-        return self._step * self._scenario.seconds_per_step
-
-    def on_step(self, step: StepRecord, /) -> None:
-        self._record = step
-
-    def on_request(self, group: SequenceGroup, event: str, /) -> None:
-        if event == "admitted":
-            self.future.reach(self._places[group.id] + 1)
-
-    def draw(self, sequence: NewSequence, tokens: Sequence[int], index: int, /) -> int:
-        """A token that no other sequence generates."""
-        own = (self._numbers[sequence.request_id] + 1) * _IDS_PER_REQUEST + _FIRST_GENERATED
-        return own + index * _IDS_PER_SEQUENCE + len(tokens)
-
-    def steps(self, engine: Engine) -> Iterator[dict[str, Any]]:
-        scenario, to_come, aborts = self._scenario, self._to_come, self._aborts
-        while self._step < scenario.max_steps:
-            refused = []
-            while to_come and to_come[0][0] <= self._step:
-                _, number, request = to_come.popleft()
-                if not self._add(engine, number, request):
-                    refused.append(request.id)
-            for request_id in aborts.get(self._step, ()):
-                engine.abort(request_id)
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of the trace."""
+        timeline, engine = self._timeline, self._engine
+        while timeline.step < self._scenario.max_steps:
+            refused = self._arrive()
+            for request_id in self._aborts.get(timeline.step, ()):
+                self._abort(request_id)
             if engine.has_unfinished or refused:
-                yield self._one_step(engine, refused)
-                self._step += 1
-            elif to_come:
-                self._step = to_come[0][0]  # nothing can happen before
-            else:
+                yield self._one_step(refused)
+                timeline.step += 1
+            elif not timeline.skip(self._to_come):
                 return
         self._outcome.unfinished += [group.id for group in engine.groups]
-        self._outcome.unfinished += [request.id for _, _, request in to_come]
+        self._outcome.unfinished += self._to_come.left()
 
-    def _one_step(self, engine: Engine, refused: list[str]) -> dict[str, Any]:
-        for group in engine.step().finished:
-            if group.sequences[0].error:
-                self._outcome.refused[group.id] = group.sequences[0].error
-        assert self._record is not None
-        line = trace_line(self._record, self._step)
-        line["ignored"] = refused + line["ignored"]
+    def _arrive(self) -> list[str]:
+        """Add the requests that arrive before the next step; return those that are refused."""
+        refused = []
+        for arrival in self._to_come.due(self._timeline.step, self._timeline.now()):
+            request = self._request(arrival)
+            refusal = self._engine.offer(request)
+            if refusal is not None:
+                self._outcome.refused[request.id] = refusal
+                refused += [request.id, *self._give_up(request.id)]
+            else:
+                self._arrived[request.id] = self._time_of(arrival)
+        return refused
+
+    def _abort(self, request_id: str) -> None:
+        group = self._engine.abort(request_id)
+        if group is not None:
+            self._end(group, self._timeline.now())
+
+    def _one_step(self, refused: list[str]) -> dict[str, Any]:
+        dropped: list[str] = []
+        outcome = self._engine.step()
+        for group in outcome.finished:
+            first = group.sequences[0]
+            if first.error:
+                self._outcome.refused[group.id] = first.error
+            if first.finish_reason not in _GOES_ON:
+                dropped += self._give_up(group.id)
+            elif group.id in self._arrived:  # else it was aborted
+                assert group.finished_at is not None
+                self._end(group, self._timeline.applied(group.finished_at))
+        record = self._last.record
+        now = record.now - self._timeline.start
+        seconds = self._timeline.seconds(record)
+        line = self._lines.line(record, self._timeline.step, now, seconds)
+        if not outcome.progressed:
+            self._timeline.wait()
+        line["ignored"] = [*refused, *line["ignored"], *dropped]
         return line
 
-    def _step_of(self, request: ScenarioRequest) -> int:
-        """The first step that is planned when a request has arrived."""
-        if request.at is None:
-            return request.step
-        seconds, last = self._scenario.seconds_per_step, self._scenario.max_steps
-        quotient = request.at / seconds
-        if quotient >= last:
-            return last
-        nearest = max(0, int(quotient) - 1)  # the quotient is rounded
-        return next(step for step in count(nearest) if step * seconds >= request.at)
+    def _end(self, group: SequenceGroup, ended: float) -> None:
+        """Note the times of a request that has ended, and let those arrive that follow it."""
+        first, first_token = group.sequences[0], group.first_token_at
+        assert first.finish_reason is not None
+        self._outcome.requests.append(
+            RequestTimes(
+                id=group.id,
+                arrived=self._arrived.pop(group.id),
+                first_token=None if first_token is None else self._timeline.applied(first_token),
+                finished=ended,
+                num_prompt=len(group.request.prompt),
+                num_cached=group.num_cached or 0,
+                num_output=len(first.output),
+                finish_reason=first.finish_reason.value,
+            )
+        )
+        self._to_come.follow(group.id, ended, first.tokens)
 
-    def _add(self, engine: Engine, number: int, request: ScenarioRequest) -> bool:
-        """Add a request to the engine; return false if it was refused."""
-        refusal = engine.offer(self._request(number, request))
-        if refusal is not None:
-            self._outcome.refused[request.id] = refusal
-        return refusal is None
+    def _give_up(self, request_id: str) -> list[str]:
+        """Note that none can run that follows a request; return their ids."""
+        self._arrived.pop(request_id, None)
+        dropped = self._to_come.drop(request_id)
+        for each in dropped:
+            self._outcome.refused[each] = f"it follows {request_id}, which was not completed"
+        return dropped
 
-    def _arrival(self, number: int, request: ScenarioRequest) -> float:
-        """Arrival in seconds; ties are broken by the order in the scenario."""
-        start = request.step * self._scenario.seconds_per_step if request.at is None else request.at
-        return start + 1e-6 * number
+    def _time_of(self, arrival: Arrival) -> float:
+        """When a request arrives that is due, in seconds from the start."""
+        return self._timeline.now() if arrival.at is None else arrival.at
 
-    def _request(self, number: int, request: ScenarioRequest) -> Request:
+    def _request(self, arrival: Arrival) -> Request:
+        asked, start = arrival.request, self._timeline.start
+        at = self._time_of(arrival)
+        is_written = asked.number < len(self._scenario.requests)
+        tie = _TIE_SECONDS * asked.number if is_written and self._timeline.step_of else 0.0
+        deadline = asked.deadline
+        if deadline is not None:
+            deadline += start if asked.follows is None else start + at
+        own = chain.from_iterable(asked.prompt)
         return Request(
-            id=request.id,
-            prompt=request.tokens((number + 1) * _IDS_PER_REQUEST),
-            sampling=self._sampling(n=request.n, max_tokens=request.output),
-            priority=request.priority,
-            arrival=self._arrival(number, request),
-            cache_salt=request.cache_salt,
-            tenant=request.tenant,
-            deadline=request.deadline,
+            id=asked.id,
+            prompt=(*arrival.before, *own),
+            sampling=self._sampling(n=asked.n, max_tokens=asked.output),
+            priority=asked.priority,
+            arrival=start + at + tie,
+            cache_salt=asked.cache_salt,
+            tenant=asked.tenant,
+            deadline=deadline,
         )

@@ -5,29 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from paged_plugins.decisions.trace import KEYS
+from paged_plugins.decisions.trace import DECISIONS, KEYS
 
 Line = Mapping[str, Any]
 
 _ALWAYS = ("scheduled", "running", "waiting", "free_blocks")
-_COUNTED = ("cached", "preempted", "swapped_out", "ignored", "finished")
+_COUNTED = ("cached", "preempted", "swapped_out", "ignored", "finished", "evicted")
 _SHOWN = 12
 """Items of a long list that are shown."""
 
 
 def one_step(line: Line) -> Iterator[str]:
     """The decisions of a step and the state after it, one key per row."""
-    for key in KEYS[1:]:
+    for key in DECISIONS:
         if key in _ALWAYS or line.get(key):
             yield f"    {key:12} {_text(line.get(key))}"
 
 
 def side_by_side(sides: tuple[str, str], lines: tuple[Line, Line]) -> Iterator[str]:
-    """The keys of a step in two columns; a star marks those that differ."""
-    keys = [key for key in dict.fromkeys((*KEYS, *lines[0], *lines[1])) if key != "step"]
+    """The keys that both have of a step, in two columns; a star marks those that differ."""
+    others = [key for key in lines[0] if key not in KEYS]
     rows = []
-    for key in keys:
-        ours, theirs = lines[0].get(key), lines[1].get(key)
+    for key in (*DECISIONS, *others):
+        if key not in lines[0] or key not in lines[1]:
+            continue
+        ours, theirs = lines[0][key], lines[1][key]
         if key in _ALWAYS or ours or theirs:
             differs = _items(ours) != _items(theirs)
             cells = (_beside(ours, theirs), _beside(theirs, ours))
@@ -39,7 +41,9 @@ def totals(sides: tuple[str, str], traces: tuple[Sequence[Line], Sequence[Line]]
     """The totals of both traces."""
     rows = [(" ", "steps", *(str(len(trace)) for trace in traces))]
     for what, key in (("tokens", "scheduled"), *((key, key) for key in _COUNTED)):
-        ours, theirs = (sum(_size(line.get(key)) for line in trace) for trace in traces)
+        if any(key not in line for trace in traces for line in trace):
+            continue
+        ours, theirs = (sum(_size(line[key]) for line in trace) for trace in traces)
         if ours or theirs:
             rows.append((" ", what, str(ours), str(theirs)))
     return _columns(sides, rows)
@@ -60,10 +64,14 @@ def _columns(sides: tuple[str, str], rows: Sequence[tuple[str, ...]]) -> Iterato
 def _items(value: Any) -> list[str]:
     """A value as strings: the entries of a dictionary or list, in order."""
     if isinstance(value, Mapping):
-        return [f"{name}:{count}" for name, count in value.items()]
+        return [f"{name}:{_plain(count)}" for name, count in value.items()]
     if isinstance(value, (list, tuple)):
         return [str(item) for item in value]
     return [] if value is None else [str(value)]
+
+
+def _plain(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _text(value: Any) -> str:

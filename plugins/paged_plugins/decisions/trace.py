@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from paged_core.config.documents import parse_json, read_text
 from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import StepRecord
 
-KEYS = (
-    "step",
+VERSION = 2
+"""Of the format that is written."""
+DECISIONS = (
     "scheduled",
     "cached",
     "preempted",
@@ -25,8 +26,16 @@ KEYS = (
     "waiting",
     "swapped",
     "free_blocks",
+    "evicted",
+    "hits",
 )
+"""Keys of a line that say what was decided, in order; version 1 ends with ``free_blocks``."""
+TIMES = ("time", "seconds", "idle")
+"""Keys of a line that say when: two runs on real hardware never agree in them."""
+KEYS = ("version", "step", *DECISIONS, *TIMES)
 """Keys of one line, in order."""
+_DIGITS = 9
+"""Of seconds: nanoseconds."""
 
 MAX_TRACE_SIZE = 2**30
 """Bytes of a file of traces."""
@@ -35,23 +44,46 @@ UNFINISHED = "unfinished"
 """Key of the last line of a trace that was cut off at ``max_steps``: requests that go on."""
 
 
-def trace_line(record: StepRecord, step: int) -> dict[str, Any]:
-    """Return the line of one step; ``step`` is its number in the trace."""
-    queues = record.queues
-    return {
-        "step": step,
-        "scheduled": dict(record.scheduled),
-        "cached": dict(record.cached),
-        "preempted": list(record.preempted),
-        "swapped_out": list(record.swapped_out),
-        "swapped_in": list(record.swapped_in),
-        "ignored": list(record.ignored),
-        "finished": list(record.finished),
-        "running": [group.id for group in queues.running],
-        "waiting": [group.id for group in queues.waiting],
-        "swapped": [group.id for group in queues.swapped],
-        "free_blocks": record.free_blocks,
-    }
+class TraceLines:
+    """Makes the lines of a trace, and knows when the last step ended."""
+
+    def __init__(self) -> None:
+        self._ended = 0.0
+
+    def line(self, record: StepRecord, step: int, time: float, seconds: float) -> dict[str, Any]:
+        """Return the line of one step.
+
+        Args:
+            step: its number in the trace.
+            time: when it was planned, in seconds from the start.
+            seconds: the time that it took.
+        """
+        idle = max(0.0, time - self._ended)
+        self._ended = time + seconds
+        queues = record.queues
+        return {
+            "version": VERSION,
+            "step": step,
+            "scheduled": dict(record.scheduled),
+            "cached": dict(record.cached),
+            "preempted": list(record.preempted),
+            "swapped_out": list(record.swapped_out),
+            "swapped_in": list(record.swapped_in),
+            "ignored": list(record.ignored),
+            "finished": list(record.finished),
+            "running": [group.id for group in queues.running],
+            "waiting": [group.id for group in queues.waiting],
+            "swapped": [group.id for group in queues.swapped],
+            "free_blocks": record.free_blocks,
+            "evicted": list(record.evicted),
+            "hits": {name: list(blocks) for name, blocks in record.hits.items()},
+            "time": round(time, _DIGITS),
+            "seconds": round(seconds, _DIGITS),
+            "idle": round(idle, _DIGITS),
+        }
+
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Line(BaseModel):
@@ -74,6 +106,19 @@ class _Line(BaseModel):
     free_blocks: int
 
 
+class _Line2(_Line):
+    """One step of a trace of version 2."""
+
+    evicted: list[int]
+    hits: dict[str, list[int]]
+    time: Seconds
+    seconds: Seconds
+    idle: Seconds
+
+
+_VERSIONS: Mapping[int, type[_Line]] = {1: _Line, VERSION: _Line2}
+
+
 def trace_problem(trace: object) -> str | None:
     """Say why ``trace`` is not a list of steps, or return ``None``."""
     if not isinstance(trace, list):
@@ -85,15 +130,32 @@ def trace_problem(trace: object) -> str | None:
 
 
 def line_problem(line: object) -> str | None:
-    """Say why ``line`` is not a step of a trace, or return ``None``."""
+    """Say why ``line`` is not a step of a trace, or return ``None``.
+
+    A line that states no version is of version 1.
+    """
+    version = line.get("version", 1) if isinstance(line, dict) else 1
+    if type(version) is not int or version not in _VERSIONS:
+        return f"version: {version!r:.80} is none that can be read; there are 1 and {VERSION}"
     try:
-        _Line.model_validate(line)
+        _VERSIONS[version].model_validate(line)
     except ValidationError as error:
         item = error.errors()[0]
         key = ".".join(str(part) for part in item["loc"])
         said = item["msg"][:1].lower() + item["msg"][1:]
         return f"{key:.80}: {said:.200}" if key else "it is not a mapping"
     return None
+
+
+def in_version(line: dict[str, Any], version: int) -> dict[str, Any]:
+    """Return a line as that version of the format has it: without the keys that came later."""
+    fields = _VERSIONS[version].model_fields
+    return {key: value for key, value in line.items() if version == VERSION or key in fields}
+
+
+def version_of(trace: Sequence[Mapping[str, Any]]) -> int:
+    """Return the version of the format that a trace is in."""
+    return min((int(line.get("version", 1)) for line in trace), default=VERSION)
 
 
 def read_file(path: Path, max_size: int) -> str:
@@ -145,14 +207,19 @@ def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def differing_keys(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """Keys whose values differ, the order of ``scheduled`` included.
+    """Keys of both lines whose values differ, the order of ``scheduled`` included.
 
-    Where a trace was cut off is no decision, so it is left out.
+    Where a trace was cut off is no decision, nor is how long a step took, so they are left out; and
+    so is what the format of only one of the traces has.
     """
-    keys: Iterable[str] = dict.fromkeys((*KEYS, *ours, *theirs))
+    left_out = {UNFINISHED, "version", *TIMES}
+    keys = dict.fromkeys((*KEYS, *ours))
     return [
         key
         for key in keys
-        if (ours.get(key) != theirs.get(key) and key != UNFINISHED)
-        or (key == "scheduled" and list(ours.get(key, ())) != list(theirs.get(key, ())))
+        if (key in ours and key in theirs and key not in left_out)
+        and (
+            ours[key] != theirs[key]
+            or (key == "scheduled" and list(ours[key]) != list(theirs[key]))
+        )
     ]

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import typer
 
+from paged_plugins.lab.report_command import report_command
+from paged_plugins.lab.search.search_command import search_command
 from paged_plugins.lab.study.run_command import RunCommand, run_command
+from paged_plugins.lab.validate_command import validate_command
+from paged_plugins.lab.workload_command import workload_command
 
 app = typer.Typer(rich_markup_mode=None)
 app.command("run", cls=RunCommand)(run_command)
+app.command("report")(report_command)
+app.command("search", cls=RunCommand)(search_command)
+app.command("workload")(workload_command)
+app.command("validate")(validate_command)
 
 
 @app.callback(invoke_without_command=True)

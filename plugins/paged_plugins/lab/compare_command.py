@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated
 
 import typer
@@ -13,11 +16,15 @@ import typer
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json
 from paged_core.config.entry import Entry, Layer, Origin
+from paged_core.config.suggest import did_you_mean
 from paged_core.errors import SettingsError
+from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
 from paged_plugins.lab.comparison import CONFIDENCE, Comparison, Findings
+from paged_plugins.lab.comparison_folder import check_folder, manifest_of, write_folder
 from paged_plugins.lab.differences_table import table_lines
-from paged_plugins.lab.results import Arm, ServiceLevel
+from paged_plugins.lab.measures import MEASURES
+from paged_plugins.lab.results import Arm, Results, ServiceLevel
 from paged_plugins.lab.study.progress import progress
 from paged_plugins.lab.study.workers import num_workers
 from paged_plugins.lab.variation import parse_variation, plan_arms
@@ -50,11 +57,23 @@ def compare_command(
         int | None,
         typer.Option(min=1, help="Runs at a time (default: one a core; one, if they are real)."),
     ] = None,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="What to compare instead of the usual measures; repeatable. The fewer, the "
+            f"narrower the intervals. {', '.join(MEASURES)}.",
+        ),
+    ] = None,
     slo_ttft_ms: _Limit = None,
     slo_tpot_ms: _Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a report with pictures, too.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Keep all results, for paged-core lab report."),
     ] = None,
 ) -> None:
     """Vary settings under one workload, and say what that changes, and what is chance.
@@ -72,25 +91,55 @@ def compare_command(
         num_seeds=seeds,
         slo=ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms),
     )
+    chosen = _chosen(measure) or comparison.measures
+    if output is not None:
+        check_folder(output)
     num_runs = len(arms) * seeds
     with progress(num_runs, "comparing") as advance:
         results = comparison.run(
             given.registry,
             workers=num_workers(num_runs, workers, is_real=real),
             advance=advance,
-            keeps_records=html is not None,
+            keeps_records=bool(html or output),
         )
-    findings = Findings.of(results, comparison.measures)
-    if html is not None:
-        from paged_plugins.lab.report import write_html
-
-        write_html(results, html)
+    findings = Findings.of(results, chosen)
+    if html or output:
+        _write(comparison, results, given.registry, chosen, html=html, folder=output)
     if as_json:
         print_json(findings.document())
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
-        for line in _text(findings, workload, num_runs, width):
+        for line in _text(findings, num_runs, width):
             typer.echo(line)
+
+
+def _write(
+    comparison: Comparison,
+    results: Results,
+    registry: Registry,
+    measures: list[str],
+    *,
+    html: Path | None,
+    folder: Path | None,
+) -> None:
+    """Write the report and the folder of results that are wanted."""
+    manifest = manifest_of(comparison, registry, shlex.join(["paged-core", *sys.argv[1:]]))
+    if folder is not None:
+        write_folder(folder, comparison, results, registry, manifest)
+    if html is not None:
+        from paged_plugins.lab.report import write_html
+
+        described = replace(results, manifest=manifest.model_dump(mode="json"))
+        write_html(described, html, measures=measures)
+
+
+def _chosen(names: list[str] | None) -> list[str]:
+    for name in names or ():
+        if name not in MEASURES:
+            raise SettingsError(
+                f"no measure is called {name!r:.80}{did_you_mean(name, MEASURES)} (--measure)"
+            )
+    return names or []
 
 
 def _check_executor(arms: list[tuple[Arm, EngineSettings]], *, real: bool) -> None:
@@ -105,13 +154,14 @@ def _check_executor(arms: list[tuple[Arm, EngineSettings]], *, real: bool) -> No
             raise SettingsError(f"--real: executor {name!r} ({arm.label}) runs no model")
 
 
-def _text(findings: Findings, workload: str, num_runs: int, width: int) -> Iterator[str]:
+def _text(findings: Findings, num_runs: int, width: int) -> Iterator[str]:
     num_seeds = len(findings.results.seeds)
     yield (
-        f"{workload}: {num_runs} runs, {num_seeds} seeds, differences with {CONFIDENCE:.0%} "
-        f"intervals for all {len(findings.differences)} together (* not chance)"
+        f"{findings.results.workloads[0]}: {num_runs} runs, {num_seeds} seeds, differences with "
+        f"{CONFIDENCE:.0%} intervals for all of them together; * moved"
     )
     yield ""
     yield from table_lines(findings.results, findings.differences, width)
     yield ""
-    yield from findings.sentences
+    for sentence in findings.sentences:
+        yield from wrap(sentence, width, subsequent_indent="  ", break_long_words=False)

@@ -16,8 +16,9 @@ from paged_plugins.lab.statistics.wording import (
     value_text,
 )
 
-_GAP = "  "
-_CLAIMED = " *"
+_GAP = " "
+_CLAIMED, _NOT_CLAIMED = " *", "  "
+"""Ends of a cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +36,24 @@ def table_lines(results: Results, differences: Sequence[Difference], width: int)
     Columns that do not fit into ``width`` follow in a second table below.
     """
     shown = [name for name in MEASURES if any(each.measure == name for each in differences)]
-    moving = [name for name in shown if not _is_idle(name, differences)]
+    moving = [name for name in shown if not _is_equal(name, differences)]
     for workload in results.workloads:
         sections = [
             (heading, list(_rows(results, reference, workload, differences)))
             for reference, heading in _references(results, workload)
         ]
         rows = [row for _, some in sections for row in some]
-        for names in _fitting(rows, moving, width):
+        for names in _fitting(rows, moving, width) if moving else ():
             yield from _lines(sections, names)
             yield ""
-    if idle := [MEASURES[name].title for name in shown if name not in moving]:
-        yield f"0 in every run: {', '.join(idle)}"
+    if equal := [MEASURES[name].title for name in shown if name not in moving]:
+        yield f"equal in all arms: {', '.join(equal)}"
 
 
-def _is_idle(name: str, differences: Sequence[Difference]) -> bool:
-    """Say whether a measure is 0 everywhere, so that a column of it says nothing."""
-    return not any(each.base or each.value for each in differences if each.measure == name)
+def _is_equal(name: str, differences: Sequence[Difference]) -> bool:
+    """Say whether no arm changes a measure in any seed, so that a column of it says nothing."""
+    own = (each for each in differences if each.measure == name)
+    return all(each.low == each.high == 0 for each in own)
 
 
 def _references(results: Results, workload: str) -> Iterator[tuple[Arm, str]]:
@@ -73,11 +75,14 @@ def _rows(
         for each in differences
         if each.workload == workload and _compared_with(results, each.arm) == reference.label
     ]
-    cells = {each.measure: (value_text(each.measure, each.base), "") for each in own}
+    cells = {each.measure: (value_text(each.measure, each.base) + _NOT_CLAIMED, "") for each in own}
     yield _Row(_name(reference), cells)
     for arm in results.arms:
         found = {
-            each.measure: (change_text(each) + _CLAIMED * each.moved, _interval(each))
+            each.measure: (
+                change_text(each) + (_CLAIMED if each.moved else _NOT_CLAIMED),
+                _interval(each),
+            )
             for each in own
             if each.arm == arm.label
         }
@@ -88,7 +93,7 @@ def _rows(
 def _interval(difference: Difference) -> str:
     """Nothing, where the arms are equal in every seed."""
     is_equal = difference.low == difference.high == 0
-    return "" if is_equal else interval_text(difference)
+    return "" if is_equal else interval_text(difference) + _NOT_CLAIMED
 
 
 def _compared_with(results: Results, label: str) -> str:
@@ -118,7 +123,11 @@ def _fitting(rows: Sequence[_Row], names: Sequence[str], width: int) -> Iterator
 
 def _width(rows: Sequence[_Row], name: str) -> int:
     texts = [text for row in rows for text in row.cells.get(name, ())]
-    return max(map(len, (MEASURES[name].title, *texts)))
+    return max(map(len, (_title(name), *texts)))
+
+
+def _title(name: str) -> str:
+    return MEASURES[name].title + _NOT_CLAIMED
 
 
 def _lines(sections: Sequence[tuple[str, list[_Row]]], names: Sequence[str]) -> Iterator[str]:
@@ -130,7 +139,7 @@ def _lines(sections: Sequence[tuple[str, list[_Row]]], names: Sequence[str]) -> 
         padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
         return _GAP.join((label.ljust(first), *padded)).rstrip()
 
-    yield line("", [MEASURES[name].title for name in names])
+    yield line("", [_title(name) for name in names])
     for heading, some in sections:
         if heading:
             yield heading

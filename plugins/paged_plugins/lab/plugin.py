@@ -7,7 +7,24 @@ from collections.abc import Iterator
 from paged_core.component import Command, Component, Slot
 from paged_core.hookspecs import hookimpl
 from paged_plugins.lab.cost_models.settings import LinearSettings, RooflineSettings
+from paged_plugins.lab.routers.least_loaded import LeastLoadedSettings
+from paged_plugins.lab.routers.power_of_two import PowerOfTwoSettings
+from paged_plugins.lab.routers.prefix_affinity import PrefixAffinitySettings
+from paged_plugins.lab.routers.round_robin import RoundRobinSettings
+from paged_plugins.lab.routers.session import SessionSettings
 from paged_plugins.lab.simulation.settings import SimulatedSettings
+
+_ROUTERS = (
+    (RoundRobinSettings, "RoundRobinRouter", "each replica in turn"),
+    (LeastLoadedSettings, "LeastLoadedRouter", "the replica with the fewest requests"),
+    (PowerOfTwoSettings, "PowerOfTwoRouter", "the less loaded of two replicas drawn at random"),
+    (
+        PrefixAffinitySettings,
+        "PrefixAffinityRouter",
+        "the replica that was sent most of the prompt before, unless it is overloaded (SGLang)",
+    ),
+    (SessionSettings, "SessionRouter", "a conversation always to the same replica, by hashing"),
+)
 
 
 @hookimpl
@@ -45,6 +62,8 @@ def paged_core_components() -> Iterator[Component]:
         "paged_plugins.lab.cost_models.roofline:RooflineCost",
         summary="what the bandwidth and arithmetic of a device allow for a model's shape",
     )
+    for settings, factory, summary in _ROUTERS:
+        yield Component("router", settings, f"{settings.__module__}:{factory}", summary=summary)
 
 
 @hookimpl
@@ -53,5 +72,15 @@ def paged_core_commands() -> Iterator[Command]:
         "compare",
         "paged_plugins.lab.compare_command:compare_command",
         "Vary settings under one workload, and say what that changes.",
+    )
+    yield Command(
+        "simulate",
+        "paged_plugins.lab.simulate_command:simulate_command",
+        "Serve a workload once on a virtual clock.",
+    )
+    yield Command(
+        "calibrate",
+        "paged_plugins.lab.calibrate_command:calibrate_command",
+        "Measure an engine's steps, to simulate it.",
     )
     yield Command("lab", "paged_plugins.lab.commands:app", "Run ablations, and read their results.")

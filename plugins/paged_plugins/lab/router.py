@@ -16,11 +16,13 @@ class RouterParts:
 
     num_replicas: int
     block_size: int
+    num_blocks: int
+    """Blocks of the cache of each replica."""
     seed: int
 
 
 class ReplicaLoad(Protocol):
-    """What a router may know of a replica when a request arrives."""
+    """What a router may know of a replica when a request arrives: what a gateway sees of it."""
 
     @property
     def num_requests(self) -> int:
@@ -28,11 +30,15 @@ class ReplicaLoad(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of their prompts that are not computed, and of their answers so far."""
+        """Tokens of their prompts, and of their answers so far."""
 
 
 class Router(ABC):
-    """Chooses a replica for each request, in the order of their arrival."""
+    """Chooses a replica for each request, in the order of their arrival.
+
+    What it remembers is bounded by the replicas, their blocks and the requests that have not ended.
+    Its choices follow from what it was told and from the seed, so that runs can be repeated.
+    """
 
     @abstractmethod
     def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
@@ -43,4 +49,4 @@ class Router(ABC):
         """
 
     def finished(self, request: Request, replica: int, /) -> None:  # noqa: B027 - few need it
-        """A request that was routed to ``replica`` has ended."""
+        """A request that was routed to ``replica`` has ended, or was refused by it."""

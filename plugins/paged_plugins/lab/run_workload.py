@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paged_core.clock import Clock
+from paged_core.interfaces.executor import SupportsClock
 from paged_core.interfaces.future import Future
 from paged_core.interfaces.observer import Observer
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
 from paged_plugins.lab.run_record import RunRecord
-from paged_plugins.lab.simulation.rehearsal import Admissions, LookUps, RehearsedFuture
 from paged_plugins.lab.simulation.run_collector import RunCollector
-from paged_plugins.lab.simulation.workload_run import WorkloadRun
+from paged_plugins.lab.simulation.workload_run import WorkloadRun, warm_up
+from paged_plugins.workloads.rehearsal import Admissions, LookUps, RehearsedFuture
 from paged_plugins.workloads.workload import Workload
 
 
@@ -23,21 +25,24 @@ def run_workload(
     seed: int,
     *,
     max_samples: int = 2000,
+    clock: Clock | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> RunRecord:
     """Run a workload on the executor that the settings name.
 
     With ``simulated`` time is virtual: it passes with the steps, and jumps to the next arrival
-    where nothing is to be done. With others it is this machine's, and arrivals are waited for.
+    where nothing is to be done. With others it is this machine's, two requests warm up the
+    engine, and arrivals are waited for.
     Requests generate exactly as many tokens as the workload says, unless the model's length or the
     cache ends them earlier: greedily, or sampled where there are several sequences.
 
     An evictor that asks for the future gets that of a rehearsal with ``lru``, see
-    :class:`~paged_plugins.lab.simulation.rehearsal.RehearsedFuture`.
+    :class:`~paged_plugins.workloads.rehearsal.RehearsedFuture`.
 
     Args:
         seed: of the workload; the engine's own is raised by it.
         max_samples: steps of which the record keeps a sample, at most.
+        clock: of the engine; ``None``: the executor's own, or this machine's.
         advance: called with the number of requests that ended, from time to time.
 
     Raises:
@@ -55,8 +60,12 @@ def run_workload(
         advance: Callable[[int], None],
     ) -> RunRecord:
         collector = RunCollector(max_samples)
-        engine = build_engine(settings, registry, observers=[collector, watch], future=future)
+        engine = build_engine(
+            settings, registry, clock=clock, observers=[collector, watch], future=future
+        )
         try:
+            if not isinstance(engine.executor, SupportsClock):
+                warm_up(engine)
             return WorkloadRun(engine, collector, workload.draw(seed)).run(advance)
         finally:
             engine.close()
@@ -64,7 +73,13 @@ def run_workload(
     def rehearse() -> dict[str, list[int]]:
         look_ups = LookUps(settings.block_size)
         lru = registry.get("evictor", "lru").settings.model_validate({})
-        run(settings.model_copy(update={"evictor": lru}), look_ups, None, 2, lambda count: None)
+        run(
+            settings.model_copy(update={"evictor": lru, "observers": ()}),
+            look_ups,
+            None,
+            2,
+            lambda count: None,
+        )
         return look_ups.found
 
     future = RehearsedFuture(rehearse)

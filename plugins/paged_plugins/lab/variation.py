@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from typing import Any
 
 from paged_core.cli.options import Given
@@ -76,10 +77,10 @@ def plan_arms(
     for number, key in enumerate(keys):
         if key in keys[:number]:
             raise SettingsError(f"--vary {key} is given twice; list all of its values in one")
+    if prod(len(each.values) for each in variations) > _MOST_ARMS:
+        raise SettingsError(f"--vary makes more than {_MOST_ARMS:,} arms; vary less at once")
     planned = []
     for arm, entries in _arms(axis, others):
-        if len(planned) == _MOST_ARMS:
-            raise SettingsError(f"--vary makes more than {_MOST_ARMS:,} arms; vary less at once")
         with_arm = replace(given, options=[*given.options, *entries])
         planned.append((arm, with_arm.resolve(below).settings))
     _refuse_equal(planned)

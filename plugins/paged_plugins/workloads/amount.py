@@ -15,7 +15,7 @@ from paged_plugins.workloads.spec_model import Kind, kind_reader, pair, single
 
 MOST = 10_000_000
 """Largest amount; a larger one is taken for a typing error."""
-_MOST_RANKS = 1_000_000
+_MOST_RANKS = 100_000
 _NORMAL = NormalDist()
 
 Bounded = Annotated[float, Field(ge=0, le=MOST)]

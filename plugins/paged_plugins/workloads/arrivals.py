@@ -12,6 +12,8 @@ from pydantic import BeforeValidator, Field
 
 from paged_plugins.workloads.random_streams import gamma
 from paged_plugins.workloads.spec_model import Kind, kind_reader, single
+from paged_plugins.workloads.traces.token_count import estimated_tokens
+from paged_plugins.workloads.traces.trace import TraceSpec
 
 Rate = Annotated[float, Field(gt=0, le=1e9)]
 """Arrivals per second."""
@@ -73,14 +75,35 @@ class Gamma(Kind):
             yield time
 
 
+class Replay(Kind):
+    """When the first requests of a trace come; the workload ends with the trace."""
+
+    kind: Literal["replay"] = "replay"
+    trace: TraceSpec
+
+    def times(self, chance: Random) -> Iterator[float]:
+        """As in :meth:`AtOnce.times`.
+
+        Raises:
+            TraceError: the trace is broken.
+        """
+        for request in self.trace.requests(estimated_tokens):
+            yield request.at * self.trace.scale
+
+
 Arrivals = Annotated[
-    AtOnce | Interval | Poisson | Gamma,
+    AtOnce | Interval | Poisson | Gamma | Replay,
     Field(discriminator="kind"),
     BeforeValidator(
         kind_reader(
-            {"interval": single("seconds"), "poisson": single("rate"), "gamma": single("rate")}
+            {
+                "interval": single("seconds"),
+                "poisson": single("rate"),
+                "gamma": single("rate"),
+                "replay": single("trace"),
+            }
         )
     ),
 ]
-"""``at_once``, ``{interval: 0.25}``, ``{poisson: {rate: 4}}`` or
-``{gamma: {rate: 4, burstiness: 0.5}}``."""
+"""``at_once``, ``{interval: 0.25}``, ``{poisson: {rate: 4}}``,
+``{gamma: {rate: 4, burstiness: 0.5}}`` or ``{replay: trace.csv}``."""

@@ -14,6 +14,7 @@ from paged_plugins.workloads.family import FamilyDraw
 from paged_plugins.workloads.random_streams import Choice, stream
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.request_class import MixedClass
+from paged_plugins.workloads.traces.token_count import TokenCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,16 @@ class DrawnWorkload:
     arrivals: Arrivals
     """Of the classes that have no process of their own."""
     classes: Sequence[MixedClass]
+    count_tokens: TokenCount
+    """For lengths of a trace that has texts."""
 
     def draw(self, seed: int, /) -> Iterator[WorkloadRequest]:
         """Yield the first requests, each with those that follow it."""
         content = ContentIds()
         draws = [
-            FamilyDraw(each, seed, f"class {number}", content)
+            FamilyDraw(
+                each, seed, f"class {number}", content, each.lengths.sampler(self.count_tokens)
+            )
             for number, each in enumerate(self.classes)
         ]
         left = self.num_requests

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Discriminator, Tag
 from pydantic_core import PydanticCustomError
 
 from paged_plugins.workloads.amount import Amount, LogNormal
 from paged_plugins.workloads.spec_model import SpecModel
+from paged_plugins.workloads.traces.token_count import TokenCount
+from paged_plugins.workloads.traces.trace import TraceSpec
+from paged_plugins.workloads.traces.trace_lines import TraceError
+
+LengthDraw = Callable[[float, float], tuple[int, int]]
+"""From two shares (0 to 1, below 1), tokens of a prompt and of its answer."""
+_MOST_PAIRS = 1_000_000
 
 
 class Lengths(SpecModel):
@@ -16,6 +26,40 @@ class Lengths(SpecModel):
 
     prompt: Amount
     output: Amount
+
+    def sampler(self, count_tokens: TokenCount) -> LengthDraw:
+        """Return what draws them, independently of each other."""
+        prompt, output = self.prompt.whole, self.output.whole
+        return lambda first, second: (prompt(first), output(second))
+
+
+class TraceLengths(SpecModel):
+    """Those of the requests of a trace, each as likely as the others."""
+
+    trace: TraceSpec
+
+    def sampler(self, count_tokens: TokenCount) -> LengthDraw:
+        """Return what draws the two lengths of a request of the trace.
+
+        The first million of its requests are read now.
+
+        Raises:
+            TraceError: the trace is broken, or has no request.
+        """
+        families = self.trace.requests(count_tokens)
+        requests = (request for first in families for request in first.family())
+        lengths = array("q")
+        for request in islice(requests, _MOST_PAIRS):
+            lengths.extend((request.num_new, request.output))
+        num_pairs = len(lengths) // 2
+        if not num_pairs:
+            raise TraceError(self.trace.file, None, "there is no request in it")
+
+        def draw(first: float, _: float) -> tuple[int, int]:
+            place = 2 * int(first * num_pairs)
+            return lengths[place], lengths[place + 1]
+
+        return draw
 
 
 NAMED_LENGTHS = {
@@ -45,5 +89,14 @@ def _named(value: Any) -> Any:
     return NAMED_LENGTHS[value]
 
 
-LengthsSpec = Annotated[Lengths, BeforeValidator(_named)]
-"""``sharegpt``, ``alpaca`` or ``{prompt: AMOUNT, output: AMOUNT}``."""
+def _source(value: Any) -> str:
+    traced = "trace" in value if isinstance(value, Mapping) else isinstance(value, TraceLengths)
+    return "trace" if traced else "amounts"
+
+
+LengthsSpec = Annotated[
+    Annotated[Lengths, Tag("amounts")] | Annotated[TraceLengths, Tag("trace")],
+    Discriminator(_source),
+    BeforeValidator(_named),
+]
+"""``sharegpt``, ``alpaca``, ``{prompt: AMOUNT, output: AMOUNT}`` or ``{trace: trace.csv}``."""

@@ -12,29 +12,95 @@ from paged_plugins.workloads.spec import WorkloadSpec, parse_spec
 _YAML = (".yaml", ".yml")
 _DEFINITIONS: dict[str, dict[str, Any]] = {
     "chat": {
-        "about": "conversations that share a system prompt, and one-off prompts among them",
-        "requests": 160,
-        "arrivals": {"poisson": {"rate": 0.8}},
-        "lengths": {
-            "prompt": {"lognormal": {"median": 40, "sigma": 0.8, "min": 4, "max": 200}},
-            "output": {"lognormal": {"median": 40, "sigma": 0.7, "min": 4, "max": 160}},
-        },
-        "max_tokens": 1024,
+        "about": "16 conversations that share a system prompt, under a flood of one-off prompts",
+        "requests": 110,
+        "arrivals": {"poisson": {"rate": 2}},
         "mix": [
             {
-                "weight": 2,
+                "arrivals": {"interval": 0.05},
+                "first": 16,
                 "tenants": "chat",
+                "lengths": {
+                    "prompt": {"lognormal": {"median": 33, "sigma": 0.25, "min": 4, "max": 200}},
+                    "output": {"lognormal": {"median": 17, "sigma": 0.25, "min": 4, "max": 160}},
+                },
                 "prefixes": {
                     "system": 256,
-                    "conversation": {"turns": {"uniform": [2, 8]}, "think": {"exponential": 4}},
+                    "conversation": {"turns": 4, "think": {"uniform": [0.6, 1]}},
                 },
             },
             {
-                "weight": 3,
                 "tenants": "one_off",
                 "lengths": {
-                    "prompt": {"lognormal": {"median": 250, "sigma": 0.5, "min": 64, "max": 800}},
-                    "output": {"uniform": [8, 32]},
+                    "prompt": {"lognormal": {"median": 160, "sigma": 0.4, "min": 32, "max": 700}},
+                    "output": {"uniform": [4, 16]},
+                },
+            },
+        ],
+    },
+    "sharegpt": {
+        "about": "independent requests with the lengths of ShareGPT, four a second",
+        "requests": 400,
+        "arrivals": {"poisson": {"rate": 4}},
+        "lengths": "sharegpt",
+    },
+    "alpaca": {
+        "about": "short independent requests with the lengths of Alpaca, twenty a second",
+        "requests": 400,
+        "arrivals": {"poisson": {"rate": 20}},
+        "lengths": "alpaca",
+    },
+    "bursts": {
+        "about": "the requests of sharegpt in bursts",
+        "requests": 400,
+        "arrivals": {"gamma": {"rate": 4, "burstiness": 0.1}},
+        "lengths": "sharegpt",
+    },
+    "assistants": {
+        "about": "conversations under 20 system prompts, a few of which are popular",
+        "requests": 400,
+        "arrivals": {"poisson": {"rate": 1}},
+        "lengths": {
+            "prompt": {"lognormal": {"median": 60, "sigma": 1, "min": 4, "max": 500}},
+            "output": {"lognormal": {"median": 150, "sigma": 0.8, "min": 4, "max": 500}},
+        },
+        "prefixes": {
+            "system": {"tokens": {"uniform": [200, 800]}, "count": 20, "exponent": 1},
+            "conversation": {"turns": {"uniform": [1, 8]}, "think": {"exponential": 5}},
+        },
+        "max_tokens": 4096,
+    },
+    "few_shot": {
+        "about": "questions after five examples of a pool of eight",
+        "requests": 400,
+        "arrivals": {"poisson": {"rate": 8}},
+        "lengths": {"prompt": {"uniform": [20, 80]}, "output": {"uniform": [8, 64]}},
+        "prefixes": {
+            "system": 64,
+            "few_shot": {"examples": 5, "pool": 8, "tokens": {"uniform": [48, 96]}},
+        },
+    },
+    "tree_of_thoughts": {
+        "about": "trees of requests: each answer is continued three times, three answers deep",
+        "requests": 390,
+        "arrivals": {"poisson": {"rate": 0.5}},
+        "lengths": {"prompt": {"uniform": [20, 60]}, "output": {"uniform": [40, 120]}},
+        "prefixes": {"system": 200, "tree": {"depth": 3, "branching": 3}},
+    },
+    "tenants": {
+        "about": "two tenants: many short requests of one, few long prompts of the other",
+        "requests": 400,
+        "arrivals": {"poisson": {"rate": 6}},
+        "mix": [
+            {"weight": 5, "tenants": "short", "lengths": "alpaca"},
+            {
+                "weight": 1,
+                "tenants": "long",
+                "lengths": {
+                    "prompt": {
+                        "lognormal": {"median": 2000, "sigma": 0.5, "min": 200, "max": 6000}
+                    },
+                    "output": {"uniform": [50, 150]},
                 },
             },
         ],

@@ -11,7 +11,7 @@ from paged_plugins.workloads.amount import Amount, Fixed
 from paged_plugins.workloads.spec_model import SpecModel
 
 MOST_PREFIXES = 100_000
-"""Shared prefixes of a workload, each of which takes memory for its whole run."""
+"""Shared texts of a workload, each of which takes memory for its whole run."""
 MOST_FAMILY = 10_000
 """Requests that follow one first request, directly or not."""
 
@@ -105,9 +105,13 @@ class Prefixes(SpecModel):
             raise PydanticCustomError(
                 "structure", "`conversation` and `tree` exclude each other; give one of them"
             )
-        if sum(each.count for each in self.system) > MOST_PREFIXES:
-            raise PydanticCustomError("count", f"more than {MOST_PREFIXES:,} system prompts")
         return self
+
+    @property
+    def num_shared(self) -> int:
+        """Shared texts."""
+        pool = self.few_shot.pool if self.few_shot else 0
+        return pool + sum(each.count for each in self.system)
 
 
 def _none(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +53,10 @@ class WorkloadRequest:
 
     def first(self, most: int) -> WorkloadRequest:
         """Return it with so many of its family, in their order; it alone if ``most`` is 1."""
-        kept: list[WorkloadRequest] = []
-        left = most - 1
-        for follower in self.followers:
-            if left <= 0:
-                break
-            size = sum(1 for _ in follower.family())
-            kept.append(follower if size <= left else follower.first(left))
-            left -= size
-        return replace(self, followers=tuple(kept))
+        kept: dict[str, WorkloadRequest] = {}
+        for request in reversed(list(islice(self.family(), most))):
+            followers = (kept.get(each.id) for each in request.followers)
+            kept[request.id] = replace(
+                request, followers=tuple(each for each in followers if each is not None)
+            )
+        return kept[self.id]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, Strict, StrictStr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from paged_core.errors import SettingsError
-from paged_plugins.workloads.arrivals import Arrivals, AtOnce
+from paged_plugins.workloads.arrivals import Arrivals, AtOnce, Replay
 from paged_plugins.workloads.drawn import DrawnWorkload
+from paged_plugins.workloads.lengths import TraceLengths
+from paged_plugins.workloads.prefixes import MOST_PREFIXES
 from paged_plugins.workloads.request_class import MixedClass, RequestClass
-from paged_plugins.workloads.traces.trace import TraceSpec
+from paged_plugins.workloads.traces.token_count import TokenCount, estimated_tokens
+from paged_plugins.workloads.traces.trace import Trace, TraceSpec
 from paged_plugins.workloads.traces.trace_workload import TraceWorkload
 from paged_plugins.workloads.workload import Workload
 
@@ -51,24 +54,48 @@ class WorkloadSpec(RequestClass):
         return {**values, "mix": filled}
 
     @model_validator(mode="after")
-    def _one_source(self) -> WorkloadSpec:
+    def _possible(self) -> WorkloadSpec:
         drawn = sorted(self.model_fields_set & {*RequestClass.model_fields, "mix"})
         if self.trace and drawn:
             raise PydanticCustomError(
                 "trace", f"the trace says what is asked; leave `{drawn[0]}` out"
             )
+        if sum(each.prefixes.num_shared for each in self.mix or (self,)) > MOST_PREFIXES:
+            raise PydanticCustomError("prefixes", f"more than {MOST_PREFIXES:,} shared texts")
         return self
 
-    def build(self) -> Workload:
-        """Return what draws the requests."""
+    def build(self, count_tokens: TokenCount = estimated_tokens) -> Workload:
+        """Return what draws the requests.
+
+        Args:
+            count_tokens: how many tokens a text of a trace has; by default an estimate.
+        """
         if self.trace:
-            return TraceWorkload(self.name, self.trace, self.requests, self.arrivals)
+            return TraceWorkload(self.name, self.trace, self.requests, self.arrivals, count_tokens)
         return DrawnWorkload(
             self.name,
             self.requests or DEFAULT_REQUESTS,
             self.arrivals or AtOnce(),
             self.mix or (MixedClass.model_construct(**self._class_values()),),
+            count_tokens,
         )
+
+    def traces(self) -> Iterator[Trace]:
+        """Yield the files that it reads."""
+        if self.trace:
+            yield self.trace
+        processes = [self.arrivals, *(each.arrivals for each in self.mix)]
+        lengths = [self.lengths, *(each.lengths for each in self.mix)]
+        yield from (each.trace for each in processes if isinstance(each, Replay))
+        yield from (each.trace for each in lengths if isinstance(each, TraceLengths))
+
+    def has_text(self) -> bool:
+        """Whether tokens are counted in texts of a trace.
+
+        Raises:
+            TraceError: a trace cannot be read, or its format is unknown.
+        """
+        return any(trace.has_text() for trace in self.traces())
 
     def _class_values(self) -> dict[str, Any]:
         return {key: getattr(self, key) for key in RequestClass.model_fields}

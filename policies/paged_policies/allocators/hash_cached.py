@@ -41,7 +41,10 @@ class HashCachedAllocator(BlockAllocator):
         self._ref_counts = [0] * parts.num_blocks
         self._keys: list[BlockKey | None] = [None] * parts.num_blocks
         self._hits = [0] * parts.num_blocks
-        self._by_key: dict[BlockKey, dict[BlockId, None]] = {}
+        self._by_key: dict[BlockKey, BlockId] = {}
+        """The block that is found: of equal ones, the one published first."""
+        self._duplicates: dict[BlockKey, OrderedDict[BlockId, None]] = {}
+        """Further blocks of equal content, in the order in which they were published."""
         self._published = [0] * parts.num_blocks
         self._last_steps: list[int | None] = [None] * parts.num_blocks
         self._departures = 0
@@ -100,25 +103,20 @@ class HashCachedAllocator(BlockAllocator):
         found: list[BlockId] = []
         by_key = self._by_key
         for key in keys:
-            blocks = by_key.get(key)
-            if blocks is None:
+            block = by_key.get(key)
+            if block is None:
                 break
-            found.append(next(iter(blocks)))
+            found.append(block)
         return found
 
     def publish(self, block: BlockId, key: BlockKey, /) -> BlockId:
-        equal = self._by_key.get(key)
-        if equal is None:
-            self._by_key[key] = {block: None}
-        elif self._merge_duplicates:
-            held = next(iter(equal))
-            self.share([held])
-            self.free([block])
-            return held
-        else:
-            if len(equal) == 1:  # a plain dict finds its first entry only past all deleted ones
-                equal = self._by_key[key] = OrderedDict(equal)
-            equal[block] = None
+        held = self._by_key.setdefault(key, block)
+        if held != block:
+            if self._merge_duplicates:
+                self.share([held])
+                self.free([block])
+                return held
+            self._duplicates.setdefault(key, OrderedDict())[block] = None
         self._keys[block] = key
         self._publications += 1
         self._published[block] = self._publications
@@ -142,8 +140,14 @@ class HashCachedAllocator(BlockAllocator):
     def _forget(self, block: BlockId) -> None:
         key = self._keys[block]
         assert key is not None
-        equal = self._by_key[key]
-        del equal[block]
-        if not equal:
-            del self._by_key[key]
         self._keys[block] = None
+        others = self._duplicates.get(key)
+        if self._by_key[key] != block:
+            assert others is not None
+            del others[block]
+        elif others:
+            self._by_key[key] = others.popitem(last=False)[0]
+        else:
+            del self._by_key[key]
+        if others is not None and not others:
+            del self._duplicates[key]

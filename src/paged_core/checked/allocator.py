@@ -36,6 +36,11 @@ class CheckedBlocks(BlockAllocator):
     def num_free(self) -> int:
         return self.inner.num_free
 
+    @property
+    def num_cached(self) -> int:
+        """Blocks that can be found by their content, referenced or not."""
+        return len(self._content)
+
     def allocate(self, count: int, /) -> list[BlockId]:
         return self._handed_out(self.inner.allocate(count), count)
 

@@ -12,6 +12,9 @@ from paged_plugins.lab.simulation.work_count import CountedSequence
 
 _POSITION_BITS = 22
 """Of a token id; the bits above are a hash of the sequence."""
+_FIRST = 1 << 59
+"""Token ids begin here, above those of any prompt; below ``1 << 60`` Python's integers are small
+and fast."""
 _LOWEST = -8.0
 """No log-probability is lower."""
 
@@ -42,8 +45,8 @@ class Answers:
         """Draw a token for each sequence, or several where it fans out, or candidates of a beam."""
         first = self._first
         if not self._special:
-            ids = [sequence.new.id for sequence in complete]
-            tokens = [first[sequence.new.id] + sequence.num_tokens for sequence in complete]
+            ids = [sequence.id for sequence in complete]
+            tokens = [first[sequence.id] + sequence.num_computed for sequence in complete]
             return StepResult(sequence_ids=ids, token_ids=tokens)
         asked = any(each.new.sampling.needed_logprobs is not None for each in complete)
         result = StepResult(logprobs=[] if asked else None)
@@ -65,7 +68,7 @@ class Answers:
         if new.num_candidates:
             result.candidates[new.id] = _rank(new.tokens[-1], new.num_candidates)
             return
-        place = sequence.num_tokens
+        place = sequence.num_computed
         others = range(new.index + 1, new.index + self._special.get(new.id, 1))
         tokens = [self._first[new.id] + place]
         tokens += [_first_token(new, index) + place for index in others]
@@ -84,12 +87,12 @@ class Answers:
 def _first_token(new: NewSequence, index: int) -> int:
     """The token that the ``index``-th sequence of a request would have at position 0."""
     stream = 0 if new.sampling.temperature == 0 else index
-    return _hash(f"{stream} {new.request_id}") << _POSITION_BITS
+    return _FIRST + (_hash(f"{stream} {new.request_id}") << _POSITION_BITS)
 
 
 def _hash(text: str) -> int:
-    """40 bits."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=5).digest(), "big")
+    """37 bits."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=5).digest(), "big") >> 3
 
 
 def _logprob(token: int) -> float:
@@ -99,7 +102,7 @@ def _logprob(token: int) -> float:
 
 def _rank(last: int, count: int) -> dict[int, float]:
     """Return log-probabilities of the continuations of a beam by token id, best first."""
-    first = _hash(f"beam {last}") << _POSITION_BITS
+    first = _FIRST + (_hash(f"beam {last}") << _POSITION_BITS)
     noise = [_logprob(first + place) / _LOWEST for place in range(count)]
     return {first + place: -0.5 * (place + noise[place]) for place in range(count)}
 

@@ -23,34 +23,40 @@ class MemoryUse:
     """Of held blocks: never will (internal fragmentation)."""
     external: int
     """Free, but in runs too short for the request that waits longest (external fragmentation)."""
+    idle: int
+    """Free, but findable by their content until they are evicted."""
 
 
 def memory_use(
     kv_cache: KVCache, running: Iterable[SequenceGroup], waiting: SequenceGroup | None
 ) -> MemoryUse:
-    """Look at all blocks of the running requests.
+    """Look at the blocks of the running requests that are not full; all others in use are.
 
     Args:
+        running: all requests that hold blocks.
         waiting: the request that waits longest.
     """
     size = kv_cache.block_size
-    full: set[BlockId] = set()
     tails: dict[BlockId, tuple[int, int]] = {}
     for group in running:
         last = group.max_length - 1  # the state of the last token is never computed
         for sequence in group.live:
-            blocks, held = sequence.table.blocks, sequence.num_computed
-            num_full = held // size
-            full.update(blocks[:num_full])
-            for index in range(num_full, len(blocks)):
-                start = index * size
-                now, later = held - start, min(size, last - start)
-                known = tails.get(blocks[index], (0, 0))
-                tails[blocks[index]] = (max(0, now, known[0]), max(0, now, later, known[1]))
-    for block in full:
-        tails.pop(block, None)
-    held = size * len(full) + sum(now for now, _ in tails.values())
-    reserved = sum(later - now for now, later in tails.values())
-    internal = sum(size - later for _, later in tails.values())
+            table, held = sequence.table, sequence.num_computed
+            for index in range(max(held // size, table.num_published), len(table.blocks)):
+                block, start = table.blocks[index], index * size
+                now = max(0, held - start)
+                later = max(now, min(size, last - start))
+                if block in tails:  # shared since a fork
+                    now, later = max(now, tails[block][0]), max(later, tails[block][1])
+                tails[block] = now, later
+    full = kv_cache.num_blocks - kv_cache.num_free - len(tails)
+    held = sum([now for now, _ in tails.values()])
+    with_reserved = sum([later for _, later in tails.values()])
     blocked = waiting is not None and not kv_cache.can_start(waiting.live[0])
-    return MemoryUse(held, reserved, internal, size * kv_cache.num_free if blocked else 0)
+    return MemoryUse(
+        held=size * full + held,
+        reserved=with_reserved - held,
+        internal=size * len(tails) - with_reserved,
+        external=size * kv_cache.num_free if blocked else 0,
+        idle=size * max(0, kv_cache.num_cached - full),
+    )

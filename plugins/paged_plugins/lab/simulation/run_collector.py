@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple
-from operator import add
 
 from paged_core.engine import Engine
 from paged_core.interfaces.observer import Observer
-from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.step_outcome import StepOutcome
 from paged_plugins.lab.cost_model import StepWork
-from paged_plugins.lab.run_record import RequestRecord, RunRecord, StepSample
+from paged_plugins.lab.run_record import RunRecord, StepSample
 from paged_plugins.lab.simulation.arrivals import Arrival
 from paged_plugins.lab.simulation.memory_use import memory_use
+from paged_plugins.lab.simulation.request_records import ended_record, refused_records
 from paged_plugins.lab.simulation.token_gaps import TokenGaps
 
 
@@ -45,8 +43,8 @@ class RunCollector(Observer):
         self._unweighted = 0.0
         """Busy seconds since memory was last looked at."""
         self._weights = 0.0
-        self._sums = (0.0, 0.0, 0.0, 0.0)
-        """Slots times busy seconds, by the fields of :class:`MemoryUse`."""
+        self._sums = [0.0] * 4
+        """Slots times busy seconds: held, reserved, internal, external."""
 
     # ------------------------------------------------------------------ requests
 
@@ -62,60 +60,17 @@ class RunCollector(Observer):
             self._first_arrival = arrival.at
 
     def refused(self, arrival: Arrival, now: float) -> None:
-        """The engine can never serve a request; those that follow it never arrive.
-
-        All of them count as ended at once: every arm of a study has the same requests.
-        """
-        for request in arrival.request.family():
-            self.record.requests.append(
-                RequestRecord(
-                    id=request.id,
-                    arrival=arrival.at,
-                    admitted=None,
-                    first_token=None,
-                    finished=now,
-                    num_prompt=len(arrival.prompt),
-                    num_cached=0,
-                    num_output=0,
-                    num_sequences=request.n,
-                    num_preemptions=0,
-                    finish_reason=FinishReason.IGNORED.value,
-                    tenant=request.tenant,
-                    session=request.session,
-                    priority=request.priority,
-                )
-            )
+        """The engine can never serve a request."""
+        self.record.requests += refused_records(arrival, now)
 
     def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
         """A request ended; ``group`` is as it stands after that."""
-        request, first, start = group.request, group.sequences[0], self.start
-        assert group.finished_at is not None
-        assert first.finish_reason is not None
-        num_output = sum(len(sequence.output) for sequence in group.sequences)
-        deadline = arrival.request.deadline
-        self.record.requests.append(
-            RequestRecord(
-                id=request.id,
-                arrival=arrival.at,
-                admitted=None if group.admitted_at is None else group.admitted_at - start,
-                first_token=None if group.first_token_at is None else group.first_token_at - start,
-                finished=group.finished_at - start,
-                num_prompt=len(request.prompt),
-                num_cached=group.num_cached or 0,
-                num_output=num_output,
-                num_sequences=len(group.sequences),
-                num_preemptions=group.num_preemptions,
-                finish_reason=first.finish_reason.value,
-                tenant=request.tenant,
-                session=arrival.request.session,
-                priority=request.priority,
-                deadline=None if deadline is None else arrival.at + deadline,
-            )
-        )
-        self._last_end = group.finished_at - start
-        if num_output:
-            computed = len(request.prompt) - (group.num_cached or 0)
-            self._needed_tokens += computed + num_output - len(group.sequences)
+        record = ended_record(group, arrival, self.start)
+        self.record.requests.append(record)
+        self._last_end = record.finished
+        if record.num_output:
+            computed = record.num_prompt - record.num_cached
+            self._needed_tokens += computed + record.num_output - len(group.sequences)
 
     # ------------------------------------------------------------------ steps
 
@@ -151,6 +106,7 @@ class RunCollector(Observer):
         totals.elapsed = self._last_end - (self._first_arrival or 0.0)
         totals.recomputed_tokens = max(0, totals.scheduled_tokens - self._needed_tokens)
         totals.num_preemptions = engine.metrics.num_preemptions
+        totals.num_evictions = engine.metrics.num_evictions
         slots = engine.kv_cache.num_blocks * engine.kv_cache.block_size * self._weights
         if slots:
             shares = [each / slots for each in self._sums]
@@ -160,15 +116,19 @@ class RunCollector(Observer):
 
     def _sample(self, engine: Engine, work: StepWork, began: float, ended: float) -> None:
         kv_cache, num_active = engine.kv_cache, len(self._active)
-        num_swapped = sum(group.status is Status.SWAPPED for group in self._active)
+        num_swapped = 0
+        if kv_cache.num_host_blocks:
+            num_swapped = sum(group.status is Status.SWAPPED for group in self._active)
         num_waiting = engine.metrics.num_unfinished - num_active
         longest = None
         if num_waiting and kv_cache.reserves_runs:
             longest = next((each for each in engine.groups if each not in self._active), None)
         use = memory_use(kv_cache, self._active, longest)
         weight, self._unweighted = self._unweighted, 0.0
-        weighted = (weight * slots for slots in astuple(use))
-        self._sums = tuple(map(add, self._sums, weighted))
+        slots = (use.held, use.reserved, use.internal, use.external)
+        self._sums = [
+            known + weight * count for known, count in zip(self._sums, slots, strict=True)
+        ]
         self._weights += weight
         self.record.steps.append(
             StepSample(
@@ -182,6 +142,7 @@ class RunCollector(Observer):
                 num_blocks=kv_cache.num_blocks,
                 block_size=kv_cache.block_size,
                 free_blocks=kv_cache.num_free,
+                cached_blocks=use.idle // kv_cache.block_size,
                 held_tokens=use.held,
                 reserved_tokens=use.reserved,
             )

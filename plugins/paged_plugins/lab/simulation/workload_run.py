@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
 
 from paged_core.clock import Clock, SystemClock
 from paged_core.engine import Engine
 from paged_core.engine_driver import EngineDriver
 from paged_core.errors import EngineError, RequestError
 from paged_core.request import Request
-from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.run_record import RunRecord
 from paged_plugins.lab.simulation.arrivals import Arrival, Arrivals
+from paged_plugins.lab.simulation.request_records import engine_request, exact_sampling
 from paged_plugins.lab.simulation.run_collector import RunCollector
 from paged_plugins.lab.simulation.watched_executor import CountsWork, WatchedExecutor
 from paged_plugins.workloads.request import WorkloadRequest
@@ -82,24 +81,11 @@ class WorkloadRun:
         for arrival in self._arrivals.due(now):
             self._collector.arrived(arrival)
             try:
-                self._engine.add(self._request(arrival))
+                self._engine.add(engine_request(arrival, self._collector.start))
             except RequestError:
                 self._collector.refused(arrival, now)
             else:
                 self._under_way[arrival.request.id] = arrival
-
-    def _request(self, arrival: Arrival) -> Request:
-        asked, start = arrival.request, self._collector.start
-        return Request(
-            id=asked.id,
-            prompt=arrival.prompt,
-            sampling=_sampling(asked.n, asked.output),
-            priority=asked.priority,
-            arrival=start + arrival.at,
-            cache_salt=asked.cache_salt,
-            tenant=asked.tenant,
-            deadline=None if asked.deadline is None else start + arrival.at + asked.deadline,
-        )
 
     def _end(self, group: SequenceGroup) -> None:
         """Record a request that ended, and let those arrive that follow it."""
@@ -111,10 +97,13 @@ class WorkloadRun:
             self._arrivals.follow(arrival.request, ended, tuple(group.sequences[0].tokens))
 
 
-@cache
-def _sampling(n: int, output: int) -> SamplingParams:
-    """Parameters under which ``n`` sequences generate ``output`` tokens each, all different."""
-    temperature = 0.0 if n == 1 else 1.0
-    return SamplingParams(
-        n=n, temperature=temperature, max_tokens=output, ignore_eos=True, detokenize=False
-    )
+def warm_up(engine: Engine) -> None:
+    """Serve a short and a long request, so that what is done once is not measured; forget them."""
+    kv_cache = engine.kv_cache
+    most = min(engine.scheduler.length_cap, kv_cache.num_blocks * kv_cache.block_size) // 2
+    for length in (min(24, most), min(1024, most)):
+        prompt = tuple(place % (engine.capacity.vocab_size or 1024) for place in range(length))
+        engine.add(Request(id=f"warm-up {length}", prompt=prompt, sampling=exact_sampling(1, 4)))
+        while engine.has_unfinished:
+            engine.step()
+    engine.reset_prefix_cache()

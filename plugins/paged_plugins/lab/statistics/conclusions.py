@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 from paged_plugins.lab.measures import MEASURES, Measure
 from paged_plugins.lab.results import Arm, Results, ServiceLevel
 from paged_plugins.lab.statistics.differences import Difference, Pair, differences_of
 from paged_plugins.lab.statistics.wording import (
-    change_number,
-    change_text,
+    change_unit,
     listed,
     setting_text,
     settings_text,
+    size_text,
     value_text,
 )
 
@@ -62,10 +62,15 @@ def _of_axis(
     headlines = [
         name for name in _HEADLINES if name in moved and (has_limits or name != "goodput_per_s")
     ]
-    for name in headlines[:_NUM_HEADLINES]:
+    for number, name in enumerate(headlines[:_NUM_HEADLINES]):
         own = {(each.arm, each.workload): each for each in found if each.measure == name}
-        yield from _against_reference(axis, MEASURES[name], places, own)
-        yield from _in_order(axis, MEASURES[name], places, own, results, confidence)
+        by_value = _by_value(axis, places, own)
+        for (value, other), at in by_value.items():
+            if number == 0 or any(each.moved for each in at.values()):
+                yield _against_reference(axis, MEASURES[name], value, other, at)
+        orders = [order for place in places if (order := _order(axis, MEASURES[name], place, own))]
+        ahead = _ahead(orders, MEASURES[name], results, found, confidence)
+        yield from filter(None, (order.text(ahead) for order in orders))
 
 
 def _places(axis: str, results: Results) -> list[_Place]:
@@ -85,78 +90,119 @@ def _places(axis: str, results: Results) -> list[_Place]:
     return places
 
 
-def _against_reference(
-    axis: str, measure: Measure, places: Sequence[_Place], own: Mapping[tuple[str, str], Difference]
-) -> Iterator[str]:
-    """One sentence for each other value of the axis."""
-    by_value: defaultdict[tuple[str, str], dict[str, Difference]] = defaultdict(dict)
+def _by_value(
+    axis: str, places: Sequence[_Place], own: Mapping[tuple[str, str], Difference]
+) -> dict[tuple[str, str], dict[str, Difference]]:
+    """The differences by place, by value of the axis and that of the reference."""
+    found: defaultdict[tuple[str, str], dict[str, Difference]] = defaultdict(dict)
     for place in places:
         for arm in place.arms:
             if difference := own.get((arm.label, place.workload)):
                 names = (_value(axis, arm), _value(axis, place.reference))
-                by_value[names][place.name] = difference
-    for (value, other), differences_at in by_value.items():
-        better: list[str] = []
-        worse: list[str] = []
-        level: list[str] = []
-        for where, each in differences_at.items():
-            is_better = (each.change > 0) is (measure.better == "higher")
-            (level if not each.moved else better if is_better else worse).append(where)
-        parts = [
-            f"{verb} {_range([differences_at[where] for where in some])}{_where(some)}"
-            for verb, some in (("beats it by", better), ("loses to it by", worse))
-            if some
-        ]
-        if level:
-            parts.append(f"no clear difference{_where(level)}")
-        yield f"{measure.title} of {axis}={value} against {other}: {', '.join(parts)}"
+                found[names][place.name] = difference
+    return found
 
 
-def _in_order(
-    axis: str,
-    measure: Measure,
-    places: Sequence[_Place],
-    own: Mapping[tuple[str, str], Difference],
-    results: Results,
-    confidence: float,
-) -> Iterator[str]:
-    """The order of three values and more, in each place where one of them moved."""
-    orders = {}
-    for place in places:
-        means = _means(place, own)
-        moved = any(
-            each.moved for arm in place.arms if (each := own.get((arm.label, place.workload)))
-        )
-        if moved and len(means) > 2:
-            best_first = sorted(means, key=means.__getitem__, reverse=measure.better == "higher")
-            orders[place.name] = (place, means, best_first[:_MOST_IN_ORDER])
-    pairs = [
-        Pair(arm, following, place.workload, measure.name)
-        for place, _, order in orders.values()
-        for arm, following in pairwise(order)
+def _against_reference(
+    axis: str, measure: Measure, value: str, other: str, at: Mapping[str, Difference]
+) -> str:
+    """Say where a value is better than the reference's, where worse, and where it is neither."""
+    better: list[str] = []
+    worse: list[str] = []
+    level: list[str] = []
+    for where, each in at.items():
+        is_better = (each.change > 0) is (measure.better == "higher")
+        (level if not each.moved else better if is_better else worse).append(where)
+    parts = [
+        f"{verb} {_range([at[where] for where in some])}{_where(some)}"
+        for verb, some in ((f"beats {other} by", better), (f"loses to {other} by", worse))
+        if some
     ]
-    ahead = {
-        (each.arm, each.workload)
-        for each in differences_of(pairs, results, confidence)
-        if each.moved
-    }
-    values = {arm.label: _value(axis, arm) for arm in results.arms}
-    for name, (place, means, order) in orders.items():
-        words = [f"{values[label]} {value_text(measure.name, means[label])}" for label in order]
-        for number, before in enumerate(order[:-1], start=1):
-            is_ahead = (before, place.workload) in ahead
-            words[number] = f"{'ahead of' if is_ahead else 'about level with'} {words[number]}"
-        yield f"{measure.title}{name and ' ' + name}: {', '.join(words)}"
+    if level:
+        parts.append(f"does not clearly differ from {other}{_where(level)}")
+    return f"{axis}, {measure.title}: {value} {'; '.join(parts)}"
 
 
-def _means(place: _Place, own: Mapping[tuple[str, str], Difference]) -> dict[str, float]:
-    """The mean of every arm by its label, as far as it is known."""
-    means = {}
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """The values of an axis in one place, the best mean first."""
+
+    start: str
+    place: _Place
+    labels: Sequence[str]
+    words: Sequence[str]
+
+    def pairs(self, measure: str) -> list[Pair]:
+        """Each arm but the last, compared with the next."""
+        return [
+            Pair(arm, following, self.place.workload, measure)
+            for arm, following in pairwise(self.labels)
+        ]
+
+    def text(self, ahead: Collection[tuple[str, str, str]]) -> str:
+        """Return the order in words; nothing if no arm can be claimed to be ahead of the next."""
+        is_ahead = [
+            (arm, following, self.place.workload) in ahead
+            for arm, following in pairwise(self.labels)
+        ]
+        if not any(is_ahead):
+            return ""
+        relations = ("ahead of" if each else "about level with" for each in is_ahead)
+        steps = (f", {how} {what}" for how, what in zip(relations, self.words[1:], strict=True))
+        return f"{self.start}: {self.words[0]}{''.join(steps)}"
+
+
+def _order(
+    axis: str, measure: Measure, place: _Place, own: Mapping[tuple[str, str], Difference]
+) -> _Order | None:
+    """Return the order of three values and more; ``None`` where there are fewer."""
+    means: dict[str, float] = {}
     for arm in place.arms:
         if difference := own.get((arm.label, place.workload)):
             means[place.reference.label] = difference.base
             means[arm.label] = difference.value
-    return means
+    if len(means) < 3:
+        return None
+    best_first = sorted(means, key=means.__getitem__, reverse=measure.better == "higher")
+    labels = best_first[:_MOST_IN_ORDER]
+    values = {arm.label: _value(axis, arm) for arm in (place.reference, *place.arms)}
+    words = [f"{values[label]} {value_text(measure.name, means[label])}" for label in labels]
+    start = f"{axis}, {measure.title}{place.name and ' ' + place.name}"
+    return _Order(start, place, labels, words)
+
+
+def _ahead(
+    orders: Sequence[_Order],
+    measure: Measure,
+    results: Results,
+    found: Sequence[Difference],
+    confidence: float,
+) -> set[tuple[str, str, str]]:
+    """Return which arms can be claimed to differ from which others on which workload.
+
+    Differences to a reference are those that were ``found``; the others are judged together with
+    all of them, so that one cannot contradict the other.
+    """
+    compared = {(each.arm, each.compared_with) for each in found}
+    pairs = [
+        pair
+        for order in orders
+        for pair in order.pairs(measure.name)
+        if not {(pair.arm, pair.base), (pair.base, pair.arm)} & compared
+    ]
+    judged_before = [
+        Pair(each.arm, each.compared_with, each.workload, each.measure) for each in found
+    ]
+    judged = differences_of([*pairs, *judged_before], results, confidence) if pairs else []
+    own = {(pair.arm, pair.base) for pair in pairs}
+    claimed = [each for each in judged if each.moved and (each.arm, each.compared_with) in own]
+    claimed += [each for each in found if each.moved]
+    return {
+        (arm, other, each.workload)
+        for each in claimed
+        if each.measure == measure.name
+        for arm, other in permutations((each.arm, each.compared_with))
+    }
 
 
 def _value(axis: str, arm: Arm) -> str:
@@ -164,11 +210,10 @@ def _value(axis: str, arm: Arm) -> str:
 
 
 def _range(some: Sequence[Difference]) -> str:
-    """The least and the largest of several changes."""
-    ends = [min(some, key=_size), max(some, key=_size)]
-    if len({change_text(each) for each in ends}) == 1:
-        return change_text(ends[0])
-    return f"{change_number(ends[0])} to {change_text(ends[1])}"
+    """The least and the largest size of several changes, with their unit."""
+    ends = (min(some, key=_size), max(some, key=_size))
+    least, largest = (size_text(each) + change_unit(each) for each in ends)
+    return largest if least == largest else f"{size_text(ends[0])} to {largest}"
 
 
 def _size(difference: Difference) -> float:

@@ -10,9 +10,12 @@ from math import inf
 import numpy as np
 
 from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.results import Results
+from paged_plugins.lab.results import BASE, Results
 from paged_plugins.lab.statistics.paired_effect import PairedEffect
 from paged_plugins.lab.statistics.simultaneous import critical_value, minimum_seeds
+
+_LEAST_CHANGE = 0.01
+"""Percent or points: what is smaller is not claimed, as no decision depends on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +38,11 @@ class Difference:
     """Likewise; ``inf``."""
     relative: bool
     moved: bool
-    """Whether a difference is claimed: the interval excludes 0, and there are enough seeds
-    (:func:`~paged_plugins.lab.statistics.simultaneous.minimum_seeds`)."""
+    """Whether a difference is claimed: the interval excludes 0, there are enough seeds
+    (:func:`~paged_plugins.lab.statistics.simultaneous.minimum_seeds`), and the change is 0.01
+    percent or points at least."""
+    compared_with: str = BASE
+    """Label of the arm that has ``base``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,7 @@ def _effect(
     base, value = np.array(both, dtype=float).T
     return PairedEffect(
         arm=pair.arm,
+        compared_with=pair.base,
         workload=pair.workload,
         measure=MEASURES[pair.measure],
         base=base,
@@ -130,15 +137,19 @@ def _difference(effect: PairedEffect, factors: Mapping[int, float], enough: int)
     half = factors[num_seeds] * effect.error if effect.error else 0.0
     low, high = (effect.change(effect.mean + side * half) for side in (-1, 1))
     excludes_0 = abs(effect.mean) > half
+    change = effect.change(effect.mean)
+    has_scale = effect.relative or effect.measure.is_share
+    is_small = has_scale and abs(change) < _LEAST_CHANGE
     return Difference(
         arm=effect.arm,
         workload=effect.workload,
         measure=effect.measure.name,
         base=float(effect.base.mean()),
         value=float(effect.value.mean()),
-        change=effect.change(effect.mean),
+        change=change,
         low=low if num_seeds > 1 else -inf,
         high=high if num_seeds > 1 else inf,
         relative=effect.relative,
-        moved=excludes_0 and num_seeds >= enough,
+        moved=excludes_0 and num_seeds >= enough and not is_small,
+        compared_with=effect.compared_with,
     )

@@ -29,6 +29,7 @@ class PairedEffect:
     """
 
     arm: str
+    compared_with: str
     workload: str
     measure: Measure
     base: NDArray[np.float64]

@@ -26,16 +26,18 @@ def sentences(
         confidence: that of the differences.
     """
     enough, num_seeds = minimum_seeds(confidence), len(results.seeds)
-    if num_seeds < enough:
-        seeds = f"{num_seeds} seeds are" if num_seeds > 1 else "one seed is"
+    if num_seeds >= enough:
         return [
-            f"{seeds} too few to claim a difference with {confidence:.0%} confidence: "
-            f"run {enough} or more"
+            *conclusions(results, differences, confidence),
+            *_arm_sentences(results, differences),
         ]
-    return [
-        *conclusions(results, differences, confidence),
-        *_arm_sentences(results, differences),
-    ]
+    seeds = f"{num_seeds} seeds are" if num_seeds > 1 else "one seed is"
+    too_few = (
+        f"{seeds} too few to claim a difference with {confidence:.0%} confidence; run {enough}"
+    )
+    changed = {each.arm for each in differences if each.base != each.value}
+    unchanged = [each for each in differences if each.arm not in changed]
+    return [too_few, *_arm_sentences(results, unchanged)]
 
 
 def _arm_sentences(results: Results, differences: Sequence[Difference]) -> Iterator[str]:
@@ -61,20 +63,24 @@ def _moved(own: Sequence[Difference]) -> str:
     moved = sorted((each for each in own if each.moved), key=lambda each: not _is_shown(each))
     if not moved:
         return "nothing moved"
-    given, named = moved[:_MOST_CLAUSES], moved[_MOST_CLAUSES:]
     better, worse, neither = (
-        ", ".join(
-            f"{_title(each)} {change_text(each)} {interval_text(each)}"
-            for each in given
-            if is_better(each) is wanted
-        )
+        [each for each in moved[:_MOST_CLAUSES] if is_better(each) is wanted]
         for wanted in (True, False, None)
     )
-    text = ", but ".join(filter(None, (better, worse)))
-    text = ", and ".join(filter(None, (text, neither)))
-    if named:
-        return f"{text}; also {', '.join(map(_title, named))}; nothing else moved"
-    return f"{text}; nothing else moved" if len(moved) < len(own) else text
+    text = ", but ".join(", ".join(map(_clause, some)) for some in (better, worse) if some)
+    text = ", and ".join(filter(None, (text, ", ".join(map(_clause, neither)))))
+    named = {
+        kind: [_title(each) for each in moved[_MOST_CLAUSES:] if is_better(each) is wanted]
+        for kind, wanted in (("better", True), ("worse", False), ("different", None))
+    }
+    parts = [text, *(f"also {kind}: {', '.join(some)}" for kind, some in named.items() if some)]
+    if len(moved) < len(own):
+        parts.append("nothing else moved")
+    return "; ".join(parts)
+
+
+def _clause(difference: Difference) -> str:
+    return f"{_title(difference)} {change_text(difference)} {interval_text(difference)}"
 
 
 def is_better(difference: Difference) -> bool | None:

@@ -15,12 +15,12 @@ _MOST_DIGITS = 4
 
 def change_text(difference: Difference) -> str:
     """Return the change with its unit: ``+2.1 points``, ``-3%``, ``+12 ms``."""
-    return change_number(difference) + change_unit(difference)
+    return _signed(difference.change, _digits(difference)) + change_unit(difference)
 
 
-def change_number(difference: Difference) -> str:
-    """Return the change without its unit."""
-    return _signed(difference.change, _digits(difference))
+def size_text(difference: Difference) -> str:
+    """Return the size of the change, without sign and unit."""
+    return f"{abs(difference.change):,.{_digits(difference)}f}"
 
 
 def change_unit(difference: Difference) -> str:
@@ -85,18 +85,18 @@ def listed(items: Sequence[str]) -> str:
 
 
 def _digits(difference: Difference) -> int:
-    """Decimals that tell the ends of the interval from 0 where it excludes 0."""
+    """Decimals of the change and its interval: where it moved, enough to tell its ends from 0."""
     numbers = [
         abs(each)
         for each in (difference.change, difference.low, difference.high)
         if isfinite(each) and (difference.moved or each == difference.change)
     ]
-    largest, least = max(numbers), min(numbers)
-    digits = 0 if largest >= 10 and difference.relative else 1
-    while least and round(least, digits) == 0 and digits < _MOST_DIGITS:
+    digits = 0 if max(numbers) >= 10 and difference.relative else 1
+    while difference.moved and round(min(numbers), digits) == 0 and digits < _MOST_DIGITS:
         digits += 1
     return digits
 
 
 def _signed(value: float, digits: int) -> str:
-    return f"{value:+,.{digits}f}" if round(value, digits) else "0"
+    """Return a number with its sign, ``-0.0`` if rounding alone makes it 0; ``0`` if it is."""
+    return f"{value:+,.{digits}f}" if value else "0"

@@ -8,13 +8,12 @@ from functools import partial
 from itertools import product as combinations
 from typing import Any
 
-from paged_core.cli.output import show
-from paged_core.component import ComponentSettings
 from paged_core.config.entry import Entry, Layer, Origin
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, settings_class
 from paged_plugins.lab.results import BASE, Arm
+from paged_plugins.lab.statistics.wording import settings_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,19 @@ def plan_arms(
     return list(planned.values())
 
 
+def own_values(
+    base: Sequence[Layer], axes: Mapping[str, Sequence[Any]], registry: Registry
+) -> dict[str, Any]:
+    """Return the values that the base has, of the axes that list them."""
+    settings = partial(_settings, base, registry)
+    return {
+        axis: value
+        for axis, each in axes.items()
+        for value in each
+        if settings({axis: value}) == settings({})
+    }
+
+
 def layer(settings: Mapping[str, Any], where: str = "") -> Layer:
     """Return settings by dotted key as a layer.
 
@@ -91,7 +103,7 @@ def _identity(settings: EngineSettings) -> str:
 def _settings(
     base: Sequence[Layer], registry: Registry, changes: Mapping[str, Any]
 ) -> EngineSettings:
-    where = f"arm {_label(changes)}" if changes else "base"
+    where = f"arm {settings_text(changes)}" if changes else "base"
     made, _ = settings_class(registry).from_layers([*base, layer(changes, where)])
     return made
 
@@ -117,18 +129,4 @@ def _combined(
 
 def _arm(changes: Mapping[str, Any]) -> Arm:
     axis = next(iter(changes)) if len(changes) == 1 else None
-    return Arm(label=_label(changes), changes=dict(changes), axis=axis)
-
-
-def _label(changes: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={_shown(value)}" for key, value in changes.items())
-
-
-def _shown(value: Any) -> str:
-    """Return a value for a label; of a component, its name and options."""
-    if isinstance(value, ComponentSettings):
-        value = value.model_dump(mode="json", exclude_defaults=True) | {"name": value.name}
-    if not isinstance(value, Mapping):
-        return show(value)
-    options = ",".join(f"{key}={show(each)}" for key, each in value.items() if key != "name")
-    return f"{value.get('name', '')}({options})" if options else str(value.get("name", "{}"))
+    return Arm(label=settings_text(changes), changes=dict(changes), axis=axis)

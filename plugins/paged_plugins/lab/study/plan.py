@@ -60,5 +60,5 @@ def read_plan(path: Path, registry: Registry) -> Plan:
     try:
         arms = ablation.arms(registry)
     except SettingsError as error:
-        raise SettingsError(f"{path}: {error}") from None
+        raise SettingsError(f"{path}: {'; '.join(str(error).splitlines())}") from None
     return Plan(ablation, text, path, arms)

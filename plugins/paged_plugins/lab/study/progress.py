@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
+
+
+class Advance(Protocol):
+    """Moves a bar on."""
+
+    def __call__(self, count: int = 1, /) -> None:
+        """Move it by so many items."""
 
 
 @contextmanager
-def progress(total: int, what: str) -> Iterator[Callable[[], None]]:
-    """Show a bar on standard error if it is a terminal; call the yielded function once per item."""
+def progress(total: int, what: str) -> Iterator[Advance]:
+    """Show a bar on standard error if it is a terminal; call what is yielded for every item."""
     if total < 2 or not sys.stderr.isatty():
-        yield lambda: None
+        yield lambda count=1, /: None
         return
     from rich.console import Console
     from rich.progress import (
@@ -33,4 +41,4 @@ def progress(total: int, what: str) -> Iterator[Callable[[], None]]:
     )
     with bar:
         task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
+        yield lambda count=1, /: bar.advance(task, count)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import ModuleType
+from types import TracebackType
+from typing import Any, Self
 
 from paged_core.errors import SettingsError, error_text
 from paged_core.registry import Registry
@@ -16,26 +16,59 @@ from paged_plugins.lab.study.task import Ran, Task, run
 LOCAL = "local"
 """The address of a cluster that is started here, and stopped at the end."""
 _AHEAD = 2
-"""Tasks that are submitted for each core."""
+"""Tasks that are submitted for each core, where their number is not limited."""
 
 
-def run_on_ray(
-    tasks: Sequence[Task], registry: Registry, *, address: str, workers: int | None
-) -> Iterator[Ran]:
-    """Run tasks on a cluster and yield each when it has ended, on a core each.
+class RayCluster:
+    """A connection to a cluster, on which each task takes a core.
 
     Args:
-        address: of the cluster: ``auto``, ``host:port``, ``ray://host:port`` or :data:`LOCAL`.
+        address: ``auto``, ``host:port`` or :data:`LOCAL`.
         workers: runs at a time; ``None``: one for each core of the cluster.
 
     Raises:
-        SettingsError: Ray is not installed, or the cluster cannot be reached.
+        SettingsError: Ray is not installed, or the cluster cannot be reached; when the connection
+            is made, by ``with``.
     """
-    with _connected(address, workers) as ray:
-        cores = int(ray.cluster_resources().get("CPU", 1))
-        most = min(workers or cores, cores) * (_AHEAD if workers is None else 1)
-        remote, shared = ray.remote(_run), ray.put(registry)
-        code, waiting = code_digest(registry), deque(tasks)
+
+    def __init__(self, address: str, registry: Registry, workers: int | None) -> None:
+        self._address = address
+        self._registry = registry
+        self._workers = workers
+
+    def __enter__(self) -> Self:
+        try:
+            import ray
+        except ImportError as error:
+            why = f"Ray cannot be imported ({error}); pip install 'paged-core[ray]'"
+            raise SettingsError(f"--ray: {why}") from None
+        chosen: dict[str, Any] = {"address": self._address}
+        if self._address == LOCAL:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            chosen |= {"include_dashboard": False, "num_cpus": self._workers}
+        try:
+            ray.init(**chosen, logging_level="error", log_to_driver=False)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            why = str(error).partition("\n")[0]
+            raise SettingsError(f"--ray: no cluster at {self._address}: {why}") from None
+        self._ray = ray
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ray.shutdown()
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Ran]:
+        """Run tasks and yield each when it has ended."""
+        ray = self._ray
+        shared = ray.put(self._registry)
+        remote = ray.remote(max_retries=1)(_run)
+        most = self._workers or _AHEAD * int(ray.cluster_resources().get("CPU", 1))
+        code, waiting = code_digest(self._registry), deque(tasks)
         under_way: dict[object, Task] = {}
         while waiting or under_way:
             while waiting and len(under_way) < most:
@@ -46,34 +79,14 @@ def run_on_ray(
                 task = under_way.pop(reference)
                 try:
                     yield ray.get(reference)
-                except (ray.exceptions.RayError, SettingsError) as error:
-                    yield Ran(task, None, error_text(error).splitlines()[0])
+                except ray.exceptions.WorkerCrashedError:
+                    yield Ran(task, None, "its process ended; was memory short?")
+                except ray.exceptions.RayError as error:
+                    yield Ran(task, None, error_text(error).partition("\n")[0])
 
 
 def _run(task: Task, registry: Registry, code: str) -> Ran:
-    """Run a task on a machine of the cluster, if it has the code that the others have."""
+    """Run a task on a machine of the cluster, if it has the code that this one has."""
     if code_digest(registry) != code:
         return Ran(task, None, "a machine of the cluster has other code; install the same there")
     return run(task, registry)
-
-
-@contextmanager
-def _connected(address: str, workers: int | None) -> Iterator[ModuleType]:
-    try:
-        import ray
-    except ImportError as error:
-        raise SettingsError(f"--ray needs Ray ({error}): pip install 'paged-core[ray]'") from None
-    if address == LOCAL:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        chosen = {"address": "local", "include_dashboard": False, "num_cpus": workers}
-    else:
-        chosen = {"address": address}
-    try:
-        ray.init(**chosen, logging_level="error", log_to_driver=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        why = str(error).partition("\n")[0]
-        raise SettingsError(f"no Ray cluster at {address}: {why}") from None
-    try:
-        yield ray
-    finally:
-        ray.shutdown()

@@ -15,9 +15,9 @@ from paged_core.cli.options import Given, flag
 from paged_core.errors import SettingsError
 from paged_plugins.lab.study.plan import Plan, read_plan
 from paged_plugins.lab.study.progress import progress
-from paged_plugins.lab.study.ray_cluster import LOCAL, run_on_ray
+from paged_plugins.lab.study.ray_cluster import LOCAL
 from paged_plugins.lab.study.results_folder import ResultsFolder
-from paged_plugins.lab.study.run_tasks import run_tasks
+from paged_plugins.lab.study.run_tasks import open_runner
 from paged_plugins.lab.study.task import Ran
 from paged_plugins.lab.study.workers import num_workers
 
@@ -48,10 +48,11 @@ class RunCommand(SettingsCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Let ``--ray`` alone mean a cluster that is started here."""
-        return super().parse_args(ctx, list(_with_address(args)))
+        return super().parse_args(ctx, list(with_address(args)))
 
 
-def _with_address(args: Sequence[str]) -> Iterator[str]:
+def with_address(args: Sequence[str]) -> Iterator[str]:
+    """Yield arguments, those of ``--ray`` completed."""
     for place, word in enumerate(args):
         following = args[place + 1] if place + 1 < len(args) else ""
         alone = word == "--ray" and not _ADDRESS.fullmatch(following)
@@ -77,16 +78,15 @@ def run_command(
     folder = output or Path(f"{file.stem}-results")
     results = ResultsFolder(folder, plan, given.registry, fresh=fresh)
     missing = results.missing()
-    if ray is None:
-        count = num_workers(len(missing), workers, is_real=plan.is_real)
-        runs = run_tasks(missing, given.registry, workers=count)
-    else:
-        count = workers or (1 if plan.is_real else None)
-        runs = run_on_ray(missing, given.registry, address=ray, workers=count)
-    typer.echo(_beginning(plan, len(missing), count), err=True)
+    all_of_cluster = ray is not None and workers is None and not plan.is_real
+    count = None if all_of_cluster else num_workers(len(missing), workers, is_real=plan.is_real)
+    typer.echo(beginning(plan, len(missing), count), err=True)
     failed: list[Ran] = []
-    with progress(len(missing), "running") as advance:
-        for ran in runs:
+    with (
+        open_runner(given.registry, workers=count, cluster=ray if missing else None) as runner,
+        progress(len(missing), "running") as advance,
+    ):
+        for ran in runner(missing):
             results.keep(ran)
             advance()
             if ran.problem:
@@ -97,7 +97,8 @@ def run_command(
             "note: tables are in JSON alone; for Parquet, pip install 'paged-core[lab]'", err=True
         )
     if failed:
-        typer.echo(f"{len(failed)} runs failed; give the command again to retry them", err=True)
+        plural = "s" * (len(failed) > 1)
+        typer.echo(f"{len(failed)} run{plural} failed; run this again to retry", err=True)
     typer.echo(f"results in {folder}; to read them: paged-core lab report {folder}")
     return FAILED if failed else OK
 
@@ -119,7 +120,7 @@ def refuse_settings(given: Given) -> None:
         raise SettingsError(f"{named[0]} has no effect here; write it under `base` in the file")
 
 
-def _beginning(plan: Plan, num_missing: int, workers: int | None) -> str:
+def beginning(plan: Plan, num_missing: int, workers: int | None) -> str:
     """Say what will be run, and how."""
     parts = [str(plan)]
     total = len(list(plan.tasks()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from paged_core.registry import Registry
 from paged_plugins.lab.run_record import RunRecord
 from paged_plugins.lab.study.ablation import SIMULATED, plain
 from paged_plugins.lab.study.atomic_file import PARTIAL, write_bytes
-from paged_plugins.lab.study.fingerprint import code_digest, digest
+from paged_plugins.lab.study.fingerprint import code_digest, digest, file_digest, files_in
 from paged_plugins.lab.study.task import Task
 from paged_plugins.lab.study.yaml_file import Strict
 from paged_plugins.machine import cpu_model
@@ -46,6 +47,8 @@ class RunStore:
     def __init__(self, folder: Path, registry: Registry) -> None:
         self._folder = folder
         self._code = code_digest(registry)
+        self._digests: dict[Path, str] = {}
+        """Of files that runs read, which do not change meanwhile."""
         folder.mkdir(exist_ok=True)
 
     def key(self, task: Task) -> str:
@@ -55,6 +58,7 @@ class RunStore:
             "workload": plain(task.workload),
             "seed": task.seed,
             "code": self._code,
+            "files": [self._file_digest(path) for path in sorted({*_inputs(task)})],
         }
         if task.settings.executor.name != SIMULATED:
             parts["machine"] = cpu_model()
@@ -65,7 +69,8 @@ class RunStore:
 
     def write(self, key: str, task: Task, record: RunRecord) -> None:
         """Keep a record."""
-        run = _Run(arm=task.arm, workload=task.workload.name, seed=task.seed, record=record)
+        ordered = replace(record, token_gaps=dict(sorted(record.token_gaps.items())))
+        run = _Run(arm=task.arm, workload=task.workload.name, seed=task.seed, record=ordered)
         packed = gzip.compress(run.model_dump_json().encode(), compresslevel=4, mtime=0)
         write_bytes(self._path(key), packed)
 
@@ -80,8 +85,19 @@ class RunStore:
             if known and path.name.removesuffix(_SUFFIX) not in keys:
                 path.unlink(missing_ok=True)
 
+    def _file_digest(self, path: Path) -> str:
+        if path not in self._digests:
+            self._digests[path] = file_digest(path)
+        return self._digests[path]
+
     def _path(self, key: str) -> Path:
         return record_path(self._folder, key)
+
+
+def _inputs(task: Task) -> Iterator[Path]:
+    """Yield the files that a run reads; those of observers are written."""
+    yield from files_in({key: part for key, part in task.settings if key != "observers"})
+    yield from files_in(task.workload)
 
 
 def record_path(folder: Path, key: str) -> Path:

@@ -1,12 +1,17 @@
-"""Runs tasks, in this process or on several cores."""
+"""Runs tasks: in this process, on several cores, or on a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from paged_core.registry import Registry
+from paged_plugins.lab.study.ray_cluster import RayCluster
 from paged_plugins.lab.study.task import Ran, Task, run
 from paged_plugins.lab.study.worker_pool import WorkerPool
+
+Runner = Callable[[Sequence[Task]], Iterator[Ran]]
+"""Runs tasks and yields each when it has ended; it may be called again and again."""
 
 
 def run_tasks(
@@ -22,14 +27,30 @@ def run_tasks(
         workers: processes; 1: none but this one, and tasks end in their order.
         progress: called after every task.
     """
-    for ran in _runs(tasks, registry, min(workers, len(tasks))):
-        progress()
-        yield ran
+    with open_runner(registry, workers=min(workers, len(tasks))) as runner:
+        for ran in runner(tasks):
+            progress()
+            yield ran
 
 
-def _runs(tasks: Sequence[Task], registry: Registry, workers: int) -> Iterator[Ran]:
-    if workers <= 1:
-        yield from (run(task, registry) for task in tasks)
-        return
-    with WorkerPool(workers, registry) as pool:
-        yield from pool.run(tasks)
+@contextmanager
+def open_runner(
+    registry: Registry, *, workers: int | None, cluster: str | None = None
+) -> Iterator[Runner]:
+    """Start what runs tasks, and end it with the block, whatever it is doing.
+
+    Args:
+        workers: runs at a time; ``None``: one for each core of the cluster.
+        cluster: the address of a Ray cluster, see :class:`RayCluster`; ``None``: this machine.
+
+    Raises:
+        SettingsError: Ray is not installed, or the cluster cannot be reached.
+    """
+    if cluster is not None:
+        with RayCluster(cluster, registry, workers) as ray:
+            yield ray.run
+    elif workers is None or workers <= 1:
+        yield lambda tasks: (run(task, registry) for task in tasks)
+    else:
+        with WorkerPool(workers, registry) as pool:
+            yield pool.run

@@ -37,11 +37,6 @@ class _Worker:
             return Ran(self.task, None, why)
         return ran
 
-    def end(self) -> None:
-        """Wait for the process, which ends where its pipe does."""
-        self.pipe.close()
-        self.process.join()
-
 
 class WorkerPool:
     """Worker processes; leaving it ends them, whatever they do."""
@@ -50,40 +45,41 @@ class WorkerPool:
         self._size = size
         self._registry = registry
         self._busy: list[_Worker] = []
+        self._idle: list[_Worker] = []
         self._context = get_context("spawn")
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Ran]:
         """Run tasks and yield each when it has ended. A worker that dies is replaced."""
         waiting = deque(tasks)
         while waiting and len(self._busy) < self._size:
-            self._start(waiting.popleft())
+            self._give(waiting.popleft())
         while self._busy:
             ready = wait([worker.pipe for worker in self._busy])
             for worker in [one for one in self._busy if one.pipe in ready]:
                 self._busy.remove(worker)
                 ran = worker.result()
-                if waiting and worker.process.is_alive():
-                    self._send(worker, waiting.popleft())
-                else:
-                    worker.end()
-                    if waiting:
-                        self._start(waiting.popleft())
+                if worker.process.is_alive():
+                    self._idle.append(worker)
+                if waiting:
+                    self._give(waiting.popleft())
                 yield ran
 
-    def _start(self, task: Task) -> None:
+    def _give(self, task: Task) -> None:
+        """Give a task to a worker that is idle, or to a new one."""
+        worker = self._idle.pop() if self._idle else self._start(task)
+        worker.task = task
+        self._busy.append(worker)
+        with suppress(OSError):  # it has died meanwhile, which its result will say
+            worker.pipe.send(task)
+
+    def _start(self, task: Task) -> _Worker:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
             target=_serve, args=(theirs, self._registry), daemon=True, name="lab worker"
         )
         process.start()
         theirs.close()
-        self._send(_Worker(process, ours, task), task)
-
-    def _send(self, worker: _Worker, task: Task) -> None:
-        worker.task = task
-        self._busy.append(worker)
-        with suppress(OSError):  # it has died meanwhile, which its result will say
-            worker.pipe.send(task)
+        return _Worker(process, ours, task)
 
     def __enter__(self) -> Self:
         return self
@@ -96,8 +92,9 @@ class WorkerPool:
     ) -> None:
         for worker in self._busy:
             worker.process.terminate()
-            worker.end()
-        self._busy.clear()
+        for worker in (*self._busy, *self._idle):
+            worker.pipe.close()  # where an idle worker ends
+            worker.process.join()
 
 
 def _serve(pipe: Connection, registry: Registry) -> None:

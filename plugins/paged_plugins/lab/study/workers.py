@@ -14,7 +14,7 @@ def num_workers(num_tasks: int, asked: int | None, *, is_real: bool) -> int:
 
     Args:
         asked: by the user; ``None``: as many as cores, or 1 for few tasks.
-        is_real: they are timed on this machine, so that they must not share it.
+        is_real: they are timed where they run, so that they must not share it.
     """
     if asked is not None:
         return max(1, min(asked, num_tasks))

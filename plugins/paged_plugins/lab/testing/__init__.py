@@ -7,5 +7,6 @@ import pytest
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
 
 from paged_plugins.lab.testing.cost_model_conformance import CostModelConformance
+from paged_plugins.lab.testing.router_conformance import RouterConformance
 
-__all__ = ["CostModelConformance"]
+__all__ = ["CostModelConformance", "RouterConformance"]

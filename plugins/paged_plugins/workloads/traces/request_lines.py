@@ -20,6 +20,7 @@ from paged_plugins.workloads.content import FIRST_OWN_ID, ContentIds
 from paged_plugins.workloads.prefixes import MOST_FAMILY
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.spec_model import SpecModel
+from paged_plugins.workloads.traces.token_count import TokenCount
 from paged_plugins.workloads.traces.trace_lines import TraceError, json_lines
 
 MAX_TOKENS = 10_000_000
@@ -82,7 +83,7 @@ class RequestLine(SpecModel):
         )
 
 
-def read_requests(path: Path) -> Iterator[WorkloadRequest]:
+def read_requests(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
     """Yield the requests of a file that follow no other, each with its followers.
 
     Raises:

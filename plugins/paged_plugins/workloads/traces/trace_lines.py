@@ -15,10 +15,17 @@ MAX_LINE = 2**22
 
 
 class TraceError(SettingsError):
-    """A file of requests is broken; the message names the file and the line."""
+    """A file of requests is broken; the message names the file and the line.
+
+    It can be pickled: a run may be in another process.
+    """
 
     def __init__(self, path: Path, line: int | None, problem: str) -> None:
-        super().__init__(f"{path}{'' if line is None else f', line {line}'}: {problem}")
+        super().__init__(path, line, problem)
+
+    def __str__(self) -> str:
+        path, line, problem = self.args
+        return f"{path}: {problem}" if line is None else f"{path}, line {line}: {problem}"
 
 
 def check_file(path: Path) -> None:

@@ -9,6 +9,7 @@ from itertools import repeat
 from paged_plugins.workloads.arrivals import Arrivals
 from paged_plugins.workloads.random_streams import stream
 from paged_plugins.workloads.request import WorkloadRequest
+from paged_plugins.workloads.traces.token_count import TokenCount
 from paged_plugins.workloads.traces.trace import Trace
 
 
@@ -22,6 +23,7 @@ class TraceWorkload:
     """At most; the last family is cut to it. ``None``: all."""
     arrivals: Arrivals | None
     """``None``: as the trace has them, whatever the seed."""
+    count_tokens: TokenCount
 
     def draw(self, seed: int, /) -> Iterator[WorkloadRequest]:
         """Yield the first requests, each with those that follow it.
@@ -34,7 +36,7 @@ class TraceWorkload:
 
     def _cut(self) -> Iterator[WorkloadRequest]:
         left = self.num_requests
-        for request in self.trace.requests():
+        for request in self.trace.requests(self.count_tokens):
             if left is None:
                 yield request
                 continue

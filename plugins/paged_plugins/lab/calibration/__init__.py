@@ -1,0 +1,1 @@
+"""Cost models measured on a real engine."""

@@ -1,0 +1,57 @@
+"""What a calibration runs: batches of equal requests over a grid of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+_CONTEXTS = (16, 64, 192, 512, 1024, 2048)
+_PROMPTS = (8, 24, 48, 96, 140, 250, 320, 400, 700, 900, 1500)
+"""Of scenes that are about the prompt alone."""
+_LATE = (8, 24, 64, 160, 400)
+_MOST_TOKENS = 4096
+"""In the prompts of one scene; a larger one would take minutes on a processor."""
+_DECODE_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Requests with equal prompts in length, then one that arrives while they decode."""
+
+    batch: int
+    context: int
+    """Tokens of each prompt."""
+    late: int
+    """New tokens in the prompt of the late request."""
+    shares: bool
+    """Whether the late request continues a prompt of the batch, which is cached."""
+    output: int = _DECODE_STEPS
+    """Tokens that each request of the batch generates."""
+
+
+def scenes(max_model_len: int, num_tokens: int, max_num_seqs: int | None) -> Iterator[Scene]:
+    """Yield scenes over a grid of batches and contexts, as far as an engine can serve them, and
+    between them some with one prompt and few tokens after it.
+
+    Args:
+        num_tokens: slots of its cache.
+        max_num_seqs: sequences that may run at once.
+    """
+    number = 0
+    for context in _CONTEXTS:
+        for batch in _BATCHES:
+            late, shares = _LATE[number % len(_LATE)], number % 2 == 1
+            last = late + context * shares + 2
+            needed = batch * (context + _DECODE_STEPS + 16) + last + 16
+            if (
+                batch * context <= _MOST_TOKENS
+                and needed <= num_tokens
+                and batch < (max_num_seqs or batch + 1)
+                and max(context + _DECODE_STEPS, last) <= max_model_len
+            ):
+                yield Scene(batch=batch, context=context, late=late, shares=shares)
+                number += 1
+                prompt = _PROMPTS[number % len(_PROMPTS)]
+                if prompt + 4 <= max_model_len and 2 * prompt + 64 <= num_tokens:
+                    yield Scene(batch=1, context=prompt, late=8, shares=False, output=2)

@@ -1,0 +1,74 @@
+"""Measures the steps of a real engine, and what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from paged_core.engine import Engine
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
+from paged_plugins.lab.calibration.scene import Scene
+from paged_plugins.lab.cost_model import StepWork
+from paged_plugins.lab.simulation.run_collector import RunCollector
+from paged_plugins.lab.simulation.watched_executor import WatchedExecutor
+from paged_plugins.workloads.content import token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """One step."""
+
+    work: StepWork
+    seconds: float
+    """From before its plan to after its tokens were applied and recorded."""
+
+
+class StepMeter:
+    """Runs scenes on an engine that serves nothing else.
+
+    Steps are recorded as in a run of a workload, so that what this costs is measured too.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+        self._engine, self._clock = engine, clock
+        self._work: list[StepWork] = []
+        watched = WatchedExecutor(engine.executor)
+        watched.watch = self._work.append
+        engine.executor = watched
+        self._names, self._contents = count(), count(0, 10**6)
+
+    def run(self, scene: Scene) -> Iterator[MeasuredStep]:
+        """Run a scene to its end and yield its steps; no prompt was served before."""
+        engine, clock, collector = self._engine, self._clock, RunCollector(10**6)
+        engine.reset_prefix_cache()
+        prompts = [self._prompt(scene.context) for _ in range(scene.batch)]
+        for prompt in prompts:
+            self._add(prompt, scene.output)
+        is_late_due = True
+        while engine.has_unfinished:
+            decoding = min(len(group.live[0].output) for group in engine.groups if group.live)
+            if is_late_due and decoding >= scene.output // 2:
+                before = prompts[-1] if scene.shares else []
+                self._add([*before, *self._prompt(scene.late)], 2)
+                is_late_due = False
+            began = clock()
+            outcome = engine.step()
+            collector.step(engine, outcome, self._work, began, clock())
+            seconds = clock() - began
+            if len(self._work) == 1:
+                yield MeasuredStep(self._work[0], seconds)
+            self._work.clear()
+
+    def _prompt(self, length: int) -> Sequence[int]:
+        first = next(self._contents)
+        return token_ids([range(first, first + length)], self._engine.capacity.vocab_size)
+
+    def _add(self, prompt: Sequence[int], output: int) -> None:
+        sampling = SamplingParams(max_tokens=output, ignore_eos=True, detokenize=False)
+        name = f"calibration {next(self._names)}"
+        self._engine.add(Request(id=name, prompt=tuple(prompt), sampling=sampling))

@@ -1,0 +1,131 @@
+"""One engine of a cluster, and what the others know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paged_core.clock import Clock
+from paged_core.engine import Engine
+from paged_core.engine_driver import IDLE_SECONDS, STALL_SECONDS
+from paged_core.errors import EngineError
+from paged_core.request import Request
+from paged_core.sequence import SequenceGroup
+from paged_core.step_outcome import StepOutcome
+from paged_plugins.lab.cost_model import StepWork
+from paged_plugins.lab.simulation.token_gaps import TokenGaps
+from paged_plugins.lab.simulation.watched_executor import CountsWork
+
+
+class Replica:
+    """An engine whose steps take virtual time: the result of a step is known when it has ended.
+
+    The engine runs a whole step at once, which moves its clock to the end of the step. What it did
+    is kept back until :meth:`end_step`, so that a router that is asked meanwhile knows nothing of
+    it; a request that is added meanwhile is planned by the next step.
+
+    Args:
+        engine: without steps under way between its calls.
+        executor: that engine's.
+        clock: that engine's, and of no other.
+        token_gaps: times between tokens of a sequence are counted in it, by bucket.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        engine: Engine,
+        executor: CountsWork,
+        clock: Clock,
+        token_gaps: dict[int, int],
+    ) -> None:
+        self.number = number
+        self.engine = engine
+        self.num_requests = 0
+        """Requests that were routed to it and have not ended."""
+        self.num_tokens = 0
+        """Tokens of their prompts, and of their answers so far."""
+        self.num_steps = 0
+        self.busy_seconds = 0.0
+        """In steps that have begun."""
+        self.num_generated = 0
+        """Tokens, of all requests."""
+        self.num_scheduled = 0
+        """Tokens computed."""
+        self._clock = clock
+        self._gaps = TokenGaps(token_gaps)
+        self._under_way: StepOutcome | None = None
+        self._stalled_seconds = 0.0
+        executor.watch = self._count
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a step is under way."""
+        return self._under_way is not None
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a request is to be served in a step to come."""
+        return self.engine.has_unfinished
+
+    def add(self, request: Request) -> None:
+        """Take a request on.
+
+        Raises:
+            RequestError: it can never be served here; nothing has changed.
+        """
+        self.engine.add(request)
+        self.num_requests += 1
+        self.num_tokens += len(request.prompt)
+
+    def begin_step(self, now: float) -> float:
+        """Begin a step; return when it ends, ``now`` or later.
+
+        Raises:
+            EngineError: nothing was planned for ``STALL_SECONDS`` although requests wait.
+        """
+        assert self._under_way is None
+        clock = self._clock
+        while (started := clock()) < now:  # a sum of differences may fall short by a rounding
+            clock.sleep(now - started)
+        self._under_way = outcome = self.engine.step()
+        ended = clock()
+        self.busy_seconds += ended - started
+        self._gaps.step(outcome.advanced, ended)
+        if outcome.progressed or not self.engine.has_unfinished:
+            self._stalled_seconds = 0.0
+            return ended
+        return self._pause()
+
+    def end_step(self) -> Sequence[SequenceGroup]:
+        """The step under way has ended; return the requests that ended with it."""
+        outcome = self._under_way
+        assert outcome is not None
+        self._under_way = None
+        num_drawn = len(outcome.tokens)
+        self.num_generated += num_drawn
+        self.num_tokens += num_drawn
+        for group in outcome.finished:
+            self.num_requests -= 1
+            self.num_tokens -= sum(len(sequence.tokens) for sequence in group.sequences)
+            self.num_tokens += (len(group.sequences) - 1) * len(group.request.prompt)
+        return outcome.finished
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.engine.close()
+
+    def _count(self, work: StepWork) -> None:
+        self.num_steps += 1
+        self.num_scheduled += work.prefill_tokens + work.decode_sequences
+
+    def _pause(self) -> float:
+        """Let some time pass in which nothing could be planned; return when it is over."""
+        self._clock.sleep(IDLE_SECONDS)
+        self._stalled_seconds += IDLE_SECONDS
+        if self._stalled_seconds > STALL_SECONDS:
+            raise EngineError(
+                f"replica {self.number}: scheduler {type(self.engine.scheduler).__qualname__} has "
+                f"planned nothing for {STALL_SECONDS:.0f} s although {self.num_requests} requests "
+                "wait; this is a fault of that scheduler"
+            )
+        return self._clock()

@@ -1,0 +1,114 @@
+"""Serves a workload on a simulated cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from paged_core.component import ComponentSettings
+from paged_core.errors import SettingsError
+from paged_core.interfaces.component_factory import make_component
+from paged_core.interfaces.executor import SupportsClock
+from paged_core.registry import Registry
+from paged_core.settings import EngineSettings
+from paged_core.wiring import build_engine
+from paged_plugins.lab.cluster.event_loop import EventLoop
+from paged_plugins.lab.cluster.record import ClusterRecord
+from paged_plugins.lab.cluster.replica import Replica
+from paged_plugins.lab.cluster.watch import OnRequest, Watch
+from paged_plugins.lab.results import ServiceLevel
+from paged_plugins.lab.router import RouterParts
+from paged_plugins.lab.simulation.arrivals import Arrivals
+from paged_plugins.lab.simulation.watched_executor import CountsWork
+from paged_plugins.workloads.workload import Workload
+
+MAX_REPLICAS = 100_000
+"""So many engines fit no machine; what asks for more is a mistake."""
+
+
+def simulate_cluster(
+    settings: EngineSettings,
+    registry: Registry,
+    workload: Workload,
+    seed: int,
+    *,
+    num_replicas: int,
+    slo: ServiceLevel | None = None,
+    on_request: OnRequest = lambda request, replica: None,
+    max_samples: int = 2000,
+    advance: Callable[[int], None] = lambda num_ended: None,
+) -> ClusterRecord:
+    """Serve a workload on ``num_replicas`` equal engines behind the router that the settings name.
+
+    Equal settings, workloads and seeds give equal records.
+
+    Args:
+        settings: of each engine; without a ``router``, requests go to each replica in turn.
+        seed: of the workload; that of the engines and of the router is raised by it.
+        slo: what a request must meet to count as good; ``None``: nothing.
+        on_request: called with each request that ended, in that order.
+        max_samples: of the timeline, at most; 2 or more.
+        advance: called with the number of requests that have ended since its last call.
+
+    Raises:
+        SettingsError: the engines cannot be simulated.
+        EngineError: a scheduler plans nothing although requests wait.
+    """
+    _check(settings, num_replicas)
+    settings = settings.model_copy(update={"seed": (settings.seed + seed) % 2**63})
+    watch = Watch(num_replicas, slo or ServiceLevel(), on_request, max_samples)
+    with ExitStack() as closing:
+        replicas = []
+        for number in range(num_replicas):
+            replica = _make_replica(number, settings, registry, watch.record.token_gaps)
+            closing.callback(replica.close)
+            replicas.append(replica)
+        capacity = replicas[0].engine.capacity
+        parts = RouterParts(
+            num_replicas=num_replicas,
+            block_size=settings.block_size,
+            num_blocks=capacity.num_blocks,
+            seed=settings.seed,
+        )
+        router = make_component(registry, "router", router_options(settings, registry), parts)
+        arrivals = Arrivals(workload.draw(seed), capacity.vocab_size)
+        EventLoop(replicas, router, arrivals, watch).run(advance)
+        return watch.finish(replicas)
+
+
+def _check(settings: EngineSettings, num_replicas: int) -> None:
+    """Check that engines with these settings can run beside each other in one process.
+
+    Raises:
+        SettingsError: they cannot.
+    """
+    problem = None
+    if not 1 <= num_replicas <= MAX_REPLICAS:
+        problem = f"{num_replicas} replicas; there may be 1 to {MAX_REPLICAS:,}"
+    elif settings.async_scheduling is True:
+        problem = "in a cluster a step is planned when the last one has ended; leave "
+        problem += "`async_scheduling` out"
+    if problem:
+        raise SettingsError(problem)
+
+
+def _make_replica(
+    number: int, settings: EngineSettings, registry: Registry, token_gaps: dict[int, int]
+) -> Replica:
+    engine = build_engine(settings, registry)
+    executor = engine.executor
+    if not (isinstance(executor, SupportsClock) and isinstance(executor, CountsWork)):
+        engine.close()
+        raise SettingsError(
+            f"executor {settings.executor.name!r} runs in real time, and a cluster is simulated; "
+            "set executor to simulated"
+        )
+    return Replica(number, engine, executor, executor.clock, token_gaps)
+
+
+def router_options(settings: EngineSettings, registry: Registry) -> ComponentSettings:
+    """Return the options of the router that settings name, or of ``round_robin``."""
+    chosen = dict(settings)["router"]
+    if isinstance(chosen, ComponentSettings):
+        return chosen
+    return registry.get("router", "round_robin").settings.model_validate({})

@@ -1,0 +1,112 @@
+"""Counts what happens in a cluster, as it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from paged_core.request import FinishReason
+from paged_core.sequence import SequenceGroup
+from paged_plugins.lab.cluster.record import ClusterRecord, ReplicaTotals
+from paged_plugins.lab.cluster.replica import Replica
+from paged_plugins.lab.cluster.timeline import Timeline
+from paged_plugins.lab.measures import meets, time_per_token
+from paged_plugins.lab.results import ServiceLevel
+from paged_plugins.lab.run_record import RequestRecord
+from paged_plugins.lab.simulation.arrivals import Arrival
+from paged_plugins.lab.simulation.request_records import ended_record, refused_records
+
+OnRequest = Callable[[RequestRecord, int], None]
+"""Called with each request that ended, and the number of its replica."""
+
+_SERVED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
+
+
+class Watch:
+    """Adds up a :class:`ClusterRecord`; keeps no request that has ended.
+
+    Args:
+        slo: what a request must meet to count as good.
+    """
+
+    def __init__(
+        self, num_replicas: int, slo: ServiceLevel, on_request: OnRequest, max_samples: int
+    ) -> None:
+        self.record = ClusterRecord(replicas=[ReplicaTotals() for _ in range(num_replicas)])
+        """Complete once :meth:`finish` has returned it."""
+        self._slo = slo
+        self._on_request = on_request
+        self._timeline = Timeline(max_samples)
+        self._first_arrival: float | None = None
+        self._last_end = 0.0
+        self._needed_tokens = 0
+        """Tokens that had to be computed for the requests that ended, had none been preempted."""
+
+    def arrived(self, arrival: Arrival) -> None:
+        """A request arrived; they do so in the order of their time."""
+        if self._first_arrival is None:
+            self._first_arrival = arrival.at
+
+    def ended(self, group: SequenceGroup, arrival: Arrival, replica: int) -> None:
+        """A request ended on a replica."""
+        record = ended_record(group, arrival, 0.0)
+        self._last_end = record.finished
+        self._add(record, replica)
+        if record.num_output:
+            computed = record.num_prompt - record.num_cached
+            self._needed_tokens += computed + record.num_output - len(group.sequences)
+        self._note_failure(group.sequences[0].error)
+
+    def refused(self, arrival: Arrival, replica: int, reason: str) -> int:
+        """A request was refused by a replica when it arrived; return how many ended with it."""
+        records = list(refused_records(arrival, arrival.at))
+        for record in records:
+            self._add(record, replica)
+        self._note_failure(reason)
+        return len(records)
+
+    def passed(self, now: float, replicas: Sequence[Replica]) -> None:
+        """All that happens at the time ``now`` has happened."""
+        self._timeline.pass_to(now, replicas)
+
+    def finish(self, replicas: Sequence[Replica]) -> ClusterRecord:
+        """The run has ended: return its record."""
+        record = self.record
+        record.elapsed = self._last_end - (self._first_arrival or 0.0)
+        record.timeline = self._timeline.samples
+        num_scheduled = sum(replica.num_scheduled for replica in replicas)
+        record.recomputed_tokens = max(0, num_scheduled - self._needed_tokens)
+        for totals, replica in zip(record.replicas, replicas, strict=True):
+            totals.num_steps, totals.busy_seconds = replica.num_steps, replica.busy_seconds
+            totals.num_generated = replica.num_generated
+            metrics = replica.engine.metrics
+            record.num_preemptions += metrics.num_preemptions
+            record.num_evictions += metrics.num_evictions
+        return record
+
+    def _note_failure(self, reason: str | None) -> None:
+        if reason and self.record.failure is None:
+            self.record.failure = reason
+
+    def _add(self, request: RequestRecord, replica: int) -> None:
+        record, totals = self.record, self.record.replicas[replica]
+        self._on_request(request, replica)
+        totals.num_requests += 1
+        totals.num_prompt += request.num_prompt
+        totals.num_cached += request.num_cached
+        if request.finish_reason not in _SERVED:
+            record.num_failed += 1
+            return
+        record.num_served += 1
+        record.num_good += meets(request, self._slo)
+        self._add_latencies(request)
+
+    def _add_latencies(self, request: RequestRecord) -> None:
+        latencies, arrival = self.record.latencies, request.arrival
+        latencies["e2e"].add(request.finished - arrival)
+        if request.admitted is not None:
+            latencies["queueing"].add(request.admitted - arrival)
+        if request.first_token is not None:
+            latencies["ttft"].add(request.first_token - arrival)
+        per_token = time_per_token(request)
+        if per_token is not None:
+            latencies["tpot"].add(per_token)

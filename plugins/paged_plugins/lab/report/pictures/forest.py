@@ -1,0 +1,139 @@
+"""Which arm moved what, and by how much: a dot and an interval for each difference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, groupby
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from paged_plugins.lab.measures import MEASURES, Measure
+from paged_plugins.lab.report.difference_table import Found, verdict
+from paged_plugins.lab.report.pictures.legend import legend
+from paged_plugins.lab.report.pictures.picture import Gallery, Picture, PictureGroup
+from paged_plugins.lab.report.pictures.style import (
+    BLUE,
+    INK,
+    PAPER,
+    STYLES,
+    VERMILLION,
+    WIDTH,
+    wrapped,
+)
+from paged_plugins.lab.report.pictures.svg import inline_svg, printable
+from paged_plugins.lab.results import Results
+
+if TYPE_CHECKING:
+    from paged_plugins.lab.statistics.differences import Difference
+
+_COLORS = {"better": BLUE, "worse": VERMILLION, "differs": INK, "": INK}
+_ROW, _LABEL = 15.0, 29.0
+"""Points: of a difference, and of the label of an arm at least."""
+_MOST_ROWS = 40
+
+
+def forest(results: Results, found: Found, most: int) -> Gallery:
+    """Return a picture for each measure that is shown by default and differs anywhere.
+
+    Args:
+        most: pictures to draw.
+    """
+    compared = [arm.label for arm in results.arms if arm.compared_with != arm.label]
+    arms = [label for label in compared if any(place[0] == label for place in found)]
+    workloads = [name for name in results.workloads if any(place[1] == name for place in found)]
+    chunk = max(1, _MOST_ROWS // max(1, len(workloads)))
+    plots = [
+        (measure, rows)
+        for measure in MEASURES.values()
+        for start in range(0, len(arms), chunk)
+        if measure.shown
+        and (rows := _rows(found, arms[start : start + chunk], workloads, measure))
+        and any(each.change for *_, each in rows)
+    ]
+    pictures = [
+        _picture(f"forest-{place}", measure, rows)
+        for place, (measure, rows) in enumerate(plots[:most])
+    ]
+    several = workloads if len(workloads) > 1 else []
+    group = PictureGroup(
+        title="",
+        legend=legend("forest-legend", several, lines=False, colored=False),
+        pictures=pictures,
+    )
+    return Gallery(
+        question="Which arm moved what, and by how much?",
+        how_to_read=(
+            "Mark and line: a difference and its confidence interval. Filled: it moved, and is"
+            " better (blue) or worse (vermillion). Hollow: it did not move. Measures that are equal"
+            " in all arms are not drawn."
+        ),
+        groups=[group],
+        num_left_out=max(0, len(plots) - most),
+    )
+
+
+def _rows(
+    found: Found, arms: Sequence[str], workloads: Sequence[str], measure: Measure
+) -> list[tuple[str, int, Difference]]:
+    places = ((arm, number) for arm in arms for number in range(len(workloads)))
+    return [
+        (arm, number, found[arm, workloads[number], measure.name])
+        for arm, number in places
+        if (arm, workloads[number], measure.name) in found
+    ]
+
+
+def _picture(name: str, measure: Measure, rows: Sequence[tuple[str, int, Difference]]) -> Picture:
+    from matplotlib.figure import Figure
+
+    labels: dict[str, list[float]] = {}
+    top = 0.0
+    for arm, group in groupby(rows, key=lambda row: row[0]):
+        number = len(list(group))
+        height = max(_ROW * (number + 0.8), _LABEL)
+        middle = top + height / 2
+        labels[arm] = [middle + _ROW * (each - (number - 1) / 2) for each in range(number)]
+        top += height
+    figure = Figure(figsize=(WIDTH / 72, (58 + top) / 72))
+    axes = figure.add_subplot()
+    axes.axvline(0, color=INK, linewidth=1)
+    for place, (_, number, difference) in zip(chain(*labels.values()), rows, strict=True):
+        _draw(axes, place, number, difference)
+    axes.set_yticks(
+        [sum(places) / len(places) for places in labels.values()],
+        [printable(wrapped(arm)) for arm in labels],
+    )
+    axes.tick_params("y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
+    axes.set_ylim(top, 0)
+    axes.set_xlabel(_unit(measure, rows))
+    axes.locator_params(axis="x", nbins=5)
+    axes.set_title(measure.title, loc="left")
+    moved = sum(difference.moved for _, _, difference in rows)
+    text = f"{measure.title}: differences of {len(labels)} arms; {moved} of {len(rows)} moved"
+    return Picture(title=measure.title, description=text, svg=inline_svg(figure, name, f"{text}."))
+
+
+def _draw(axes: Any, place: float, workload: int, difference: Difference) -> None:
+    color = _COLORS[verdict(difference)]
+    if isfinite(difference.low) and isfinite(difference.high):
+        axes.plot([difference.low, difference.high], [place, place], color=color, linewidth=1.4)
+    axes.plot(
+        [difference.change],
+        [place],
+        marker=STYLES[workload % len(STYLES)].marker,
+        color=color,
+        markerfacecolor=color if difference.moved else PAPER,
+    )
+
+
+def _unit(measure: Measure, rows: Sequence[tuple[str, int, Difference]]) -> str:
+    relative = {difference.relative for _, _, difference in rows}
+    unit = "points" if measure.is_share else measure.unit or "count"
+    name = "change in %" if relative == {True} else f"change in {unit}"
+    if len(relative) > 1:
+        name = f"change in % (from 0: in {unit})"
+    return {"higher": f"{name}; right is better", "lower": f"{name}; left is better"}.get(
+        measure.better or "", name
+    )

@@ -1,0 +1,1 @@
+"""Which replica of a simulated cluster serves a request."""

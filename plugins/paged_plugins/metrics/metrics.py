@@ -1,0 +1,146 @@
+"""Observer ``metrics``: what a monitor reads of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
+from paged_core.sequence import SequenceGroup
+from paged_plugins.metrics.instrument_set import InstrumentSet
+from paged_plugins.metrics.instruments import exposition
+from paged_plugins.metrics.output_file import open_file
+from paged_plugins.metrics.settings import MetricsSettings
+
+_LONGEST = 10_000_000
+"""Where the settings do not say how long a sequence may become."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far one request is."""
+
+    group: SequenceGroup
+    num_prompt: int
+    num_tokens: int = 0
+    """Generated so far, by all of its sequences."""
+    last_at: float = 0.0
+    """When the newest of them were there."""
+
+    def count(self) -> int:
+        """Return how many tokens there are now."""
+        sequences = self.group.sequences
+        if len(sequences) == 1:
+            return len(sequences[0].tokens) - self.num_prompt
+        return sum(len(each.tokens) - self.num_prompt for each in sequences)
+
+
+class Metrics(Observer):
+    """Counts from the start of the engine. Times are on the engine's clock.
+
+    :meth:`snapshot` is for Python, :meth:`text` for Prometheus. Both may be called at any time, in
+    the engine's thread.
+
+    Raises:
+        SettingsError: the file cannot be written.
+    """
+
+    def __init__(self, options: MetricsSettings, parts: ObserverParts, /) -> None:
+        settings = parts.settings
+        self.instruments = InstrumentSet(settings.max_model_len or _LONGEST)
+        self.labels = {"model_name": settings.model, "engine": "0"}
+        self._num_blocks = parts.num_blocks
+        self._live: dict[str, _Progress] = {}
+        self._path = options.path
+        if self._path is not None:
+            open_file(self._path, "metrics.path").close()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return every value by its name: numbers; by label, numbers; of histograms, mappings with
+        ``count``, ``sum`` and ``buckets``."""
+        return {each.name: each.snapshot() for each in self.instruments}
+
+    def text(self) -> str:
+        """Return every value in Prometheus' text format."""
+        return exposition(self.instruments, self.labels)
+
+    def on_step(self, step: StepRecord, /) -> None:
+        counts, queues = self.instruments, step.queues
+        live = self._live
+        self._advance((live[name] for name in step.scheduled if name in live), step.ended)
+        if step.scheduled:
+            counts.iteration_tokens.observe(sum(step.scheduled.values()))
+        counts.evicted_blocks.add(len(step.evicted))
+        counts.num_requests_running.set(len(queues.running))
+        counts.num_requests_waiting.set(len(queues.waiting))
+        counts.num_requests_swapped.set(len(queues.swapped))
+        counts.kv_cache_usage.set(1 - step.free_blocks / self._num_blocks)
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        counts = self.instruments
+        if event == "added":
+            self._live[group.id] = _Progress(group, len(group.request.prompt))
+            self._note_parameters(group)
+        elif event == "admitted" and not group.num_preemptions:
+            counts.prefix_cache_queries.add(len(group.request.prompt))
+            counts.prefix_cache_hits.add(group.num_cached or 0)
+        elif event in {"preempted", "swapped_out"}:
+            counts.num_preemptions.add(1)
+        elif event == "finished" and group.id in self._live:
+            self._finish(self._live.pop(group.id))
+
+    def close(self) -> None:
+        if self._path is not None:
+            with open_file(self._path, "metrics.path") as file:
+                file.write(self.text())
+
+    def _note_parameters(self, group: SequenceGroup) -> None:
+        counts, sampling = self.instruments, group.request.sampling
+        counts.request_params_n.observe(sampling.n)
+        if sampling.max_tokens is not None:
+            counts.request_params_max_tokens.observe(sampling.max_tokens)
+
+    def _advance(self, advanced: Iterable[_Progress], now: float) -> None:
+        """Count the tokens that requests have gained, which were there at ``now``."""
+        counts, total = self.instruments, 0
+        gained_since: dict[float, int] = {}
+        for progress in advanced:
+            num_tokens = progress.count()
+            gained = num_tokens - progress.num_tokens
+            if gained <= 0:
+                continue
+            if progress.num_tokens:
+                last_at = progress.last_at
+                gained_since[last_at] = gained_since.get(last_at, 0) + gained
+            else:
+                counts.prompt_tokens.add(progress.num_prompt)
+                counts.time_to_first_token.observe(now - progress.group.arrival)
+            total += gained
+            progress.num_tokens, progress.last_at = num_tokens, now
+        for last_at, gained in gained_since.items():
+            counts.inter_token_latency.observe(now - last_at, gained)
+        counts.generation_tokens.add(total)
+
+    def _finish(self, progress: _Progress) -> None:
+        """Count a request that has ended, whatever it has got to."""
+        group, counts = progress.group, self.instruments
+        ended = group.finished_at
+        assert ended is not None
+        self._advance([progress], ended)
+        reason = group.sequences[0].finish_reason
+        counts.request_success.add(1, "" if reason is None else reason.value)
+        counts.request_prompt_tokens.observe(len(group.request.prompt))
+        counts.request_generation_tokens.observe(progress.num_tokens)
+        counts.e2e_request_latency.observe(ended - group.arrival)
+        admitted, first = group.admitted_at, group.first_token_at
+        if admitted is not None:
+            counts.request_queue_time.observe(admitted - group.arrival)
+            counts.request_inference_time.observe(ended - admitted)
+        if first is not None:
+            longest = max(len(each.output) for each in group.sequences)
+            if longest > 1:
+                counts.time_per_output_token.observe((ended - first) / (longest - 1))
+            counts.request_decode_time.observe(ended - first)
+            if admitted is not None:
+                counts.request_prefill_time.observe(first - admitted)

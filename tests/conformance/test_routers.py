@@ -1,0 +1,33 @@
+"""First-party routers pass the conformance class of their slot."""
+
+from __future__ import annotations
+
+from paged_plugins.lab.testing import RouterConformance
+
+
+class TestRoundRobin(RouterConformance):
+    component = "round_robin"
+    most_over_mean = 1.0
+
+
+class TestLeastLoaded(RouterConformance):
+    component = "least_loaded"
+    most_over_mean = 1.1
+
+
+class TestPowerOfTwo(RouterConformance):
+    component = "power_of_two"
+    most_over_mean = 1.3
+
+
+class TestPrefixAffinity(RouterConformance):
+    component = "prefix_affinity"
+    most_over_mean = 1.1
+
+
+class TestPrefixAffinityThatRemembersLittle(RouterConformance):
+    component = {"name": "prefix_affinity", "max_blocks": 3, "least_share": 0.0}  # noqa: RUF012
+
+
+class TestSession(RouterConformance):
+    component = "session"

@@ -1,0 +1,41 @@
+"""Components for tests of clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from paged_core.component import Component, ComponentSettings
+from paged_core.interfaces.schedule import Schedule
+from paged_core.request import Request
+from paged_plugins.lab.router import ReplicaLoad, Router
+from paged_policies.schedulers.token_budget import TokenBudgetScheduler
+from unit.faulty_schedulers import FaultyTokenBudgetSettings
+from unit.faulty_settings import FaultySettings
+
+
+class IdleScheduler(TokenBudgetScheduler):
+    """Plans nothing."""
+
+    def schedule(self, now: float, /) -> Schedule:
+        return Schedule()
+
+
+class LookingRouter(Router):
+    """Notes what it is shown, and sends everything to the first replica."""
+
+    seen: ClassVar[list[list[tuple[int, int]]]] = []
+    """Of the last one that was made: requests and tokens of each replica, for each request."""
+
+    def __init__(self, options: ComponentSettings, parts: object, /) -> None:
+        self.seen.clear()
+
+    def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
+        self.seen.append([(each.num_requests, each.num_tokens) for each in replicas])
+        return 0
+
+
+IDLE = Component(
+    "scheduler", FaultyTokenBudgetSettings, f"{__name__}:IdleScheduler", summary="for a test"
+)
+LOOKING = Component("router", FaultySettings, f"{__name__}:LookingRouter", summary="for a test")

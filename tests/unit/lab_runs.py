@@ -1,0 +1,44 @@
+"""Small simulated runs for tests of the lab."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paged_core.registry import Registry
+from paged_core.settings import EngineSettings, settings_class
+from paged_plugins.lab.run_record import RunRecord
+from paged_plugins.lab.run_workload import run_workload
+from paged_plugins.workloads.request import WorkloadRequest
+from paged_plugins.workloads.workload import ListedWorkload
+
+REGISTRY = Registry.discover()
+WEIGHTS = (
+    "per_prefill_token",
+    "per_prefill_pair",
+    "per_prefill_context",
+    "per_decode_sequence",
+    "per_context_token",
+    "per_sampled_row",
+    "per_copied_block",
+    "per_swapped_block",
+)
+SECOND: dict[str, Any] = {"name": "linear", "fixed": 1.0, **dict.fromkeys(WEIGHTS, 0.0)}
+"""A cost model under which each step takes a second."""
+
+
+def simulated(**values: Any) -> EngineSettings:
+    """Settings of a small simulated engine, of which each step takes a second."""
+    small = {"executor": "simulated", "cost_model": SECOND, "block_size": 4, "num_blocks": 64}
+    return settings_class(REGISTRY)(**{**small, **values})
+
+
+def run(requests: Sequence[WorkloadRequest], **values: Any) -> RunRecord:
+    """Run requests on such an engine."""
+    return run_workload(simulated(**values), REGISTRY, ListedWorkload("listed", requests), 0)
+
+
+def asks(name: str, length: int, output: int, **more: Any) -> WorkloadRequest:
+    """A request with a prompt of its own."""
+    first = 1000 * (1 + sum(name.encode()) * 31 % 1009)
+    return WorkloadRequest(id=name, prompt=(range(first, first + length),), output=output, **more)

@@ -1,0 +1,66 @@
+"""Policies of which it is known what they make worse, and one that is a copy of another."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from paged_core.component import Component, ComponentSettings
+from paged_core.ids import BlockId
+from paged_core.interfaces.evictor import BlockInfo, EvictorParts
+from paged_core.interfaces.queue_order import QueueOrder
+from paged_core.sequence import SequenceGroup
+from paged_policies.evictors.lru import LruEvictor, LruSettings
+
+
+class TwinSettings(ComponentSettings):
+    name: Literal["lru_twin"] = "lru_twin"
+
+
+class LruTwin(LruEvictor):
+    """The base by another name."""
+
+    def __init__(self, options: TwinSettings, parts: EvictorParts, /) -> None:
+        super().__init__(LruSettings(), parts)
+
+
+class WastefulSettings(ComponentSettings):
+    name: Literal["wasteful"] = "wasteful"
+
+
+class WastefulEvictor(LruTwin):
+    """Keeps what nobody asks for: blocks that were hit go first."""
+
+    def __init__(self, options: WastefulSettings, parts: EvictorParts, /) -> None:
+        super().__init__(TwinSettings(), parts)
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        super().add(block, info)
+        if info.num_hits:
+            self._blocks.move_to_end(block, last=False)
+
+
+class LongestFirstSettings(ComponentSettings):
+    name: Literal["longest_first"] = "longest_first"
+
+
+class LongestFirst(QueueOrder):
+    """Lets the short ones wait for the long ones."""
+
+    stable = True
+
+    def __init__(self, options: LongestFirstSettings, parts: object, /) -> None:
+        pass
+
+    def key(self, group: SequenceGroup, now: float, /) -> float:
+        return -len(group.request.prompt) - group.request.sampling.max_tokens
+
+
+PLANTED = (
+    Component("evictor", TwinSettings, "unit.planted_policies:LruTwin", summary="lru again"),
+    Component(
+        "evictor", WastefulSettings, "unit.planted_policies:WastefulEvictor", summary="worse"
+    ),
+    Component(
+        "queue_order", LongestFirstSettings, "unit.planted_policies:LongestFirst", summary="worse"
+    ),
+)

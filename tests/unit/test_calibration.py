@@ -1,0 +1,129 @@
+"""Calibration finds what a step costs; the engine that it measures is simulated, and so exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from paged_core.errors import SettingsError
+from paged_core.settings import EngineSettings
+from paged_core.wiring import build_engine
+from paged_plugins.lab.calibration.calibrate import Calibration, calibrate, choose_scenes
+from paged_plugins.lab.calibration.errors import kind_of, relative_errors
+from paged_plugins.lab.calibration.fit import WEIGHTS, fit
+from paged_plugins.lab.calibration.step_meter import MeasuredStep
+from paged_plugins.lab.calibration.validation import COMPARED, validate
+from paged_plugins.lab.cost_model import CostModelParts, StepWork
+from paged_plugins.lab.cost_models.linear import LinearCost
+from paged_plugins.lab.cost_models.settings import LinearSettings
+from paged_plugins.lab.cost_models.weights_file import write_weights
+from unit.lab_runs import REGISTRY, simulated
+
+PLANTED = {
+    "fixed": 2e-3,
+    "per_prefill_token": 4e-5,
+    "per_prefill_pair": 5e-8,
+    "per_prefill_context": 1e-6,
+    "per_decode_sequence": 3e-5,
+    "per_context_token": 4e-7,
+    "per_sampled_row": 2e-5,
+}
+MODEL = {"name": "linear", "per_copied_block": 0.0, "per_swapped_block": 0.0, **PLANTED}
+
+
+def roomy() -> EngineSettings:
+    return simulated(cost_model=MODEL, block_size=16, num_blocks=1000, max_model_len=1500)
+
+
+def measure() -> Calibration:
+    engine = build_engine(roomy(), REGISTRY)
+    try:
+        chosen = choose_scenes(engine, 200)
+        return calibrate(engine, roomy(), chosen, repeats=1, clock=engine.clock)
+    finally:
+        engine.close()
+
+
+def drawn(random: Random) -> StepWork:
+    tokens, decodes = random.choice([0, random.randint(2, 2000)]), random.choice([0, 1, 8, 64])
+    tokens = tokens or (0 if decodes else 64)
+    context = random.choice([0, 500])
+    return StepWork(
+        prefill_tokens=tokens,
+        prefill_pairs=tokens * (tokens + 1) // 2 + tokens * context,
+        prefill_context=context if tokens else 0,
+        decode_sequences=decodes,
+        decode_context=decodes * random.randint(10, 1500),
+        sampled_rows=decodes + (random.random() < 0.5),
+    )
+
+
+def planted(work: StepWork) -> float:
+    return PLANTED["fixed"] + sum(PLANTED[w] * getattr(work, part) for w, part in WEIGHTS.items())
+
+
+def test_planted_weights_are_found_through_noise_and_outliers() -> None:
+    random = Random(1)
+    steps = []
+    for number in range(600):
+        work = drawn(random)
+        noise = 5.0 if number % 20 == 0 else random.gauss(1, 0.03)
+        steps.append(MeasuredStep(work, planted(work) * noise))
+    found = fit(steps)
+    for work in (drawn(random) for _ in range(50)):
+        predicted = found["fixed"] + sum(found[w] * getattr(work, p) for w, p in WEIGHTS.items())
+        assert predicted == pytest.approx(planted(work), rel=0.05)
+    assert min(found.values()) >= 0
+
+
+def test_a_part_that_costs_nothing_has_no_weight() -> None:
+    random = Random(2)
+    works = [drawn(random) for _ in range(200)]
+    found = fit([MeasuredStep(work, 1e-3 + 1e-5 * work.prefill_tokens) for work in works])
+    assert found["fixed"] == pytest.approx(1e-3, rel=0.01)
+    assert found["per_prefill_token"] == pytest.approx(1e-5, rel=0.01)
+    assert found["per_context_token"] < 1e-9
+
+
+def test_an_engine_of_known_costs_is_predicted_and_so_are_its_runs(tmp_path: Path) -> None:
+    found = measure()
+    assert found.num_steps > 150
+    assert (found.max_model_len, found.num_tokens) == (1500, 16_000)
+    assert len(found.errors) == 5, "every kind of step is held out somewhere"
+    assert all(each["p90"] < 0.001 for each in found.errors.values())
+    path = tmp_path / "weights.yaml"
+    write_weights(path, found.file({"model": "planted"}))
+    copy = simulated(
+        cost_model={"name": "linear", "file": path},
+        block_size=16,
+        num_blocks=None,
+        max_model_len=None,
+    )
+    checks = list(validate(roomy(), copy, REGISTRY, num_requests=8, seed=3))
+    assert len(checks) == 4 * len(COMPARED)
+    assert max(abs(check.error) for check in checks) < 0.001
+    slower = simulated(cost_model={**MODEL, "fixed": 4e-3}, block_size=16, num_blocks=1000)
+    off = [check.error for check in validate(roomy(), slower, REGISTRY, num_requests=8, seed=3)]
+    assert max(map(abs, off)) > 0.1
+
+
+def test_an_engine_that_is_too_small_is_refused() -> None:
+    engine = build_engine(simulated(num_blocks=10), REGISTRY)
+    with pytest.raises(SettingsError, match=r"40 cached tokens .* too small to be calibrated"):
+        choose_scenes(engine, 200)
+
+
+def test_errors_are_given_by_kind_of_step() -> None:
+    model = LinearCost(LinearSettings(**{**MODEL, "fixed": 1.0}), CostModelParts(settings=roomy()))
+    work = {
+        "decode, up to 4 sequences": StepWork(decode_sequences=4),
+        "decode, more than 4 sequences": StepWork(decode_sequences=5),
+        "prefill, up to 128 tokens": StepWork(prefill_tokens=128),
+        "prefill, more than 128 tokens": StepWork(prefill_tokens=129),
+        "prefill and decode": StepWork(prefill_tokens=8, decode_sequences=1),
+    }
+    assert {kind: kind_of(each) for kind, each in work.items()} == {kind: kind for kind in work}
+    steps = [MeasuredStep(each, model.seconds(each) / 2) for each in work.values()]
+    assert {each["bias"] for each in relative_errors(model, steps).values()} == {1.0}

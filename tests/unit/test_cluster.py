@@ -1,0 +1,382 @@
+"""Simulated clusters: the order of events, what becomes of every request, and what is counted."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from paged_core.errors import EngineError, SettingsError
+from paged_core.registry import Registry
+from paged_core.settings import EngineSettings, settings_class
+from paged_core.testing import registry_with
+from paged_plugins.lab.cluster.record import ClusterRecord
+from paged_plugins.lab.cluster.request_log import request_log
+from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
+from paged_plugins.lab.cluster.timeline import Timeline
+from paged_plugins.lab.results import ServiceLevel
+from paged_plugins.lab.run_record import RequestRecord
+from paged_plugins.lab.run_workload import run_workload
+from paged_plugins.lab.testing.router_scene import Load
+from paged_plugins.workloads.request import WorkloadRequest
+from paged_plugins.workloads.workload import ListedWorkload, Workload
+from unit.cluster_doubles import IDLE, LOOKING, LookingRouter
+
+REGISTRY = registry_with()
+ROUTERS = sorted(REGISTRY.of("router"))
+STEP = 0.25
+"""Seconds of every step, whatever is in it."""
+
+
+def engine_settings(registry: Registry = REGISTRY, **values: Any) -> EngineSettings:
+    """Settings of small engines whose steps all take ``STEP`` seconds, unless ``values`` differ."""
+    flat: dict[str, Any] = {"name": "linear", "fixed": STEP}
+    fields = registry.get("cost_model", "linear").settings.model_fields
+    flat |= {name: 0.0 for name in fields if name.startswith("per_")}
+    small = {"executor": "simulated", "num_blocks": 40, "block_size": 4, "cost_model": flat}
+    return settings_class(registry)(**{**small, **values})
+
+
+def listed(*requests: WorkloadRequest) -> ListedWorkload:
+    return ListedWorkload("written", requests)
+
+
+def asks(name: str, at: float, length: int = 5, output: int = 3, **more: Any) -> WorkloadRequest:
+    """A request that shares nothing with others."""
+    start = 1000 * sum(map(ord, name))
+    prompt = (range(start, start + length),)
+    return WorkloadRequest(id=name, at=at, prompt=prompt, output=output, **more)
+
+
+def served(
+    settings: EngineSettings, workload: Workload, seed: int = 0, **more: Any
+) -> tuple[ClusterRecord, list[tuple[RequestRecord, int]]]:
+    """Serve a workload; return the record, and the requests in the order in which they ended."""
+    ended: list[tuple[RequestRecord, int]] = []
+    record = simulate_cluster(
+        settings,
+        more.pop("registry", REGISTRY),
+        workload,
+        seed,
+        on_request=lambda request, replica: ended.append((request, replica)),
+        **more,
+    )
+    return record, ended
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """Short conversations that begin with the same words, as a seed draws them."""
+
+    num: int
+    rate: float
+    name: str = "conversations"
+
+    def draw(self, seed: int, /) -> Iterator[WorkloadRequest]:
+        random, at = Random(seed), 0.0
+        for number in range(self.num):
+            at += random.expovariate(self.rate)
+            yield self._turns(number, at, random)
+
+    def _turns(self, number: int, at: float, random: Random) -> WorkloadRequest:
+        followers: tuple[WorkloadRequest, ...] = ()
+        for turn in reversed(range(random.randint(1, 3))):
+            start = 1000 * number + 100 * turn + 100
+            own = range(start, start + random.randint(1, 30))
+            followers = (
+                WorkloadRequest(
+                    id=f"{number}.{turn}",
+                    at=at if turn == 0 else random.choice((0.0, 1.0, 3.7)),
+                    prompt=(own,) if turn else (range(16), own),
+                    output=random.randint(1, 12),
+                    n=random.choice((1, 1, 1, 2)),
+                    tenant=random.choice("ab"),
+                    session=str(number),
+                    followers=followers,
+                ),
+            )
+        return followers[0]
+
+
+WORKLOADS = st.builds(Conversations, st.integers(1, 12), st.sampled_from((0.3, 2.0, 1e6)))
+POLICIES = st.fixed_dictionaries(
+    {
+        "router": st.sampled_from(ROUTERS),
+        "scheduler": st.sampled_from(("token_budget", "prefill_or_decode")),
+        "num_blocks": st.sampled_from((24, 60)),
+        "preemption": st.sampled_from(("recompute", "swap")),
+    }
+)
+QUICK = hypothesis_settings(max_examples=20, deadline=None)
+
+
+class TestEvents:
+    def test_a_step_under_way_has_not_ended_for_the_router(self) -> None:
+        """``b`` arrives in the first step of ``a``: all that is known is its prompt of 5 tokens."""
+        seen = route_and_look(asks("a", 0.0), asks("b", 0.1), asks("c", 0.3), asks("d", 0.5))
+        assert seen == [[(0, 0)], [(1, 5)], [(2, 11)], [(3, 18)]]
+
+    def test_a_step_that_ends_when_a_request_arrives_has_ended(self) -> None:
+        """``a`` ends at 0.5 with its second token."""
+        seen = route_and_look(asks("a", 0.0, output=2), asks("b", 0.5))
+        assert seen == [[(0, 0)], [(0, 0)]]
+
+    def test_a_request_waits_for_the_step_under_way_and_no_longer(self) -> None:
+        _, ended = served(engine_settings(), listed(asks("a", 0), asks("b", 0.1)), num_replicas=1)
+        first, second = (request for request, _ in ended)
+        assert (first.admitted, first.first_token, first.finished) == (0.0, 0.25, 0.75)
+        assert (second.admitted, second.first_token, second.finished) == (0.25, 0.5, 1.0)
+
+    def test_replicas_step_beside_each_other(self) -> None:
+        """Each on a clock of its own, which idles until its first request arrives."""
+        workload = listed(asks("a", 0.0), asks("b", 0.1))
+        _, ended = served(engine_settings(router="round_robin"), workload, num_replicas=2)
+        assert [(each.id, each.finished, number) for each, number in ended] == [
+            ("a", 0.75, 0),
+            ("b", 0.85, 1),
+        ]
+
+    def test_a_follower_is_routed_anew_after_its_thinking_time(self) -> None:
+        """Its prompt is that of ``a``, the answer, and its own."""
+        later = asks("b", 1.0)
+        workload = listed(asks("a", 0.0, followers=(later,)))
+        _, ended = served(engine_settings(router="round_robin"), workload, num_replicas=2)
+        (_, first), (follower, second) = ended
+        assert (first, second) == (0, 1)
+        assert (follower.arrival, follower.num_prompt) == (1.75, 5 + 3 + 5)
+
+    def test_requests_that_are_refused_end_at_once_with_those_that_follow(self) -> None:
+        workload = listed(asks("a", 1.0, length=500, followers=(asks("b", 0),)), asks("c", 2.0))
+        advanced: list[int] = []
+        record, ended = served(engine_settings(), workload, num_replicas=1, advance=advanced.append)
+        assert [(each.id, each.finish_reason) for each, _ in ended] == [
+            ("a", "ignored"),
+            ("b", "ignored"),
+            ("c", "length"),
+        ]
+        assert (record.num_served, record.num_failed, sum(advanced)) == (1, 2, 3)
+        assert record.failure is not None
+        assert "'a'" in record.failure
+        assert record.elapsed == 1.75
+
+    def test_a_scheduler_that_plans_nothing_is_reported(self) -> None:
+        registry = registry_with(IDLE)
+        settings = engine_settings(registry, scheduler="faulty")
+        with pytest.raises(EngineError, match="replica 0: scheduler IdleScheduler has planned"):
+            served(settings, listed(asks("a", 0.0)), num_replicas=1, registry=registry)
+
+
+def route_and_look(*requests: WorkloadRequest) -> list[list[tuple[int, int]]]:
+    """Serve requests on one replica; return the loads that the router saw for each."""
+    registry = registry_with(LOOKING)
+    settings = engine_settings(registry, router="faulty")
+    served(settings, listed(*requests), num_replicas=1, registry=registry)
+    return list(LookingRouter.seen)
+
+
+class TestProperties:
+    @QUICK
+    @given(WORKLOADS, POLICIES, st.integers(1, 5), st.integers(0, 3))
+    def test_every_request_ends_once_where_it_was_routed_and_time_never_goes_back(
+        self, workload: Conversations, policies: dict[str, Any], num_replicas: int, seed: int
+    ) -> None:
+        settings = engine_settings(**policies)
+        record, ended = served(settings, workload, seed, num_replicas=num_replicas)
+        drawn = [each.id for first in workload.draw(seed) for each in first.family()]
+        assert Counter(request.id for request, _ in ended) == Counter(drawn)
+        times = [request.finished for request, _ in ended]
+        assert times == sorted(times)
+        for request, _ in ended:
+            passed = (request.arrival, request.admitted, request.first_token, request.finished)
+            known = [each for each in passed if each is not None]
+            assert known == sorted(known)
+        counts = Counter(number for _, number in ended)
+        assert [each.num_requests for each in record.replicas] == [
+            counts[number] for number in range(num_replicas)
+        ]
+        assert sum(each.num_generated for each in record.replicas) == sum(
+            request.num_output for request, _ in ended
+        )
+        last = record.timeline[-1] if len(record.timeline) > 1 else None
+        assert last is None or last.time <= times[-1]
+
+    @QUICK
+    @given(WORKLOADS, POLICIES, st.integers(0, 3))
+    def test_a_cluster_of_one_does_what_one_engine_does(
+        self, workload: Conversations, policies: dict[str, Any], seed: int
+    ) -> None:
+        settings = engine_settings(**policies)
+        alone = run_workload(settings, REGISTRY, workload, seed)
+        record, ended = served(settings, workload, seed, num_replicas=1)
+        assert [request for request, _ in ended] == alone.requests
+        (totals,) = record.replicas
+        assert (totals.num_steps, totals.busy_seconds) == (
+            alone.totals.num_steps,
+            pytest.approx(alone.totals.busy_seconds),
+        )
+        assert record.elapsed == alone.totals.elapsed
+        assert record.num_preemptions == alone.totals.num_preemptions
+        assert record.num_evictions == alone.totals.num_evictions
+        assert record.recomputed_tokens == alone.totals.recomputed_tokens
+        assert record.token_gaps == alone.token_gaps
+
+    @QUICK
+    @given(WORKLOADS, POLICIES, st.integers(1, 4), st.integers(0, 3))
+    def test_equal_seeds_give_equal_records(
+        self, workload: Conversations, policies: dict[str, Any], num_replicas: int, seed: int
+    ) -> None:
+        settings = engine_settings(**policies)
+        first, second = (
+            served(settings, workload, seed, num_replicas=num_replicas) for _ in range(2)
+        )
+        assert first == second
+        assert first[0].measures() == second[0].measures()
+
+
+class TestMemory:
+    @pytest.mark.parametrize(
+        ("num", "factor", "most"),
+        [(30, 5, 1.4), pytest.param(200, 10, 1.1, marks=pytest.mark.slow)],
+    )
+    def test_does_not_grow_with_the_length_of_the_trace(
+        self, num: int, factor: int, most: float
+    ) -> None:
+        """Many times as many requests, and the same peak."""
+        settings = engine_settings(router="prefix_affinity")
+        served_only(settings, Conversations(20, 0.05))
+        short, long = (
+            peak_bytes(settings, Conversations(each, 0.05)) for each in (num, num * factor)
+        )
+        assert long < most * short
+
+    def test_a_timeline_has_a_bounded_number_of_samples(self) -> None:
+        timeline = Timeline(10)
+        for number in range(1000):
+            timeline.pass_to(number / 7, [Load(number % 3)])
+        times = [sample.time for sample in timeline.samples]
+        assert 5 <= len(times) <= 10
+        assert times == sorted(times)
+        assert times[-1] > 90
+
+
+def served_only(settings: EngineSettings, workload: Workload) -> None:
+    simulate_cluster(settings, REGISTRY, workload, 0, num_replicas=2, max_samples=20)
+
+
+def peak_bytes(settings: EngineSettings, workload: Workload) -> int:
+    """Bytes that serving a workload allocates at most."""
+    gc.freeze()  # so that a whole collection is soon due: groups that have ended wait for one
+    gc.collect()
+    before = gc.get_threshold()
+    gc.set_threshold(300, 2, 2)
+    tracemalloc.start()
+    try:
+        served_only(settings, workload)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+class TestService:
+    def test_counts_requests_that_meet_the_service_level(self) -> None:
+        workload = listed(asks("a", 0.0), asks("b", 0.1))
+        slo = ServiceLevel(ttft_ms=300)
+        record, _ = served(engine_settings(), workload, num_replicas=1, slo=slo)
+        assert (record.num_served, record.num_good) == (2, 1)
+
+    def test_measures_replicas_by_their_tokens(self) -> None:
+        workload = listed(asks("a", 0.0, output=9), asks("b", 0.0, output=3))
+        record, _ = served(engine_settings(router="round_robin"), workload, num_replicas=2)
+        found = record.measures()
+        assert found["replica_max_over_mean"] == 1.5
+        assert found["replica_jain"] == pytest.approx(12**2 / (2 * (81 + 9)))
+        assert found["idle_share"] == pytest.approx(6 / 18)
+        assert found["throughput_tokens_per_s"] == pytest.approx(12 / 2.25)
+
+    def test_measures_nothing_of_no_requests(self) -> None:
+        record, _ = served(engine_settings(), listed(), num_replicas=2)
+        assert record.measures() == {
+            "preemptions": 0,
+            "recomputed_tokens": 0,
+            "evictions": 0,
+            "steps": 0,
+            "makespan_s": 0,
+            "failed": 0,
+        }
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("num_replicas", [0, 10**6])
+    def test_of_numbers_of_replicas(self, num_replicas: int) -> None:
+        with pytest.raises(SettingsError, match="there may be 1 to 100,000"):
+            served(engine_settings(), listed(), num_replicas=num_replicas)
+
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            ({"executor": "memory"}, "'memory' runs in real time"),
+            ({"async_scheduling": True}, "leave `async_scheduling` out"),
+        ],
+    )
+    def test_of_settings(self, values: dict[str, Any], message: str) -> None:
+        with pytest.raises(SettingsError, match=message):
+            served(engine_settings(**values), listed(), num_replicas=1)
+
+
+class TestRequestLog:
+    WORKLOAD = listed(asks("a", 0.0), asks("b", 0.1, tenant="x", deadline=2.0))
+
+    def write(self, path: Path | None) -> list[tuple[RequestRecord, int]]:
+        with request_log(path) as write:
+            _, ended = served(engine_settings(), self.WORKLOAD, num_replicas=2)
+            for request, replica in ended:
+                write(request, replica)
+        return ended
+
+    def test_writes_a_line_for_each_request(self, tmp_path: Path) -> None:
+        path = tmp_path / "requests.jsonl"
+        ended = self.write(path)
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        assert [row.pop("replica") for row in rows] == [replica for _, replica in ended]
+        assert [RequestRecord(**row) for row in rows] == [request for request, _ in ended]
+
+    def test_writes_parquet_by_the_suffix(self, tmp_path: Path) -> None:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        path = tmp_path / "requests.parquet"
+        ended = self.write(path)
+        rows = parquet.read_table(path).to_pylist()
+        assert [row.pop("replica") for row in rows] == [replica for _, replica in ended]
+        assert [RequestRecord(**row) for row in rows] == [request for request, _ in ended]
+
+    def test_writes_nothing_unless_asked(self) -> None:
+        assert len(self.write(None)) == 2
+
+    @pytest.mark.parametrize("name", ["requests.jsonl", "requests.parquet"])
+    def test_names_a_file_that_cannot_be_written(self, tmp_path: Path, name: str) -> None:
+        with (
+            pytest.raises(SettingsError, match=f"{name} cannot be written: "),
+            request_log(tmp_path / "missing" / name),
+        ):
+            pass
+
+    def test_says_what_parquet_needs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        with (
+            pytest.raises(SettingsError, match=r"pip install 'paged-core\[lab\]'"),
+            request_log(tmp_path / "requests.parquet"),
+        ):
+            pass

@@ -1,0 +1,238 @@
+"""``paged-core compare``, and policies of which it is known what they do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paged_core.cli import BAD_USAGE, OK, main
+from paged_core.cli.options import Given
+from paged_core.config.entry import Entry, Origin
+from paged_core.errors import EngineError, SettingsError
+from paged_core.testing.registry import registry_with
+from paged_plugins.lab.comparison import Comparison, Findings
+from paged_plugins.lab.study.load_results import load_results
+from paged_plugins.lab.variation import parse_variation, plan_arms
+from paged_plugins.workloads.spec import parse_spec
+from unit.planted_policies import PLANTED
+
+BURST = """
+requests: 40
+lengths: {prompt: {uniform: [16, 200]}, output: {uniform: [20, 60]}}
+"""
+TURNS: dict[str, Any] = {
+    "name": "turns",
+    "requests": 60,
+    "arrivals": {"poisson": {"rate": 4}},
+    "lengths": {"prompt": {"uniform": [16, 48]}, "output": {"uniform": [4, 8]}},
+    "prefixes": {"system": 128, "conversation": {"turns": 4, "think": {"exponential": 1}}},
+}
+
+
+@pytest.fixture
+def burst(tmp_path: Path) -> str:
+    path = tmp_path / "burst.yaml"
+    path.write_text(BURST)
+    return str(path)
+
+
+def layer(**settings: Any) -> list[Entry]:
+    return [Entry((key,), value, Origin("python", "")) for key, value in settings.items()]
+
+
+def findings(vary: str, workload: dict[str, Any], **settings: Any) -> Findings:
+    registry = registry_with(*PLANTED)
+    arms = plan_arms(
+        [parse_variation(vary)],
+        Given(registry, {}),
+        layer(executor="simulated", num_blocks=64, **settings),
+    )
+    comparison = Comparison(
+        arms=arms, workload=parse_spec({"name": "w", **workload}, "w"), num_seeds=6
+    )
+    return Findings.of(comparison.run(registry), comparison.measures)
+
+
+def moved(found: Findings, arm: str) -> set[str]:
+    return {each.measure for each in found.differences if each.moved and each.arm == arm}
+
+
+def test_a_worse_evictor_is_found_and_a_copy_of_the_base_moves_nothing() -> None:
+    found = findings("evictor=lru,lru_twin,wasteful", TURNS)
+    assert moved(found, "evictor=lru_twin") == set()
+    assert "evictor=lru_twin: nothing moved" in found.sentences
+    for each in found.differences:
+        if each.arm == "evictor=lru_twin":
+            assert (each.change, each.low, each.high) == (0, 0, 0)
+    assert moved(found, "evictor=wasteful") == {"hit_rate", "evictions"}
+    sentence = next(text for text in found.sentences if text.startswith("evictor=wasteful: "))
+    assert sentence.startswith("evictor=wasteful: hit rate -")
+    assert "evictions +" in sentence
+    assert sentence.endswith("; nothing else moved")
+
+
+def test_an_order_that_lets_short_requests_wait_is_found_in_their_latency_alone() -> None:
+    found = findings("queue_order=fcfs,longest_first", yaml.safe_load(BURST))
+    assert {"e2e_ms_p50", "ttft_ms_p50"} <= moved(found, "queue_order=longest_first")
+    assert "completion p50: longest_first loses to fcfs by " in found.sentences[0]
+
+
+def test_a_run_that_fails_is_an_error_that_names_it() -> None:
+    registry = registry_with()
+    large = layer(executor="simulated", cost_model={"name": "roofline", "model": "llama-3.1-70b"})
+    arms = plan_arms([parse_variation("evictor=lru,mru")], Given(registry, {}), large)
+    comparison = Comparison(arms=arms, workload=parse_spec(TURNS, "w"), num_seeds=1)
+    with pytest.raises(EngineError, match=r"^evictor=lru, turns, seed 0 failed: SettingsError: "):
+        comparison.run(registry)
+
+
+def test_no_arm_runs_at_a_better_time_than_others() -> None:
+    arms = plan_arms([parse_variation("evictor=lru,mru")], Given(registry_with(), {}), ())
+    comparison = Comparison(arms=arms, workload=parse_spec(TURNS, "w"), num_seeds=4)
+    starts = {arm.label: 0 for arm, _ in arms}
+    for place, task in enumerate(comparison.tasks()):
+        starts[task.arm] += place
+    assert len(set(starts.values())) == 1
+
+
+def test_the_command_prints_a_table_and_the_answer(
+    burst: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vary = ["--vary", "queue_order=fcfs,sjf", "--vary", "num_blocks=64,1000"]
+    assert main(["compare", burst, *vary, "--workers", "1"], {}) == OK
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert lines[0].startswith("burst: 24 runs, 6 seeds, ")
+    assert max(map(len, lines[: lines.index("")])) <= 100
+    assert "num_blocks=64\nfcfs " in printed
+    assert any(line.startswith("queue_order=sjf at num_blocks=1000: ") for line in lines)
+    assert any(line.startswith("queue_order, completion p50: sjf beats fcfs") for line in lines)
+
+
+def test_json_has_everything(burst: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["compare", burst, "--vary", "num_blocks=64,1000", "--seeds", "1", "--json"]
+    assert main([*command, "--measure", "ttft_ms_p50", "--measure", "steps"], {}) == OK
+    document = json.loads(capsys.readouterr().out)
+    assert list(document) == [
+        *("workload", "seeds", "confidence", "minimum_seeds", "arms", "measures", "differences"),
+        *("sentences", "runs"),
+    ]
+    assert document["arms"][1] == {
+        "arm": "num_blocks=1000",
+        "changes": {"num_blocks": 1000},
+        "compared_with": "num_blocks=64",
+    }
+    assert set(document["measures"]) == {"ttft_ms_p50", "steps"}
+    row = document["differences"][0]
+    assert (row["measure"], row["unit"], row["low"], row["moved"]) == (
+        "ttft_ms_p50",
+        "%",
+        None,
+        False,
+    )
+    assert document["sentences"][0].startswith("one seed is too few")
+    assert {run["seed"] for run in document["runs"]} == {0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--vary", "evictor"], "write KEY=A,B"),
+        (["--vary", "evictor=lru,"], "write KEY=A,B"),
+        (["--vary", "evictor=lru"], "one value varies nothing"),
+        (["--vary", "evictor=lru,slru,lru"], "'lru' is given twice"),
+        (["--vary", "num_blocks=64,0064"], "are the same settings"),
+        (["--vary", "evictor=lru,slur"], "did you mean 'slru'"),
+        (["--vary", "evictr=lru,slru"], "did you mean 'evictor'"),
+        (["--vary", "num_blocks=64,many"], "num_blocks: "),
+        (["--vary", "scheduler={name: token_budget,prefill_or_decode"], "one value"),
+        (["--vary", "scheduler={name: token_budget]},orca"], "cannot be read"),
+        (["--vary", "evictor=lru,mru", "--vary", "evictor=slru,fifo"], "evictor is given twice"),
+        (["--vary", "evictor=lru,mru", "--evictor", "lru"], "keep one of them"),
+        (["--vary", "executor=simulated,local"], "give --real as well"),
+        (["--vary", "evictor=lru,mru", "--real", "--executor", "simulated"], "runs no model"),
+        (["--vary", "evictor=lru,mru", "--measure", "hitrate"], "did you mean 'hit_rate'"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(
+    options: list[str], message: str, burst: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", burst, *options], {}) == BAD_USAGE
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_an_unknown_workload_is_refused_with_the_names_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["compare", "chatt", "--vary", "evictor=lru,mru"], {}) == BAD_USAGE
+    assert "chat" in capsys.readouterr().err.split("there are")[1]
+
+
+def test_a_value_may_be_a_table_or_quoted_and_its_commas_separate_nothing() -> None:
+    found = parse_variation("scheduler={name: token_budget, max_num_seqs: 8}, 'orca,2' ,[1, 2]")
+    assert found.key == "scheduler"
+    assert list(found.values) == [{"name": "token_budget", "max_num_seqs": 8}, "orca,2", [1, 2]]
+
+
+def test_each_combination_of_the_further_settings_has_its_reference() -> None:
+    given = Given(registry_with(), {})
+    variations = [
+        parse_variation("scheduler.max-num-seqs=8,16"),
+        parse_variation("evictor=lru,{name: slru, protected: 0.5}"),
+    ]
+    planned = plan_arms(variations, given, layer(executor="simulated"))
+    labels = [arm.label for arm, _ in planned]
+    assert labels == [
+        "scheduler.max_num_seqs=8, evictor=lru",
+        "scheduler.max_num_seqs=16, evictor=lru",
+        "scheduler.max_num_seqs=8, evictor={name: slru, protected: 0.5}",
+        "scheduler.max_num_seqs=16, evictor={name: slru, protected: 0.5}",
+    ]
+    assert [arm.compared_with for arm, _ in planned] == [labels[0], labels[0], labels[2], labels[2]]
+    assert {arm.axis for arm, _ in planned} == {"scheduler.max_num_seqs"}
+    settings = planned[3][1].model_dump()
+    assert settings["evictor"] == {"name": "slru", "protected": 0.5}
+    assert settings["scheduler"]["max_num_seqs"] == 16
+
+
+def test_too_many_arms_are_refused_before_any_runs() -> None:
+    many = ",".join(map(str, range(1, 1003)))
+    with pytest.raises(SettingsError, match="more than 1,000 arms"):
+        plan_arms([parse_variation(f"num_blocks={many}")], Given(registry_with(), {}), ())
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lab.md").read_text("utf-8")
+    block = page.split("```\n$ paged-core compare ")[1].split("```")[0]
+    command, shown = block.split("\n", 1)
+    assert main(["compare", *command.split()], {}) == OK
+    assert capsys.readouterr().out == shown
+
+
+def test_all_results_are_kept_for_a_report(burst: str, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    command = ["compare", burst, "--vary", "num_blocks=64,1000", "--seeds", "2"]
+    command += ["--output", str(folder)]
+    assert main(command, {}) == OK
+    results = load_results(folder)
+    assert [arm.label for arm in results.arms] == ["num_blocks=64", "num_blocks=1000"]
+    assert len(results.runs) == 4
+    record = results.record("num_blocks=64", "burst", 1)
+    assert record is not None
+    assert len(record.requests) == 40
+    assert main(command, {}) == BAD_USAGE
+
+
+@pytest.mark.slow
+def test_a_page_says_the_same(burst: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert main(["compare", burst, "--vary", "num_blocks=64,1000", "--html", str(page)], {}) == OK
+    assert "num_blocks, hit rate" not in (text := page.read_text("utf-8"))
+    assert "num_blocks=1000: " in text

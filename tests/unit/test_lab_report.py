@@ -1,0 +1,355 @@
+"""The report of results: a page that needs nothing else, and Markdown."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paged_core.cli import main
+from paged_core.errors import SettingsError
+from paged_plugins.block_history import BlockHistory
+from paged_plugins.lab.report import write_html, write_markdown
+from paged_plugins.lab.report.families import families
+from paged_plugins.lab.report.html import html
+from paged_plugins.lab.report.markdown import markdown
+from paged_plugins.lab.report.pictures.block_map import FREE, SHARED, owners
+from paged_plugins.lab.report.pictures.load import load
+from paged_plugins.lab.report.pictures.rates import rate_sweeps
+from paged_plugins.lab.report.pictures.style import wrapped
+from paged_plugins.lab.report.pictures.svg import drawing
+from paged_plugins.lab.results import BASE, Results
+from paged_plugins.lab.statistics.differences import differences
+from paged_plugins.lab.statistics.sentences import sentences
+from unit import studies
+from unit.drawn_results import drawn_results
+
+HOSTILE = "<script>alert(1)</script>\"'&|`$x^2$_*\x00\ud800]("
+_VOID = {"wbr", "meta", "link", "br", "img", "input", "hr"}
+_LOADING = {"src", "href", "srcset", "data", "action", "poster"}
+
+pytest.importorskip("matplotlib", reason="the extra `lab` is not installed")
+
+
+class Page(HTMLParser):
+    """Reads a page, and fails where it is not well formed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.ids: list[str] = []
+        self.targets: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
+        self.source = text
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        for key, value in attrs:
+            assert value is not None
+            self.attributes.append((key, value))
+            if key == "id":
+                self.ids.append(value)
+            if key in _LOADING:
+                self.targets.append(value)
+            self.targets += re.findall(r"url\(([^)]*)\)", value)
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in _VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "style":
+            self.targets += re.findall(r"url\(([^)]*)\)|@import", data)
+        else:
+            self.text += data
+
+
+def page_of(results: Results, folder: Path) -> Page:
+    """Write the page of results, and read it."""
+    path = folder / "report.html"
+    write_html(results, path)
+    page = Page(path.read_text("utf-8"))
+    assert all(target.startswith("#") for target in page.targets)
+    assert {target[1:] for target in page.targets} <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+    assert "script" not in page.tags
+    return page
+
+
+def words(text: str) -> str:
+    """Return text with single spaces."""
+    return " ".join(text.split())
+
+
+def studied(started: str) -> Results:
+    """Return the results of two axes, one of which does nothing."""
+    settings = {"block_size": 16, "evictor": {"name": "lru"}}
+    return drawn_results(
+        {"scheduler=slow": 1.3, "victim=same": 1.0},
+        manifest={
+            "command": "paged-core lab run ablation.yaml",
+            "settings": {BASE: settings, "scheduler=slow": {"block_size": 99}},
+            "git": "f00",
+            "started": started,
+        },
+    )
+
+
+def test_a_page_has_the_answer_the_differences_and_the_plots(tmp_path: Path) -> None:
+    results = studied("2026-01-01")
+    page = page_of(results, tmp_path)
+    told = words(page.text)
+    answers = sentences(results, differences(results))
+    assert answers
+    for sentence in answers:
+        assert sentence in told
+    assert told.index(answers[0]) < told.index("How to read this") < told.index("Differences")
+    for said in ("8 seeds", "95% confidence", "has moved if its interval leaves out 0"):
+        assert said in told
+    assert "paged-core lab run ablation.yaml" in told
+    assert "block_size: 16 evictor: {name: lru}" in told
+    assert "99" not in told.partition("What was run")[2].partition("Every measure")[0]
+    assert "2026-01-01" not in told
+    assert "TTFT at most 500 ms, TPOT at most 50 ms" in told
+    assert page.tags["svg"] > 20
+    labels = [value for key, value in page.attributes if key == "aria-label"]
+    assert any("Medians: base" in label for label in labels)
+    assert any("on average" in label for label in labels)
+    told_of = [key for key, _ in page.attributes if key in {"aria-label", "aria-hidden"}]
+    assert len(told_of) == page.tags["svg"] + len(re.findall('class="scroll" tab', page.source))
+    assert html(studied("2027-12-31")) == page.source  # equal results, equal bytes
+
+
+def test_names_from_files_are_shown_and_do_nothing(tmp_path: Path) -> None:
+    made = drawn_results(
+        {HOSTILE: 1.2}, workloads=[HOSTILE], seeds=6, manifest={HOSTILE: {HOSTILE: HOSTILE}}
+    )
+    arms = [replace(arm, changes={HOSTILE: HOSTILE}, axis=HOSTILE) for arm in made.arms[1:]]
+    results = replace(made, arms=[made.arms[0], *arms])
+    page = page_of(results, tmp_path)
+    assert "<script>alert(1)</script>" in page.text
+    write_markdown(results, tmp_path / "report.md")
+    text = (tmp_path / "report.md").read_text("utf-8")
+    outside = re.sub(r"^ {4}.*$", "", text, flags=re.MULTILINE)
+    assert "<script" not in outside.replace("\\<", "")
+    assert not re.search(r"(?<!\\)\]\(", outside)
+    rows = re.findall(r"^\|.*$", outside, re.MULTILINE)
+    columns = {line.replace("\\|", "").count("|") for line in rows}
+    assert columns == {3, 4}
+
+
+@pytest.mark.parametrize(
+    ("slower", "options"),
+    [
+        ({}, {}),
+        ({"victim=x": 1.2}, {"seeds": 0}),
+        ({"victim=x": 1.2}, {"seeds": 1}),
+        ({"victim=x": 1.0}, {"seeds": 6}),
+        ({f"victim={number}": 1 + number / 9 for number in range(7)}, {"seeds": 2}),
+    ],
+    ids=["one arm", "no seed", "one seed", "equal arms", "many arms"],
+)
+def test_any_results_can_be_reported(
+    slower: Mapping[str, float], options: Mapping[str, Any], tmp_path: Path
+) -> None:
+    results = drawn_results(slower, **{"seeds": 2, "records": False, **options})
+    page = page_of(results, tmp_path)
+    for label in slower:
+        assert label in page.text
+    write_markdown(results, tmp_path / "report.md")
+
+
+def test_measures_that_are_equal_in_all_arms_are_listed_not_tabulated() -> None:
+    text = markdown(drawn_results({"victim=same": 1.0}, seeds=6))
+    assert re.search(r"^Equal in all arms: goodput \d.*; failed requests 0\.$", text, re.MULTILINE)
+    assert "| goodput" not in text
+
+
+def test_what_moved_is_called_better_or_worse() -> None:
+    text = markdown(drawn_results({"victim=slow": 1.5, "victim=fast": 0.5}, seeds=8))
+    row = next(line for line in text.splitlines() if line.startswith("| completion p50"))
+    assert re.search(r"\*\*\+50% \[.*\] worse\*\* \| \*\*-50% \[.*\] better\*\*", row)
+
+
+def test_fewer_measures_make_fewer_comparisons() -> None:
+    results = drawn_results({"victim=slow": 1.5}, seeds=6)
+    text = markdown(results, measures=["e2e_ms_p50", "hit_rate"])
+    assert "all 2 intervals of this report" in text
+    assert "TTFT" not in text.partition("## What was run")[0]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [(1, "One seed bounds nothing"), (5, "A claim needs 6 seeds: with 5, nothing"), (6, "moved")],
+)
+def test_the_number_of_seeds_says_what_can_be_claimed(seeds: int, said: str) -> None:
+    assert said in markdown(drawn_results({"victim=slow": 1.5}, seeds=seeds))
+
+
+def test_missing_runs_are_said() -> None:
+    results = drawn_results({"victim=slow": 1.5}, seeds=7)
+    assert "2 runs failed or were left out" in markdown(replace(results, runs=results.runs[2:]))
+    assert "left out" not in markdown(results).partition("- A measure has moved")[0]
+
+
+def test_simulated_times_are_called_so() -> None:
+    model = {"name": "roofline", "device": "l4"}
+    settings = {"executor": {"name": "simulated"}, "cost_model": model}
+    results = drawn_results({"victim=slow": 1.5}, seeds=1)
+    simulated = replace(results, manifest={"settings": {BASE: settings}})
+    assert "cost model roofline (device l4) predicts" in markdown(simulated)
+    real = replace(results, manifest={"settings": {BASE: {"executor": {"name": "local"}}}})
+    assert "simulation" not in markdown(real)
+
+
+def test_arms_are_split_between_axes_and_shown_beside_what_they_are_compared_with() -> None:
+    slower = {f"{axis}={number}": 1.0 for axis in "abc" for number in range(3)}
+    results = drawn_results(slower, seeds=1, records=False)
+    found = families(results, 4)
+    assert [family.title for family in found] == ["a", "b", "c"]
+    assert [family.title for family in families(results, 6)] == ["a, b", "c"]
+    assert [len(family.arms) for family in families(results, 2)] == [2, 1, 2, 1, 2, 1]
+    base, first, second, *rest = results.arms
+    around = [replace(arm, compared_with="a=0") for arm in (first, second)]
+    several = families(replace(results, arms=[base, *around, *rest]), 9)
+    assert [family.base.label for family in several] == ["a=0", BASE]
+    assert several[0].title == "against a=0"
+
+
+def test_workloads_that_differ_in_their_rate_alone_make_a_sweep() -> None:
+    names = ["slow", "fast", "other", "drawn"]
+    specs = [
+        {"name": "slow", "arrivals": {"poisson": {"rate": 1.0}}, "requests": 4},
+        {"name": "fast", "arrivals": {"poisson": {"rate": 8}}, "requests": 4},
+        {"name": "other", "arrivals": {"poisson": {"rate": 9}}, "requests": 5},
+        {"name": "drawn", "requests": 4},
+        "chat",
+    ]
+    results = drawn_results({}, workloads=names, seeds=1, records=False)
+    assert rate_sweeps(results) == []
+    (sweep,) = rate_sweeps(replace(results, manifest={"workloads": specs}))
+    assert sweep.workloads == [(1.0, "slow"), (8.0, "fast")]
+
+
+def test_latency_is_drawn_against_rate_where_workloads_differ_in_it() -> None:
+    specs = [{"name": f"w{rate}", "arrivals": {"rate": rate}} for rate in (1, 2)]
+    made = drawn_results({"victim=x": 1.3}, workloads=["w1", "w2"], seeds=2, records=False)
+    with drawing():
+        gallery = load(replace(made, manifest={"workloads": specs}), families(made, 6), most=8)
+    (group,) = gallery.groups
+    assert gallery.question == "What does the rate of requests do to latency?"
+    assert [picture.title for picture in group.pictures] == [
+        *("TTFT p99", "TPOT p50", "completion p50", "goodput"),
+    ]
+    assert re.search(r"victim=x \S+ ms to \S+ ms", group.pictures[0].description)
+
+
+def test_pictures_are_bounded_in_number() -> None:
+    workloads = [f"w{number}" for number in range(9)]
+    results = drawn_results({"victim=x": 1.3}, workloads=workloads, seeds=1, records=False)
+    with drawing():
+        gallery = load(results, families(results, 6), most=1)
+    assert [group.title for group in gallery.groups] == ["w0"]
+    assert gallery.num_left_out == 8
+
+
+@pytest.mark.parametrize(
+    ("label", "lines"),
+    [
+        ("newest", ["newest"]),
+        ("scheduler=prefill_or_decode", ["scheduler=", "prefill_or_decode"]),
+        ("x" * 30, ["x" * 20, "x" * 10]),
+        ("a" * 100, ["a" * 19 + "…", "a" * 20]),
+    ],
+)
+def test_labels_of_pictures_have_two_lines_at_most(label: str, lines: list[str]) -> None:
+    assert wrapped(label).split("\n") == lines
+
+
+def test_without_matplotlib_the_page_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = drawn_results({"victim=x": 1.3}, seeds=1, records=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SettingsError, match=r"matplotlib.*pip install 'paged-core\[lab\]'"):
+        write_html(results, tmp_path / "report.html")
+    write_markdown(results, tmp_path / "report.md")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.md"]
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    results = drawn_results({}, seeds=1, records=False)
+    with pytest.raises(SettingsError, match=r"missing/report\.md cannot be written: No such file"):
+        write_markdown(results, tmp_path / "missing" / "report.md")
+
+
+BLOCKS = """
+{"version": 1, "num_blocks": 4, "block_size": 16}
+{"step": 0, "time": 0, "held": [["a", 0, 0, [0, 1]], ["b", 0, 0, [1]]]}
+{"step": 2, "time": 1, "held": [["a", 0, 2, [2]]]}
+{"step": 4, "time": 2, "freed": [["a", 0], ["b", 0]], "held": [["b", 0, 0, [2]], ["a", 0, 0, [0]]]}
+{"step": 9, "time": 3, "ended": ["b"]}
+"""
+
+
+def test_the_map_of_blocks_says_who_held_them(tmp_path: Path) -> None:
+    path = tmp_path / "blocks.jsonl"
+    path.write_text(BLOCKS.lstrip(), "utf-8")
+    history = BlockHistory(path)
+    assert owners(history, 10).tolist() == [
+        [0] * 10,
+        [SHARED] * 4 + [FREE] * 6,
+        [FREE] * 2 + [0] * 2 + [1] * 6,
+        [FREE] * 10,
+    ]
+    write_html(drawn_results({}, seeds=1, records=False), tmp_path / "a.html", blocks=history)
+    text = (tmp_path / "a.html").read_text("utf-8")
+    assert "Which request held which block?" in text
+    assert "4 blocks over 10 steps, held by 2 requests; 55% held on average, 10% by several" in text
+    assert text.count('href="data:image/png;base64,') == 1
+
+
+def test_the_command_reports_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results"
+    study = str(studies.write(tmp_path, axes={"victim": ["newest", "fewest_computed"]}))
+    assert main(["lab", "run", study, "--output", str(results), "--workers", "1"], {}) == 0
+    capsys.readouterr()
+    blocks = tmp_path / "blocks.jsonl"
+    blocks.write_text(BLOCKS.lstrip(), "utf-8")
+    assert main(["lab", "report", str(results), "--block-map", str(blocks)], {}) == 0
+    said = capsys.readouterr().out
+    assert f"wrote {results / 'report.md'}\nwrote {results / 'report.html'}\n" in said
+    text = (results / "report.md").read_text("utf-8")
+    assert said.partition("\n")[0] in text.replace("\\", "")
+    page = (results / "report.html").read_text("utf-8")
+    assert len(page) < 2_000_000
+    assert "Which request held which block?" in page
+    only = tmp_path / "only.md"
+    assert main(["lab", "report", str(results), "--markdown", str(only)], {}) == 0
+    assert only.read_text("utf-8") == text
+    assert "report.html" not in capsys.readouterr().out
+
+
+def test_the_command_refuses_a_folder_without_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lab", "report", str(tmp_path)], {}) == 2
+    assert "there is no" in capsys.readouterr().err

@@ -1,0 +1,144 @@
+"""``paged-core simulate``, ``calibrate`` and ``lab validate``, as they are given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paged_core.cli import main
+from paged_plugins.lab import calibrate_command, simulate_command, validate_command
+from paged_plugins.lab.calibration.scene import Scene
+
+Capture = pytest.CaptureFixture[str]
+SMALL = """\
+name: small
+requests: 6
+arrivals: {poisson: {rate: 2}}
+lengths: {prompt: {uniform: [10, 60]}, output: {uniform: [4, 12]}}
+"""
+
+
+def run(*argv: str) -> int:
+    return main([*argv], {"PATH": ""})
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> str:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL, "utf-8")
+    return str(path)
+
+
+def simulated(capsys: Capture, *argv: str) -> dict[str, Any]:
+    assert run("simulate", *argv, "--json") == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_run_is_printed(capsys: Capture, workload: str) -> None:
+    assert run("simulate", workload, "--seed", "3") == 0
+    out = capsys.readouterr().out
+    assert "small, seed 3: 6 requests on executor simulated" in out
+    assert "TTFT p50" in out
+    assert "Memory while busy, of 29,206 blocks of 16 tokens" in out
+    assert "internal fragmentation" in out
+
+
+def test_settings_are_those_of_an_engine(capsys: Capture, workload: str) -> None:
+    slow = simulated(capsys, workload, "--cost-model.device", "l4")
+    fast = simulated(capsys, workload, "--cost-model.device", "h200")
+    assert slow["executor"] == "simulated"
+    assert slow["requests"] == fast["requests"] == 6
+    assert slow["measures"]["tpot_ms_p50"] > 5 * fast["measures"]["tpot_ms_p50"]
+
+
+def test_equal_seeds_measure_the_same_and_others_do_not(capsys: Capture, workload: str) -> None:
+    one, other, third = (simulated(capsys, workload, "--seed", seed) for seed in ("1", "1", "2"))
+    assert one["measures"] == other["measures"] != third["measures"]
+
+
+def test_a_limit_makes_goodput(capsys: Capture, workload: str) -> None:
+    found = simulated(capsys, workload, "--slo-ttft-ms", "0.001")
+    assert found["measures"]["goodput_per_s"] == 0
+
+
+def test_an_executor_without_a_clock_needs_real(capsys: Capture, workload: str) -> None:
+    assert run("simulate", workload, "--executor", "memory") != 0
+    assert "takes real time; give --real" in capsys.readouterr().err
+    assert run("simulate", workload, "--executor", "simulated", "--real") != 0
+    assert "runs no model" in capsys.readouterr().err
+
+
+def test_real_time_passes_on_an_executor_without_a_model(capsys: Capture, workload: str) -> None:
+    found = simulated(capsys, workload, "--executor", "memory", "--real")
+    assert found["executor"] == "memory"
+    assert found["measures"]["makespan_s"] > 1, "six requests at two a second were waited for"
+
+
+def test_progress_is_counted_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with simulate_command.counting("requests") as advance:
+        advance(3)
+
+
+# ---------------------------------------------------------------------- a model
+
+MODEL = ("--model", "demo", "--num-blocks", "300", "--cpu-time")
+FEW = [
+    Scene(batch=batch, context=context, late=8, shares=shares, output=4)
+    for batch, context, shares in ((1, 16, False), (2, 40, True), (4, 24, False), (1, 90, True))
+]
+
+
+def calibrated(monkeypatch: pytest.MonkeyPatch, path: Path) -> str:
+    """Measure a few steps of the shipped model; return the name of the file of weights."""
+    monkeypatch.setattr(calibrate_command, "choose_scenes", lambda engine, steps: FEW)
+    assert run("calibrate", *MODEL, "--output", str(path), "--repeats", "1") == 0
+    return str(path)
+
+
+def test_a_model_is_calibrated(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = calibrated(monkeypatch, tmp_path / "demo.yaml")
+    assert "Errors of the prediction" in capsys.readouterr().out
+    written = yaml.safe_load(Path(path).read_text("utf-8"))
+    assert written["measured"]["clock"] == "processor"
+    assert (written["max_model_len"], written["num_tokens"]) == (1024, 4800)
+    assert written["weights"]["fixed"] > 0
+
+
+@pytest.mark.slow
+def test_a_model_is_compared_with_its_simulation(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = calibrated(monkeypatch, tmp_path / "demo.yaml")
+    capsys.readouterr()
+    few = ("--num-requests", "4", "--tolerance", "1000", "--json")
+    assert run("lab", "validate", path, *MODEL, *few) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["workload"] for row in rows} == {"at_once", "over_time", "conversations", "bursts"}
+    assert all(0.02 < row["simulated"] / row["real"] < 50 for row in rows)
+
+
+def test_a_prediction_that_is_too_far_off_fails(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from paged_plugins.lab.calibration.validation import Check
+
+    far = Check(workload="at_once", measure="ttft_ms_p50", real=10.0, simulated=12.0)
+    monkeypatch.setattr(validate_command, "validate", lambda *args, **more: [far])
+    assert run("lab", "validate", str(tmp_path / "absent.yaml")) == 1
+    out = capsys.readouterr().out
+    assert "+20.0%" in out
+    assert "0 of 1 within 10%" in out
+    assert run("lab", "validate", "--tolerance", "0.3") == 0
+
+
+def test_a_simulation_is_not_calibrated(capsys: Capture, tmp_path: Path) -> None:
+    assert run("calibrate", "--executor", "simulated", "--output", str(tmp_path / "x.yaml")) != 0
+    assert "executor 'simulated' runs no model" in capsys.readouterr().err

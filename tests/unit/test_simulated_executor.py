@@ -1,0 +1,129 @@
+"""The executor ``simulated``: its clock, its capacity, what it draws and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from paged_core.clock import VirtualClock
+from paged_core.engine import Engine
+from paged_core.errors import SettingsError
+from paged_core.request import FinishReason, Request
+from paged_core.sampling_params import SamplingParams
+from paged_core.wiring import build_engine
+from paged_plugins.lab.cost_model import StepWork
+from unit.lab_runs import REGISTRY, simulated
+
+
+def engine(clock: Any = None, **values: Any) -> Engine:
+    return build_engine(simulated(**values), REGISTRY, clock=clock)
+
+
+def serve(one: Engine, **sampling: Any) -> Any:
+    asked = SamplingParams(**{"max_tokens": 4, "ignore_eos": True, **sampling})
+    group = one.add(Request(id="A", prompt=tuple(range(10)), sampling=asked))
+    while one.has_unfinished:
+        one.step()
+    return group
+
+
+def test_its_clock_is_the_engines_and_moves_by_the_time_of_each_step() -> None:
+    one = engine()
+    group = serve(one)
+    assert (group.admitted_at, group.first_token_at, group.finished_at) == (0.0, 1.0, 4.0)
+    assert one.clock() == 4.0
+
+
+def test_a_given_clock_that_can_sleep_is_moved_instead() -> None:
+    clock = VirtualClock(100.0)
+    assert serve(engine(clock)).finished_at == 104.0
+    assert clock() == 104.0
+
+
+def test_a_clock_that_cannot_sleep_is_left_alone() -> None:
+    assert serve(engine(lambda: 7.0)).finished_at == 7.0
+
+
+def test_steps_that_are_planned_ahead_follow_each_other_without_a_gap() -> None:
+    assert serve(engine(async_scheduling=True)).finished_at == 4.0
+
+
+def test_the_cost_model_says_how_much_fits_unless_the_settings_do() -> None:
+    roomy = engine(num_blocks=None, cost_model="roofline").capacity
+    assert roomy.max_model_len == 131_072
+    assert roomy.num_blocks * 4 > 131_072
+    short = engine(num_blocks=10, cost_model="roofline").capacity
+    assert (short.num_blocks, short.max_model_len) == (10, 40)
+    assert engine(num_blocks=None).capacity.num_blocks == 4096
+    assert engine(max_model_len=32).capacity.max_model_len == 32
+    assert engine(preemption="swap").capacity.num_host_blocks == 64
+
+
+def test_more_blocks_than_can_be_kept_account_of_are_refused() -> None:
+    with pytest.raises(SettingsError, match="4,000,000 blocks at most"):
+        engine(num_blocks=5_000_000)
+
+
+def test_sampled_sequences_differ_and_greedy_ones_do_not() -> None:
+    sampled = serve(engine(), n=3, temperature=1.0).sequences
+    assert len({tuple(each.output) for each in sampled}) == 3
+    greedy = serve(engine(), n=3).sequences
+    assert len({tuple(each.output) for each in greedy}) == 1
+
+
+def test_log_probabilities_are_reported_and_repeatable() -> None:
+    one, other = (serve(engine(), logprobs=2).sequences[0] for _ in range(2))
+    assert one.logprobs == other.logprobs
+    assert [next(iter(entry)) for entry in one.logprobs] == one.output
+    assert serve(engine(), n=1, best_of=3, temperature=1.0).sequences[0].score is not None
+
+
+def test_beams_are_found() -> None:
+    found = serve(engine(), beam_width=3, n=2).sequences
+    assert len({tuple(each.output) for each in found}) == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"prompt_logprobs": 1}, "prompt_logprobs need a model"),
+        ({"logits_processors": [lambda tokens, logits: logits]}, "logits_processors need logits"),
+    ],
+)
+def test_what_needs_logits_fails_with_the_reason(asked: dict[str, Any], reason: str) -> None:
+    (sequence,) = serve(engine(), **asked).sequences
+    assert sequence.finish_reason is FinishReason.ERROR
+    assert reason in sequence.error
+
+
+def test_it_says_what_each_step_computed() -> None:
+    one, seen = engine(scheduler={"name": "token_budget", "max_num_batched_tokens": 8}), []
+    one.executor.watch = seen.append  # type: ignore[attr-defined]
+    serve(one, n=2, temperature=1.0)
+    assert seen[:3] == [
+        StepWork(prefill_tokens=8, prefill_pairs=36),
+        StepWork(prefill_tokens=2, prefill_pairs=19, prefill_context=8, sampled_rows=1),
+        StepWork(decode_sequences=2, decode_context=20, sampled_rows=2, copied_blocks=1),
+    ]
+
+
+def test_a_simulation_imports_no_torch() -> None:
+    code = (
+        "import sys; from unit.lab_runs import *; run([asks('A', 9, 3)]); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, 'tests'); {code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_cost_model_that_fails_names_itself() -> None:
+    with pytest.raises(SettingsError, match="no device is called 'a1000'"):
+        engine(cost_model={"name": "roofline", "device": "a1000"})

@@ -1,0 +1,458 @@
+"""Ablations: what their files may say, and what a folder of results has."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet
+import pytest
+
+from paged_core.cli import main
+from paged_core.errors import SettingsError
+from paged_core.registry import Registry
+from paged_plugins.lab.study.ablation import Ablation
+from paged_plugins.lab.study.arms import layer, plan_arms
+from paged_plugins.lab.study.atomic_file import PARTIAL
+from paged_plugins.lab.study.load_results import load_results
+from paged_plugins.lab.study.plan import read_plan
+from paged_plugins.lab.study.ray_cluster import LOCAL
+from paged_plugins.lab.study.run_command import beginning, with_address
+from paged_plugins.lab.study.run_store import read_record
+from paged_plugins.lab.study.run_tasks import open_runner, run_tasks
+from paged_plugins.lab.study.task import Task
+from paged_plugins.lab.study.workers import num_workers
+from unit.studies import ABLATION, WORKLOAD, tables, write
+from unit.study_faults import DEADLY
+
+REGISTRY = Registry.discover()
+MODEL = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+}
+
+
+def labels(product: bool = False, base: dict[str, Any] | None = None, **axes: Any) -> list[str]:
+    made = plan_arms([layer(base or {})], axes, REGISTRY, product=product)
+    return [one.arm.label for one in made]
+
+
+def run(path: Path, output: Path, *options: str) -> int:
+    return main(["lab", "run", str(path), "--output", str(output), "--workers", "1", *options], {})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of the small ablation."""
+    folder = tmp_path_factory.mktemp("finished")
+    assert run(write(folder), folder / "results") == 0
+    return folder / "results"
+
+
+def test_one_axis_is_varied_at_a_time() -> None:
+    axes = {"evictor": ["lru", "slru"], "num_blocks": [64, 128]}
+    assert labels(base={"num_blocks": 64}, **axes) == ["base", "evictor=slru", "num_blocks=128"]
+
+
+def test_a_product_has_all_combinations_once() -> None:
+    axes = {"evictor": ["slru", "lru"], "num_blocks": [64, 128]}
+    assert labels(True, base={"num_blocks": 64}, **axes) == [
+        *("base", "num_blocks=128", "evictor=slru", "evictor=slru, num_blocks=128"),
+    ]
+    assert labels(True, **axes) == [  # the base has no number of blocks
+        *("base", "num_blocks=64", "num_blocks=128"),
+        *("evictor=slru, num_blocks=64", "evictor=slru, num_blocks=128"),
+    ]
+
+
+def test_a_value_may_be_a_table_and_a_key_dotted() -> None:
+    limited = {"name": "iteration_level", "max_num_seqs": 4}
+    found = plan_arms(
+        [layer({"scheduler": {"name": "token_budget", "max_num_seqs": 8}})],
+        {"scheduler": [limited, "token_budget"], "scheduler.max_num_seqs": [8, 16]},
+        REGISTRY,
+    )
+    assert [one.arm.label for one in found] == [
+        *(
+            "base",
+            "scheduler={name: iteration_level, max_num_seqs: 4}",
+            "scheduler.max_num_seqs=16",
+        ),
+    ]
+    assert [one.settings.scheduler.max_num_seqs for one in found] == [8, 4, 16]  # type: ignore[attr-defined]
+    assert found[1].arm.changes == {"scheduler": limited}
+    assert found[2].arm.axis == "scheduler.max_num_seqs"
+
+
+def test_arms_of_a_product_that_change_one_setting_belong_to_its_axis() -> None:
+    found = plan_arms([], {"evictor": ["slru"], "block_size": [16, 32]}, REGISTRY, product=True)
+    assert [one.arm.axis for one in found] == [None, "evictor", None]
+    found = plan_arms(
+        [], {"evictor": ["lru", "slru"], "block_size": [16, 32]}, REGISTRY, product=True
+    )
+    assert [one.arm.axis for one in found] == [None, "block_size", "evictor", None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"axis": {}}, "axis: no such key; did you mean 'axes'?"),
+        ({"axes": {"victim": []}}, "axes.victim: List should have at least 1 item"),
+        ({"axes": {"victim": "newest"}}, "axes.victim: Input should be a valid list"),
+        ({"axes": {"victim": ["newst"]}}, "no victim is called 'newst'; did you mean"),
+        ({"axes": {"a.b.c": [1]}}, "'a.b.c' is no setting"),
+        ({"axes": {"num_blocks": [0]}}, "not 0 (arm num_blocks=0)"),
+        ({"base": {"num_block": 3}}, "num_block: no such setting; did you mean"),
+        ({"base": {"executor": "simulated"}}, "write `executor` beside `base`, not in it"),
+        ({"seeds": 0}, "seeds: give 1 to"),
+        ({"seeds": []}, "seeds: Value should have at least 1 item"),
+        ({"seeds": [1, 1]}, "seeds: one is given twice"),
+        ({"seeds": 90_000}, "up to 450,000 runs"),
+        ({"slo": {"ttft_ms": -1}}, "slo: its times are milliseconds above 0"),
+        ({"slo": {"tfft_ms": 1}}, "slo.tfft_ms"),
+        ({"workloads": []}, "workloads: name one at least"),
+        ({"workloads": ["caht"]}, "no workload is called 'caht'"),
+        ({"workloads": ["chat", "chat"]}, "two workloads are called 'chat'"),
+        ({"workloads": [{"requests": "x"}]}, "workloads.0.requests"),
+        ({"executor": "simulatd"}, "did you mean 'simulated'?"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(
+    tmp_path: Path, changes: dict[str, Any], problem: str
+) -> None:
+    path = write(tmp_path, **changes)
+    with pytest.raises(SettingsError) as error:
+        read_plan(path, REGISTRY)
+    message = str(error.value)
+    assert problem in message
+    assert message.startswith(str(path))
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["base: [", "- 1", "", "a: 1\na: 2"])
+def test_what_is_no_mapping_in_yaml_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(SettingsError, match=r"study\.yaml"):
+        read_plan(path, REGISTRY)
+
+
+def test_a_folder_of_results_has_tidy_tables(finished: Path) -> None:
+    rows = json.loads((finished / "runs.json").read_text("utf-8"))
+    assert rows == pyarrow.parquet.read_table(finished / "runs.parquet").to_pylist()
+    assert {row["arm"] for row in rows} == {
+        *("base", "scheduler=prefill_or_decode", "victim=fewest_computed"),
+    }
+    requests = pyarrow.parquet.read_table(finished / "requests.parquet").to_pylist()
+    assert len(requests) == 3 * 2 * 8
+    assert {row["num_output"] for row in requests} == {12}
+    steps = pyarrow.parquet.read_table(finished / "steps.parquet")
+    assert {"arm", "workload", "seed", "time", "free_blocks"} <= set(steps.column_names)
+
+
+def test_results_are_read_back(finished: Path) -> None:
+    results = load_results(finished)
+    assert results.arms[0].label == "base"
+    assert (results.workloads, tuple(results.seeds)) == (["small"], (0, 1))
+    assert len(results.runs) == 3 * 2
+    assert results.slo.ttft_ms == 500
+    settings = results.manifest["settings"]["victim=fewest_computed"]
+    assert settings["victim"]["name"] == "fewest_computed"
+    assert results.manifest["versions"]["paged-core"]
+    record = results.record("base", "small", 1)
+    assert record is not None
+    assert len(record.requests) == 8
+    assert results.runs[0].measures["failed"] == 0
+
+
+def test_arms_serve_the_same_requests(finished: Path) -> None:
+    results = load_results(finished)
+    for seed in results.seeds:
+        arrivals = [
+            sorted((one.id, one.arrival, one.num_prompt) for one in record.requests)
+            for arm in results.arms
+            if (record := results.record(arm.label, "small", seed))
+        ]
+        assert len(arrivals) == 3
+        assert arrivals.count(arrivals[0]) == 3
+
+
+def test_equal_runs_have_equal_bytes(finished: Path, tmp_path: Path) -> None:
+    assert run(write(tmp_path), tmp_path / "again") == 0
+    assert tables(tmp_path / "again") == tables(finished)
+
+
+def test_what_is_there_is_not_run_again(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tables(finished)
+    assert run(write(tmp_path), finished) == 0
+    assert "6 done before" in capsys.readouterr().err
+    assert tables(finished) == before
+
+
+def test_a_folder_of_another_ablation_is_refused(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tables(finished)
+    other = write(tmp_path, seeds=1)
+    assert run(other, finished) == 2
+    assert "the results of another ablation" in capsys.readouterr().err
+    assert run(other, tmp_path) == 2
+    assert "has other files in it" in capsys.readouterr().err
+    assert run(other, tmp_path, "--fresh") == 2
+    assert run(other, other) == 2
+    assert tables(finished) == before
+
+
+def test_fresh_replaces_results(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    assert run(write(tmp_path, seeds=1), folder) == 0
+    (folder / "runs" / "notes.txt").write_text("mine", "utf-8")
+    assert run(write(tmp_path, seeds=[7]), folder, "--fresh") == 0
+    assert list(load_results(folder).seeds) == [7]
+    assert (folder / "runs" / "notes.txt").exists()
+    assert len(list((folder / "runs").glob("*.gz"))) == 3
+
+
+def test_a_run_that_fails_is_reported_and_tried_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    unknown = {"name": "roofline", "model": str(model)}
+    path = write(tmp_path, axes={"cost_model": ["linear", unknown]}, seeds=1)
+    folder = tmp_path / "results"
+    assert run(path, folder) == 1
+    told = capsys.readouterr().err
+    label = f"cost_model={{name: roofline, model: {model}}}"
+    assert f"failed: {label}, small, seed 0: SettingsError: " in told
+    assert "1 run failed" in told
+    results = load_results(folder)
+    assert {one.arm for one in results.runs} == {"base", "cost_model=linear"}
+    assert [one["problem"] for one in results.manifest["runs"]].count(None) == 2
+    assert results.record(results.arms[2].label, "small", 0) is None
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(MODEL), "utf-8")
+    assert run(path, folder) == 0
+    assert len(load_results(folder).runs) == 3
+
+
+def test_a_file_that_runs_read_is_a_part_of_what_was_run(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"id": "a", "prompt": 20, "output": 3}', "utf-8")
+    path = write(tmp_path, workloads=[str(trace)], axes={"block_size": [16]}, seeds=1)
+    assert run(path, tmp_path / "results") == 0
+    before = load_results(tmp_path / "results").runs[0].measures
+    trace.write_text('{"id": "a", "prompt": 20, "output": 5}', "utf-8")
+    assert run(path, tmp_path / "results") == 0
+    assert load_results(tmp_path / "results").runs[0].measures != before
+
+
+def test_without_pyarrow_there_is_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert run(write(tmp_path, seeds=1), tmp_path / "results") == 0
+    assert "pip install 'paged-core[lab]'" in capsys.readouterr().err
+    assert not list((tmp_path / "results").glob("*.parquet"))
+    assert len(load_results(tmp_path / "results").runs) == 3
+
+
+def test_options_that_are_settings_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(write(tmp_path), tmp_path / "results", "--num-blocks", "3") == 2
+    assert "--num-blocks has no effect here" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"there is no .*manifest\.json; make results with"):
+        load_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("manifest.json", "{}"), ("manifest.json", "["), ("runs.json", "[{}]")],
+)
+def test_damaged_results_are_named(tmp_path: Path, name: str, content: str) -> None:
+    assert run(write(tmp_path, seeds=1), tmp_path / "results") == 0
+    (tmp_path / "results" / name).write_text(content, "utf-8")
+    with pytest.raises(SettingsError, match=rf"{name} is damaged"):
+        load_results(tmp_path / "results")
+
+
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"{}", mtime=0)], ids=len)
+def test_a_damaged_record_is_named(tmp_path: Path, content: bytes) -> None:
+    path = write(tmp_path, seeds=1, axes={"block_size": [16]})
+    assert run(path, tmp_path / "results") == 0
+    record = next((tmp_path / "results" / "runs").iterdir())
+    record.write_bytes(content)
+    with pytest.raises(SettingsError, match="remove it and run again"):
+        read_record(record)
+    assert run(path, tmp_path / "results") == 2
+
+
+def start(path: Path, output: Path, *options: str) -> psutil.Popen:
+    """Start an ablation in a process of its own, and wait for its first result."""
+    command = [sys.executable, "-m", "paged_core", "lab", "run", str(path), "--output", str(output)]
+    process = psutil.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while not list(output.glob("runs/*.gz")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    return process
+
+
+@pytest.mark.skipif(os.name == "nt", reason="uses POSIX signals")
+def test_killed_and_resumed_is_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    path = write(tmp_path, workloads=[WORKLOAD | {"requests": 40}], seeds=4)
+    folder = tmp_path / "killed"
+    process = start(path, folder, "--workers", "2")
+    workers = process.children()
+    process.kill()
+    process.wait()
+    assert workers
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive
+    with pytest.raises(SettingsError, match="are not finished; resume them with"):
+        load_results(folder)
+    num_kept = len(list(folder.glob("runs/*.gz")))
+    assert 0 < num_kept < 12
+    (folder / "runs" / f"x.json.gz.1{PARTIAL}").write_bytes(b"half a rec")
+    (folder / "manifest.json").unlink()  # as if it had been killed before it was written
+    assert run(path, folder) == 0
+    assert run(path, tmp_path / "whole") == 0
+    assert tables(folder) == tables(tmp_path / "whole")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="uses POSIX signals")
+def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path, workloads=[WORKLOAD | {"requests": 300}], seeds=9)
+    process = start(path, tmp_path / "results", "--workers", "2")
+    workers = process.children()
+    for one in [process, *workers]:  # a terminal sends it to all of them
+        one.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert told.decode().splitlines()[-1] == "interrupted"
+    assert "Traceback" not in told.decode()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive
+
+
+def with_a_deadly_one() -> tuple[list[Task], Registry]:
+    """Return tasks, of which the third takes its process down."""
+    plan = Ablation.model_validate(ABLATION)
+    tasks = [
+        Task(arm=str(number), settings=one.settings, workload=plan.workloads[0], seed=seed)
+        for number, one in enumerate(plan.arms(REGISTRY))
+        for seed in range(2)
+    ]
+    registry = REGISTRY.extended(DEADLY)
+    deadly = plan_arms([*plan.layers(), layer({"victim": "deadly"})], {}, registry)[0].settings
+    tasks[2] = replace(tasks[2], settings=deadly)
+    return tasks, registry
+
+
+def test_a_worker_that_dies_fails_its_run_alone() -> None:
+    tasks, registry = with_a_deadly_one()
+    ran = {one.task.place: one for one in run_tasks(tasks, registry, workers=2)}
+    assert len(ran) == 6
+    failed = [place for place, one in ran.items() if one.problem]
+    assert failed == [tasks[2].place]
+    assert "its process ended with status 9" in str(ran[failed[0]].problem)
+
+
+@pytest.mark.parametrize(
+    ("num_tasks", "asked", "is_real", "expected"),
+    [
+        (100, 3, False, 3),
+        (2, 3, False, 2),
+        (100, None, True, 1),
+        (3, None, False, 1),
+        (0, 2, False, 1),
+    ],
+)
+def test_how_many_workers_there_are(
+    num_tasks: int, asked: int | None, is_real: bool, expected: int
+) -> None:
+    assert num_workers(num_tasks, asked, is_real=is_real) == expected
+
+
+@pytest.mark.slow
+def test_real_runs_go_one_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workload = WORKLOAD | {"requests": 2, "lengths": {"prompt": 8, "output": 2}}
+    path = write(tmp_path, executor="local", workloads=[workload], seeds=1)
+    assert main(["lab", "run", str(path), "--output", str(tmp_path / "results")], {}) == 0
+    assert "one at a time, as they are timed on this machine" in capsys.readouterr().err
+    assert [run.measures["failed"] for run in load_results(tmp_path / "results").runs] == [0, 0, 0]
+
+
+def test_real_runs_that_share_the_machine_are_no_measure(tmp_path: Path) -> None:
+    plan = read_plan(write(tmp_path, executor="local"), REGISTRY)
+    assert beginning(plan, 6, 1).endswith("; one at a time, as they are timed on this machine")
+    assert beginning(plan, 6, 2).endswith("share the machine: their times are no measure")
+    plan = read_plan(write(tmp_path), REGISTRY)
+    assert beginning(plan, 6, None).endswith("; one for each core of the cluster at a time")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["--ray"], ["--ray=local"]),
+        (["--ray", "--fresh"], ["--ray=local", "--fresh"]),
+        (["--ray", "a.yaml"], ["--ray=local", "a.yaml"]),
+        (["--ray", "auto"], ["--ray", "auto"]),
+        (["--ray", "10.0.0.1:6379"], ["--ray", "10.0.0.1:6379"]),
+        (["--ray=ray://head:10001"], ["--ray=ray://head:10001"]),
+        (["a.yaml"], ["a.yaml"]),
+    ],
+)
+def test_ray_may_be_given_without_an_address(given: list[str], meant: list[str]) -> None:
+    assert list(with_address(given)) == meant
+
+
+def test_without_ray_the_remedy_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert run(write(tmp_path), tmp_path / "results", "--ray") == 2
+    assert "pip install 'paged-core[ray]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_changes_nothing(finished: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    path, folder = write(tmp_path), tmp_path / "results"
+    command = ["lab", "run", str(path), "--output", str(folder), "--workers", "2", "--ray"]
+    assert main(command, {}) == 0
+    assert tables(folder) == tables(finished)
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_ray_cluster_that_dies_fails_its_run_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # for the deadly component
+    tasks, registry = with_a_deadly_one()
+    with open_runner(registry, workers=2, cluster=LOCAL) as runner:
+        ran = {one.task.place: one for one in runner(tasks)}
+    assert {place: one.problem for place, one in ran.items() if one.problem} == {
+        tasks[2].place: "its process ended; was memory short?"
+    }
