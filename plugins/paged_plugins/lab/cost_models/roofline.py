@@ -20,8 +20,8 @@ class RooflineCost(CostModel):
     are read once a step, the cached keys and values once per sequence. Between ``tensor_parallel``
     devices, weights, arithmetic and cache are divided, and each layer adds two exchanges of the
     hidden states. Copies go through the device's memory, swaps over its link to the host: of each
-    block the keys and the values of each layer, in one transfer each. Above all
-    that, every step takes ``step_overhead``.
+    block the keys and the values of each layer, in one transfer each. Above all that, every step
+    takes ``step_overhead``.
 
     Of the settings it reads ``block_size``, ``dtype`` (``auto``: 16 bit), ``kv_cache_dtype`` and
     ``kv_cache_memory``.
