@@ -249,3 +249,9 @@ def test_measures_that_no_arm_changes_make_no_column() -> None:
     lines = list(table_lines(results, differences(results), 100))
     assert lines[-1] == "equal in all arms: TTFT p50, TPOT p50, preemptions, evictions, steps"
     assert "evictions" not in "".join(lines[:-1])
+
+
+def test_the_order_begins_with_the_least_where_less_is_better() -> None:
+    results = results_of({"fast": {"chat": {"e2e_ms_p50": 0.5}}, "twin": {}})
+    order = next(text for text in said(results) if "ahead of" in text)
+    assert order.startswith("evictor, completion p50: fast ")
