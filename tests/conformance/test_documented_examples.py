@@ -24,6 +24,7 @@ from paged_core.testing import (
     VictimConformance,
     registry_with,
 )
+from paged_plugins.lab.testing import RouterConformance
 
 SHOWN = {
     "block_allocator": "HighestFirst",
