@@ -66,6 +66,14 @@ class TestSpec:
         assert str(raised.value).startswith("study.yaml is not a workload")
         assert "\n" not in str(raised.value)
 
+    def test_the_files_that_it_reads_are_known(self) -> None:
+        mix = [{"lengths": {"trace": "a.csv"}}, {"arrivals": {"replay": "b.csv"}}, {}]
+        spec = parse_spec({"lengths": {"trace": "c.csv"}, "mix": mix}, "test")
+        assert {str(each.file) for each in spec.traces()} == {"a.csv", "b.csv", "c.csv"}
+        spec = parse_spec({"trace": "d.csv", "arrivals": {"replay": "b.csv"}}, "test")
+        assert {str(each.file) for each in spec.traces()} == {"d.csv", "b.csv"}
+        assert not list(workload_spec("chat").traces())
+
 
 class TestLengths:
     @pytest.mark.parametrize(
@@ -219,6 +227,16 @@ class TestPrefixes:
         assert (alone.num_new, alone.output) == (25, 5)
         (alone,) = drawn(requests=1, max_tokens=30, lengths={"prompt": 45, "output": 25})
         assert (alone.num_new, alone.output) == (29, 1)
+
+    def test_shared_prefixes_leave_room(self) -> None:
+        few_shot = {"examples": 2, "pool": 3, "tokens": 20}
+        prefixes = {"system": [10, 30], "few_shot": few_shot}
+        assert drawn(prefixes=prefixes, max_tokens=72)
+        with pytest.raises(SettingsError, match=r"max_tokens 71 leaves no room .* of 70 tokens"):
+            drawn(prefixes=prefixes, max_tokens=71)
+
+    def test_many_system_prompts_are_drawn_at_once(self) -> None:
+        assert drawn(prefixes={"system": {"tokens": 5, "count": 50_000, "exponent": 1}})
 
     def test_trees(self) -> None:
         prefixes = {"tree": {"depth": 3, "branching": 2}}

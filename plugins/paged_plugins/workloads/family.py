@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from paged_core.errors import SettingsError
 from paged_plugins.workloads.content import ContentIds
 from paged_plugins.workloads.lengths import LengthDraw
 from paged_plugins.workloads.prefixes import MOST_FAMILY, Conversation, Prefixes, Tree
@@ -38,6 +39,9 @@ class FamilyDraw:
         aspect: begins the names of its streams.
         content: where content ids come from; shared prefixes take theirs at once.
         lengths: draws the lengths of prompts and answers.
+
+    Raises:
+        SettingsError: shared prefixes are longer than the longest request may be.
     """
 
     def __init__(
@@ -55,6 +59,11 @@ class FamilyDraw:
         self._tenant = Choice(spec.tenants)
         self._priority = Choice(spec.priorities)
         self._shared = _SharedPrefixes(spec.prefixes, seed, aspect, content)
+        if spec.max_tokens is not None and self._shared.longest + 2 > spec.max_tokens:
+            raise SettingsError(
+                f"max_tokens {spec.max_tokens} leaves no room for a prompt and an answer after "
+                f"shared prefixes of {self._shared.longest} tokens; raise it or shorten them"
+            )
 
     def draw(self, name: str, at: float, most: int) -> tuple[WorkloadRequest, int]:
         """Return a first request with its followers, and how many they are.
@@ -115,11 +124,10 @@ class FamilyDraw:
         if most is None:
             return turns
         first = turns[0]
-        first.num_new = max(1, min(first.num_new, most - num_shared - 1))
-        first.output = max(1, min(first.output, most - num_shared - first.num_new))
+        first.num_new = min(first.num_new, most - num_shared - 1)
+        first.output = min(first.output, most - num_shared - first.num_new)
         lengths = {0: num_shared + first.num_new + first.output}
-        places = {0: 0}
-        """By place among all turns, the place among those that are kept."""
+        places = {0: 0}  # by place among all turns, the place among those that are kept
         for place, turn in enumerate(turns[1:], 1):
             if turn.follows in places:
                 length = lengths[turn.follows] + turn.num_new + turn.output
@@ -137,9 +145,10 @@ class _SharedPrefixes:
         weights: dict[range, float] = {}
         for entry in spec.system:
             popularity = [(rank + 1) ** -entry.exponent for rank in range(entry.count)]
+            whole = sum(popularity)
             for each in popularity:
                 text = content.take(entry.tokens.whole(lengths()))
-                weights[text] = entry.weight * each / sum(popularity)
+                weights[text] = entry.weight * each / whole
         self._system = Choice(weights) if weights else None
         self._few_shot = spec.few_shot
         self._pool: Sequence[range] = ()
@@ -149,7 +158,13 @@ class _SharedPrefixes:
         self._systems = stream(seed, f"{aspect} system").random
         self._examples = stream(seed, f"{aspect} examples")
 
+        num_examples = spec.few_shot.examples if spec.few_shot else 0
+        examples = sorted(map(len, self._pool))[len(self._pool) - num_examples :]
+        self.longest = max(map(len, weights), default=0) + sum(examples)
+        """Tokens of the longest beginning that prompts may have in common."""
+
     def draw(self) -> tuple[range, ...]:
+        """Return what one prompt begins with."""
         return tuple(self._parts())
 
     def _parts(self) -> Iterator[range]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import exp, log, log1p, sqrt
@@ -33,11 +34,8 @@ class Choice(Generic[T]):
 
     def __call__(self, share: float) -> T:
         """Return the value at a share (0 to 1, below 1) of all weights."""
-        place = share * self._limits[-1]
-        for value, limit in zip(self._values, self._limits, strict=True):
-            if place < limit:
-                return value
-        return self._values[-1]
+        place = bisect_right(self._limits, share * self._limits[-1], hi=len(self._values) - 1)
+        return self._values[place]
 
 
 def distinct(chance: Random, values: Sequence[T], count: int) -> list[T]:

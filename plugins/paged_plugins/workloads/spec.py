@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, Strict, StrictStr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from paged_core.errors import SettingsError
-from paged_plugins.workloads.arrivals import Arrivals, AtOnce
+from paged_plugins.workloads.arrivals import Arrivals, AtOnce, Replay
 from paged_plugins.workloads.drawn import DrawnWorkload
 from paged_plugins.workloads.lengths import TraceLengths
 from paged_plugins.workloads.prefixes import MOST_PREFIXES
 from paged_plugins.workloads.request_class import MixedClass, RequestClass
 from paged_plugins.workloads.traces.token_count import TokenCount, estimated_tokens
-from paged_plugins.workloads.traces.trace import TraceSpec
+from paged_plugins.workloads.traces.trace import Trace, TraceSpec
 from paged_plugins.workloads.traces.trace_workload import TraceWorkload
 from paged_plugins.workloads.workload import Workload
 
@@ -80,16 +80,22 @@ class WorkloadSpec(RequestClass):
             count_tokens,
         )
 
+    def traces(self) -> Iterator[Trace]:
+        """Yield the files that it reads."""
+        if self.trace:
+            yield self.trace
+        processes = [self.arrivals, *(each.arrivals for each in self.mix)]
+        lengths = [self.lengths, *(each.lengths for each in self.mix)]
+        yield from (each.trace for each in processes if isinstance(each, Replay))
+        yield from (each.trace for each in lengths if isinstance(each, TraceLengths))
+
     def has_text(self) -> bool:
-        """Whether lengths are counted in texts of a trace.
+        """Whether tokens are counted in texts of a trace.
 
         Raises:
             TraceError: a trace cannot be read, or its format is unknown.
         """
-        classes = self.mix or (self,)
-        lengths = [each.lengths for each in classes if isinstance(each.lengths, TraceLengths)]
-        traces = [self.trace] if self.trace else [each.trace for each in lengths]
-        return any(trace.has_text() for trace in traces)
+        return any(trace.has_text() for trace in self.traces())
 
     def _class_values(self) -> dict[str, Any]:
         return {key: getattr(self, key) for key in RequestClass.model_fields}

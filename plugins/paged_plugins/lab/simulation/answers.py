@@ -11,9 +11,10 @@ from paged_core.step import NewSequence, StepInput, StepResult
 from paged_plugins.lab.simulation.work_count import CountedSequence
 
 _POSITION_BITS = 22
-"""Of a token id; the 40 bits above are a hash of the sequence."""
-_FIRST = 1 << 62
-"""Token ids begin here, above those of any prompt."""
+"""Of a token id; the bits above are a hash of the sequence."""
+_FIRST = 1 << 59
+"""Token ids begin here, above those of any prompt; below ``1 << 60`` Python's integers are small
+and fast."""
 _LOWEST = -8.0
 """No log-probability is lower."""
 
@@ -44,8 +45,8 @@ class Answers:
         """Draw a token for each sequence, or several where it fans out, or candidates of a beam."""
         first = self._first
         if not self._special:
-            ids = [sequence.new.id for sequence in complete]
-            tokens = [first[sequence.new.id] + sequence.num_tokens for sequence in complete]
+            ids = [sequence.id for sequence in complete]
+            tokens = [first[sequence.id] + sequence.num_computed for sequence in complete]
             return StepResult(sequence_ids=ids, token_ids=tokens)
         asked = any(each.new.sampling.needed_logprobs is not None for each in complete)
         result = StepResult(logprobs=[] if asked else None)
@@ -67,7 +68,7 @@ class Answers:
         if new.num_candidates:
             result.candidates[new.id] = _rank(new.tokens[-1], new.num_candidates)
             return
-        place = sequence.num_tokens
+        place = sequence.num_computed
         others = range(new.index + 1, new.index + self._special.get(new.id, 1))
         tokens = [self._first[new.id] + place]
         tokens += [_first_token(new, index) + place for index in others]
@@ -90,8 +91,8 @@ def _first_token(new: NewSequence, index: int) -> int:
 
 
 def _hash(text: str) -> int:
-    """40 bits."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=5).digest(), "big")
+    """37 bits."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=5).digest(), "big") >> 3
 
 
 def _logprob(token: int) -> float:

@@ -86,7 +86,6 @@ class SimulatedExecutor(Executor):
         self._answers.learn(step)
         work, complete = self._count.take(step)
         result = self._answers.draw(complete)
-        self._count.extend(complete)
         self._ends = max(self.clock(), self._ends) + self.cost_model.seconds(work)
         return _Step(work, result, self._ends)
 

@@ -31,8 +31,7 @@ class WatchedExecutor(Executor):
         return self._inner.start()
 
     def submit(self, step: StepInput, /) -> Any:
-        work, complete = self._count.take(step)
-        self._count.extend(complete)
+        work, _ = self._count.take(step)
         return work, self._inner.submit(step)
 
     def collect(self, handle: Any, /) -> StepResult:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paged_core.ids import SeqId
@@ -14,13 +13,13 @@ from paged_plugins.lab.cost_model import StepWork
 class CountedSequence:
     """A sequence that an executor knows, as far as it determines the cost of its steps."""
 
+    id: SeqId
     new: NewSequence
     num_tokens: int
+    """With the token that it draws next, once all before are computed."""
     num_computed: int
-
-    @property
-    def id(self) -> SeqId:
-        return self.new.id
+    growth: int
+    """Tokens that it gains once all are computed: 1; a beam is sent anew, with the token chosen."""
 
 
 class WorkCount:
@@ -35,14 +34,18 @@ class WorkCount:
         for seq_id in step.removed:
             sequences.pop(seq_id, None)
         for new in step.added:
-            sequences[new.id] = CountedSequence(new, len(new.tokens), new.num_computed)
+            growth = 0 if new.num_candidates else 1
+            sequences[new.id] = CountedSequence(
+                new.id, new, len(new.tokens), new.num_computed, growth
+            )
+        batch = [sequences[seq_id] for seq_id in step.sequence_ids]
         complete: list[CountedSequence] = []
         tokens = pairs = context = decodes = decode_context = 0
-        for seq_id, count in zip(step.sequence_ids, step.num_tokens, strict=True):
-            sequence = sequences[seq_id]
+        for sequence, count in zip(batch, step.num_tokens, strict=True):
             start = sequence.num_computed
             sequence.num_computed = end = start + count
             if end >= sequence.num_tokens:
+                sequence.num_tokens = end + sequence.growth
                 complete.append(sequence)
                 if count == 1:
                     decodes += 1
@@ -62,15 +65,6 @@ class WorkCount:
             swapped_blocks=len(step.swap_out_sources) + len(step.swap_in_sources),
         )
         return work, complete
-
-    def extend(self, complete: Iterable[CountedSequence]) -> None:
-        """The sequences of which all tokens were computed get one more each.
-
-        Beams are sent anew instead, with the token that was chosen.
-        """
-        for sequence in complete:
-            if not sequence.new.num_candidates:
-                sequence.num_tokens += 1
 
     def clear(self) -> None:
         """Forget all sequences."""
