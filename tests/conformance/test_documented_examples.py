@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar, Literal
@@ -38,15 +39,16 @@ SHOWN = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _modules() -> Iterator[None]:
+def _modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The examples as modules, ``shown_SLOT``, that a component can name."""
-    for slot in SHOWN:
-        page = ROOT / "docs" / "interfaces" / f"{slot}.md"
-        module = ModuleType(f"shown_{slot}")
-        for block in blocks(page):
-            if block.runs and block.language == "python":
-                exec(compile(block.body, str(page), "exec", dont_inherit=True), vars(module))
-        sys.modules[module.__name__] = module
+    with chdir(tmp_path_factory.mktemp("shown")):  # some write files
+        for slot in SHOWN:
+            page = ROOT / "docs" / "interfaces" / f"{slot}.md"
+            module = ModuleType(f"shown_{slot}")
+            for block in blocks(page):
+                if block.runs and block.language == "python":
+                    exec(compile(block.body, str(page), "exec", dont_inherit=True), vars(module))
+            sys.modules[module.__name__] = module
     yield
     for slot in SHOWN:
         del sys.modules[f"shown_{slot}"]

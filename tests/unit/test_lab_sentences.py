@@ -249,3 +249,26 @@ def test_measures_that_no_arm_changes_make_no_column() -> None:
     lines = list(table_lines(results, differences(results), 100))
     assert lines[-1] == "equal in all arms: TTFT p50, TPOT p50, preemptions, evictions, steps"
     assert "evictions" not in "".join(lines[:-1])
+
+
+def test_the_order_begins_with_the_least_where_less_is_better() -> None:
+    results = results_of({"fast": {"chat": {"e2e_ms_p50": 0.5}}, "twin": {}})
+    order = next(text for text in said(results) if "ahead of" in text)
+    assert order.startswith("evictor, completion p50: fast ")
+
+
+def test_the_base_is_called_by_its_value_of_the_axis() -> None:
+    results = Results(
+        arms=[
+            Arm(label="base", held={"evictor": "lru"}),
+            Arm(label="evictor=x", changes={"evictor": "x"}, axis="evictor"),
+        ],
+        workloads=["w"],
+        seeds=range(6),
+        runs=[
+            RunResult(arm=arm, workload="w", seed=seed, measures={"hit_rate": rate})
+            for arm, rate in (("base", 0.4), ("evictor=x", 0.5))
+            for seed in range(6)
+        ],
+    )
+    assert said(results)[0] == "evictor, hit rate: x beats lru by 10.0 points"

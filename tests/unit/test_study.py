@@ -69,6 +69,11 @@ def test_one_axis_is_varied_at_a_time() -> None:
     assert labels(base={"num_blocks": 64}, **axes) == ["base", "evictor=slru", "num_blocks=128"]
 
 
+def test_the_base_says_what_it_has_of_each_axis() -> None:
+    found = plan_arms([], {"evictor": ["lru", "slru"], "block_size": [32]}, REGISTRY)
+    assert found[0].arm.held == {"evictor": "lru"}
+
+
 def test_a_product_has_all_combinations_once() -> None:
     axes = {"evictor": ["slru", "lru"], "num_blocks": [64, 128]}
     assert labels(True, base={"num_blocks": 64}, **axes) == [

@@ -20,6 +20,8 @@ class Arm:
     """``base``, or what it changes: ``victim=fewest_computed``, ``evictor=slru num_blocks=128``."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings by dotted key that differ from those of the base."""
+    held: Mapping[str, Any] = field(default_factory=dict)
+    """Settings by dotted key that it shares with the base, where other arms differ in them."""
     axis: str | None = None
     """The setting that it varies; ``None``: the base, or several are varied at once."""
     compared_with: str = BASE

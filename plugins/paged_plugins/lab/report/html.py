@@ -66,5 +66,5 @@ def html(
 
 
 def _breakable(label: str) -> Markup:
-    """Return a label that may be broken after ``=``, a comma and an underscore."""
-    return Markup(re.sub(r"([=,_])(?=\w)", r"\1<wbr>", str(escape(label))))
+    """Return a label that may be broken before a long value."""
+    return Markup(re.sub(r"=(?=\w{9})", "=<wbr>", str(escape(label))))

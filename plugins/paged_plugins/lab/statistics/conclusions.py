@@ -206,7 +206,8 @@ def _ahead(
 
 
 def _value(axis: str, arm: Arm) -> str:
-    return setting_text(arm.changes[axis]) if axis in arm.changes else arm.label
+    values = {**arm.held, **arm.changes}
+    return setting_text(values[axis]) if axis in values else arm.label
 
 
 def _range(some: Sequence[Difference]) -> str:
