@@ -71,7 +71,8 @@ class BuddyAllocator(BlockAllocator):
         elif self._reserve == "pow2" and longest > num_tokens:
             longest = num_tokens + (1 << (longest - num_tokens - 1).bit_length())
             longest = max(num_tokens, min(longest, self._max_model_len))
-        return -(-longest // self._block_size)
+        count = -(-longest // self._block_size)
+        return 1 << (count - 1).bit_length()
 
     def can_reserve(self, count: int, /) -> bool:
         return any(self._free[(count - 1).bit_length() :])
