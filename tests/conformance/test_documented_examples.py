@@ -24,6 +24,7 @@ from paged_core.testing import (
     VictimConformance,
     registry_with,
 )
+from paged_plugins.lab.testing import CostModelConformance, RouterConformance
 
 SHOWN = {
     "block_allocator": "HighestFirst",
@@ -32,6 +33,7 @@ SHOWN = {
     "victim": "Youngest",
     "preemption": "SwapLong",
     "observers": "Preemptions",
+    "cost_model": "PerToken",
     "router": "FewestTokens",
 }
 
@@ -91,6 +93,10 @@ class TestShownPreemption(_Shown, PreemptionConformance):
 class TestShownObserver(_Shown, ObserverConformance):
     def table(self, folder: Path) -> dict[str, str]:
         return {"name": "shown"}
+
+
+class TestShownCostModel(_Shown, CostModelConformance):
+    pass
 
 
 class TestShownRouter(_Shown, RouterConformance):
