@@ -111,12 +111,12 @@ PARTS = {
         "log.py __init__.py __main__.py",
         1605,
     ),
-    "checks of what components do": ("checked/", 320),
+    "checks of what components do": ("checked/", 325),
     "the command and the contracts": ("cli/ interfaces/", 2250),
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is
 the engine: requests, blocks and steps."""
-ENGINE_LINES = 2720
+ENGINE_LINES = 2750
 
 
 def test_each_part_of_the_core_can_be_read_in_an_afternoon() -> None:

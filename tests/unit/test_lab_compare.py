@@ -15,6 +15,7 @@ from paged_core.config.entry import Entry, Origin
 from paged_core.errors import EngineError, SettingsError
 from paged_core.testing.registry import registry_with
 from paged_plugins.lab.comparison import Comparison, Findings
+from paged_plugins.lab.study.load_results import load_results
 from paged_plugins.lab.variation import parse_variation, plan_arms
 from paged_plugins.workloads.spec import parse_spec
 from unit.planted_policies import PLANTED
@@ -67,17 +68,17 @@ def test_a_worse_evictor_is_found_and_a_copy_of_the_base_moves_nothing() -> None
     for each in found.differences:
         if each.arm == "evictor=lru_twin":
             assert (each.change, each.low, each.high) == (0, 0, 0)
-    assert moved(found, "evictor=wasteful") == {"hit_rate"}
-    assert any(
-        text.startswith("evictor=wasteful: hit rate -") and text.endswith("; nothing else moved")
-        for text in found.sentences
-    )
+    assert moved(found, "evictor=wasteful") == {"hit_rate", "evictions"}
+    sentence = next(text for text in found.sentences if text.startswith("evictor=wasteful: "))
+    assert sentence.startswith("evictor=wasteful: hit rate -")
+    assert "evictions +" in sentence
+    assert sentence.endswith("; nothing else moved")
 
 
 def test_an_order_that_lets_short_requests_wait_is_found_in_their_latency_alone() -> None:
     found = findings("queue_order=fcfs,longest_first", yaml.safe_load(BURST))
     assert {"e2e_ms_p50", "ttft_ms_p50"} <= moved(found, "queue_order=longest_first")
-    assert "completion p50: longest_first loses to fcfs by +" in found.sentences[0]
+    assert "completion p50: longest_first loses to fcfs by " in found.sentences[0]
 
 
 def test_a_run_that_fails_is_an_error_that_names_it() -> None:
@@ -87,6 +88,15 @@ def test_a_run_that_fails_is_an_error_that_names_it() -> None:
     comparison = Comparison(arms=arms, workload=parse_spec(TURNS, "w"), num_seeds=1)
     with pytest.raises(EngineError, match=r"^evictor=lru, turns, seed 0 failed: SettingsError: "):
         comparison.run(registry)
+
+
+def test_no_arm_runs_at_a_better_time_than_others() -> None:
+    arms = plan_arms([parse_variation("evictor=lru,mru")], Given(registry_with(), {}), ())
+    comparison = Comparison(arms=arms, workload=parse_spec(TURNS, "w"), num_seeds=4)
+    starts = {arm.label: 0 for arm, _ in arms}
+    for place, task in enumerate(comparison.tasks()):
+        starts[task.arm] += place
+    assert len(set(starts.values())) == 1
 
 
 def test_the_command_prints_a_table_and_the_answer(
@@ -195,3 +205,34 @@ def test_too_many_arms_are_refused_before_any_runs() -> None:
     many = ",".join(map(str, range(1, 1003)))
     with pytest.raises(SettingsError, match="more than 1,000 arms"):
         plan_arms([parse_variation(f"num_blocks={many}")], Given(registry_with(), {}), ())
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lab.md").read_text("utf-8")
+    block = page.split("```\n$ paged-core compare ")[1].split("```")[0]
+    command, shown = block.split("\n", 1)
+    assert main(["compare", *command.split()], {}) == OK
+    assert capsys.readouterr().out == shown
+
+
+def test_all_results_are_kept_for_a_report(burst: str, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    command = ["compare", burst, "--vary", "num_blocks=64,1000", "--seeds", "2"]
+    command += ["--output", str(folder)]
+    assert main(command, {}) == OK
+    results = load_results(folder)
+    assert [arm.label for arm in results.arms] == ["num_blocks=64", "num_blocks=1000"]
+    assert len(results.runs) == 4
+    record = results.record("num_blocks=64", "burst", 1)
+    assert record is not None
+    assert len(record.requests) == 40
+    assert main(command, {}) == BAD_USAGE
+
+
+@pytest.mark.slow
+def test_a_page_says_the_same(burst: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert main(["compare", burst, "--vary", "num_blocks=64,1000", "--html", str(page)], {}) == OK
+    assert "num_blocks, hit rate" not in (text := page.read_text("utf-8"))
+    assert "num_blocks=1000: " in text

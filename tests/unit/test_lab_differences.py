@@ -83,6 +83,12 @@ def test_rounding_is_no_difference() -> None:
     assert (found.change, found.moved) == (0, False)
 
 
+def test_a_change_on_which_no_decision_depends_is_not_claimed() -> None:
+    found = of([100.0] * 6, [100.005] * 6)
+    assert (found.change, found.moved) == (pytest.approx(0.005), False)
+    assert of([100.0] * 6, [100.02] * 6).moved
+
+
 def test_a_difference_that_is_the_same_in_every_seed_is_claimed() -> None:
     found = of([0.5] * 6, [0.4] * 6, "hit_rate")
     assert (found.change, found.low, found.high) == (pytest.approx(-10),) * 3

@@ -15,6 +15,8 @@ from tests.unit.engines import engine_with, finish, request
 
 from paged_core.engine import Engine
 from paged_core.errors import SettingsError
+from paged_core.ids import BlockId
+from paged_core.interfaces.observer import BlockEvent
 from paged_core.registry import Registry
 from paged_core.settings import settings_class
 from paged_core.step import StepInput
@@ -22,7 +24,7 @@ from paged_core.testing.memory_engine import build_memory_engine, serve
 from paged_core.testing.situations import SITUATIONS, Situation
 from paged_core.testing.workload import Workload, simple_request
 from paged_core.wiring import build_engine
-from paged_plugins.metrics.block_history import BlockHistory, Span
+from paged_plugins.block_history import BlockHistory, Span
 from paged_plugins.metrics.instrument_set import length_bounds
 from paged_plugins.metrics.instruments import Counter, Gauge, Histogram, exposition
 from paged_plugins.metrics.metrics import Metrics
@@ -274,6 +276,34 @@ class TestBlockMap:
         assert history.owners(first.block, 9) == []
         assert history.blocks("C") == ()
         assert history.times[4] == 4.0
+
+    @pytest.mark.parametrize("others", ["", "B"])
+    def test_a_request_that_is_aborted_holds_nothing_in_the_next_step(
+        self, tmp_path: Path, others: str
+    ) -> None:
+        path = tmp_path / "blocks.jsonl"
+        engine = watched({"name": "block_map", "path": str(path)})
+        for name in f"A{others}":
+            engine.add(request(name, range(6), max_tokens=4))
+        engine.step()
+        engine.abort("A")
+        engine.step()
+        engine.close()
+        assert {span.end for span in BlockHistory(path).blocks("A")} == {1}
+
+    def test_entries_that_are_not_neighbours(self, tmp_path: Path) -> None:
+        path = tmp_path / "blocks.jsonl"
+        engine = watched({"name": "block_map", "path": str(path)})
+        group = engine.add(request("A", range(6), max_tokens=1))
+        for index in (5, 7):
+            event = BlockEvent(
+                step=0, sequence=group.live[0].id, index=index, block=BlockId(9 * index)
+            )
+            engine.observers[0].on_block(event)
+        finish(engine)
+        engine.close()
+        spans = {span.index: span.block for span in BlockHistory(path).blocks("A")}
+        assert (sorted(spans), spans[5], spans[7]) == ([0, 1, 5, 7], 45, 63)
 
     def test_evictions(self, tmp_path: Path) -> None:
         path = tmp_path / "blocks.jsonl"

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from paged_plugins.metrics.block_history import BlockHistory
 from pydantic import ValidationError
 
 from paged_core.cli import main
@@ -19,12 +20,13 @@ from paged_core.interfaces.scheduler import Schedule
 from paged_core.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
+from paged_core.settings import EngineSettings
 from paged_core.testing.memory_engine import build_memory_engine
 from paged_core.testing.text_alone import check_nothing_leaked
 from paged_plugins.decisions.replay import LastStep, Outcome, replay, settings_of
 from paged_plugins.decisions.request_times import RequestTimes
 from paged_plugins.decisions.scenario import Scenario, read_case
-from paged_plugins.decisions.trace import read_traces
+from paged_plugins.workloads.named import workload_spec
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
 
 REGISTRY = Registry.discover()
@@ -101,11 +103,14 @@ class TestFollows:
         assert trace[3]["scheduled"] == {"B": 4, "C": 4}
         assert trace[3]["hits"]["B"] == trace[3]["hits"]["C"]
 
-    def test_the_answer_is_that_of_the_first_sequence(self) -> None:
-        follower = {"id": "B", "follows": "A", "prompt": 5, "output": 1}
-        trace, outcome = run({**A, "n": 3}, follower)
-        assert times(outcome)["B"].num_prompt == 6 + 3 + 5
-        assert trace[-1]["cached"] == {"B": 8}
+    def test_the_answer_is_that_of_the_first_sequence(self, tmp_path: Path) -> None:
+        played = scenario({**A, "n": 3}, {"id": "B", "follows": "A", "prompt": 5, "output": 1})
+        path = tmp_path / "blocks.jsonl"
+        mapped = watched(played, name="block_map", path=path)
+        trace = list(replay(played, REGISTRY, settings=mapped))
+        spans = BlockHistory(path).blocks("A")
+        first = {span.index: span.block for span in spans if span.sequence == 0}
+        assert trace[-1]["hits"] == {"B": [first[0], first[1]]}
 
     def test_after_an_abort_it_continues_what_was_generated(self) -> None:
         long = {**A, "output": 20}
@@ -120,12 +125,13 @@ class TestFollows:
         family = [
             {"id": "B", "follows": "A", "prompt": 5, "output": 1},
             {"id": "C", "follows": "B", "prompt": 5, "output": 1},
+            {"id": "D", "follows": "C", "prompt": 5, "output": 1},
         ]
-        trace, outcome = run({**A, "prompt": 3000}, *family, {"id": "D", "prompt": 1, "output": 1})
-        assert trace[0]["ignored"] == ["A", "B", "C"]
-        assert trace[0]["finished"] == ["D"]
+        trace, outcome = run({**A, "prompt": 3000}, *family, {"id": "E", "prompt": 1, "output": 1})
+        assert trace[0]["ignored"] == ["A", "B", "C", "D"]
+        assert trace[0]["finished"] == ["E"]
         assert outcome.refused["B"] == "it follows A, which was not completed"
-        assert list(outcome.refused) == ["A", "B", "C"]
+        assert list(outcome.refused) == ["A", "B", "C", "D"]
         assert not outcome.unfinished
 
     def test_what_follows_a_request_that_a_scheduler_ignores_is_ignored(self) -> None:
@@ -315,9 +321,22 @@ class TestWorkloads:
         assert "A" in trace[0]["scheduled"]
         assert len({name for line in trace for name in line["finished"]}) == 13
 
+    def test_have_content_of_their_own(self) -> None:
+        spec = {"requests": 1, "arrivals": {"interval": 1}, "lengths": {"prompt": 9, "output": 1}}
+        trace, _ = run({"id": "A", "prompt": "0:9", "output": 1}, workload=spec)
+        assert {name: count for line in trace for name, count in line["cached"].items()} == {
+            "A": 0,
+            "0": 0,
+        }
+
+    def test_deadlines_count_from_arrivals(self) -> None:
+        spec = {"requests": 3, "arrivals": {"interval": 2}, "deadline": 5}
+        drawn = scenario(workload=spec).asked
+        assert all(each.at and each.deadline == each.at + 5 for each in drawn[1:])
+
     def test_may_be_named(self, tmp_path: Path) -> None:
         asked = scenario(workload="chat").asked
-        assert len(asked) == 160
+        assert len(asked) == workload_spec("chat").requests
         path = tmp_path / "s.yaml"
         path.write_text("name: s\nsettings: {num_blocks: 9}\nworkload: chat\nseed: 3\n")
         assert read_case(path).scenario.asked != asked
@@ -461,15 +480,16 @@ def test_belady_is_told_of_follow_ups_by_a_rehearsal() -> None:
     assert cached["belady"] > max(cached["lru"], cached["mru"])
 
 
-def test_a_rehearsal_writes_no_log(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
+def test_a_rehearsal_is_not_observed(capsys: pytest.CaptureFixture[str]) -> None:
     settings = {**SETTINGS, "num_blocks": 8, "evictor": "belady"}
     requests = [{"id": str(i), "step": 3 * i, "prompt": 9, "output": 2} for i in range(6)]
     played = scenario(*requests, settings=settings)
-    watched = settings_of(played, REGISTRY).model_dump() | {
-        "observers": [{"name": "decision_log", "path": str(path)}]
-    }
-    resolved = type(settings_of(played, REGISTRY))(**watched)
-    trace = list(replay(played, REGISTRY, settings=resolved))
+    trace = list(replay(played, REGISTRY, settings=watched(played, name="step_log")))
     assert sum(len(line["evicted"]) for line in trace)
-    assert len(read_traces(path)[""]) == len(trace)
+    assert len(capsys.readouterr().err.splitlines()) == len(trace)
+
+
+def watched(played: Scenario, **observer: Any) -> EngineSettings:
+    """The settings of a scenario, with an observer."""
+    own = settings_of(played, REGISTRY)
+    return type(own)(**{**own.model_dump(), "observers": [observer]})

@@ -41,9 +41,11 @@ class Comparison:
         return [name for name in shown if has_limits or name != "goodput_per_s"]
 
     def tasks(self) -> Iterator[Task]:
-        """Yield the runs."""
-        for arm, settings in self.arms:
-            for seed in range(self.num_seeds):
+        """Yield the runs: those of a seed one after another, and of the next in turned order, so
+        that a machine that becomes slower or faster does so to all arms alike.
+        """
+        for seed in range(self.num_seeds):
+            for arm, settings in self.arms if seed % 2 == 0 else reversed(self.arms):
                 yield Task(arm=arm.label, settings=settings, workload=self.workload, seed=seed)
 
     def run(

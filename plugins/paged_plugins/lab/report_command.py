@@ -18,18 +18,24 @@ def report_command(
         Path | None,
         typer.Option(metavar="FILE", dir_okay=False, help="Write tables in Markdown."),
     ] = None,
+    block_map: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw what the observer block_map has written, too."),
+    ] = None,
 ) -> None:
     """Report results: the answer, differences with confidence intervals, plots, what was run.
 
     Without options, `report.md` and `report.html` are written into the folder. The answer is
     printed too.
     """
+    from paged_plugins.block_history import BlockHistory
     from paged_plugins.lab.report import write_html, write_markdown
     from paged_plugins.lab.statistics.differences import differences
     from paged_plugins.lab.statistics.sentences import sentences
     from paged_plugins.lab.study.load_results import load_results
 
     results = load_results(folder)
+    blocks = None if block_map is None else BlockHistory(block_map)
     if html is None and markdown is None:
         html, markdown = folder / "report.html", folder / "report.md"
     for sentence in sentences(results, differences(results)):
@@ -38,5 +44,5 @@ def report_command(
         write_markdown(results, markdown)
         typer.echo(f"wrote {markdown}")
     if html is not None:
-        write_html(results, html)
+        write_html(results, html, blocks=blocks)
         typer.echo(f"wrote {html}")

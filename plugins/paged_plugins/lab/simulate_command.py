@@ -15,7 +15,7 @@ from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
 from paged_core.config.entry import Entry, Layer, Origin
 from paged_core.errors import SettingsError
-from paged_core.settings import EngineSettings
+from paged_core.settings import EngineSettings, Resolved
 from paged_plugins.lab.cluster.cluster_run import ClusterRun
 from paged_plugins.lab.measures import MEASURES, measures
 from paged_plugins.lab.results import ServiceLevel
@@ -23,6 +23,7 @@ from paged_plugins.lab.run_record import RunRecord
 from paged_plugins.lab.run_workload import run_workload
 from paged_plugins.lab.statistics.wording import value_text
 from paged_plugins.workloads.named import workload_spec
+from paged_plugins.workloads.spec import WorkloadSpec
 
 _SIMULATED: Layer = (Entry(("executor",), "simulated", Origin("default", "simulate")),)
 _Limit = Annotated[float | None, typer.Option(min=0, help="A limit for goodput (default: none).")]
@@ -64,28 +65,37 @@ def simulate_command(
     check_executor(settings, real=real)
     spec = workload_spec(workload)
     slo = ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms)
-    started = process_time()
-    if replicas is not None or requests is not None or dict(settings)["router"] is not None:
-        if real:
-            raise SettingsError("--real: a cluster is simulated; leave --real out")
-        with counting("requests") as advance:
-            cluster = ClusterRun(
-                settings,
-                resolved.registry,
-                spec,
-                seed,
-                num_replicas=replicas or 1,
-                slo=slo,
-                requests_file=requests,
-                advance=advance,
-            )
-        seconds = process_time() - started
-        if as_json:
-            head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
-            print_json(head | cluster.document() | {"cpu_seconds": round(seconds, 3)})
-        else:
-            cluster.print(seconds)
+    if replicas is None and requests is None and dict(settings)["router"] is None:
+        _serve_alone(resolved, spec, seed, slo, as_json=as_json)
         return
+    if real:
+        raise SettingsError("--real: a cluster is simulated; leave --real out")
+    started = process_time()
+    with counting("requests") as advance:
+        cluster = ClusterRun(
+            settings,
+            resolved.registry,
+            spec,
+            seed,
+            num_replicas=replicas or 1,
+            slo=slo,
+            requests_file=requests,
+            advance=advance,
+        )
+    seconds = process_time() - started
+    if as_json:
+        head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
+        print_json(head | cluster.document() | {"cpu_seconds": round(seconds, 3)})
+    else:
+        cluster.print(seconds)
+
+
+def _serve_alone(
+    resolved: Resolved, spec: WorkloadSpec, seed: int, slo: ServiceLevel, *, as_json: bool
+) -> None:
+    """Serve a workload on one engine, and print its measures."""
+    settings = resolved.settings
+    started = process_time()
     with counting("requests") as advance:
         record = run_workload(settings, resolved.registry, spec.build(), seed, advance=advance)
     seconds = process_time() - started

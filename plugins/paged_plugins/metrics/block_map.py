@@ -9,7 +9,7 @@ one is a step in which a block table changed:
 * ``ended``: requests that gave up all blocks after it;
 * ``evicted``: blocks whose cached content was given up for it.
 
-Keys that would be empty are left out. :class:`~paged_plugins.metrics.block_history.BlockHistory`
+Keys that would be empty are left out. :class:`~paged_plugins.block_history.BlockHistory`
 reads it. Blocks that pinned prefixes hold belong to no request.
 """
 
@@ -22,10 +22,10 @@ from typing import Any
 from paged_core.ids import SeqId
 from paged_core.interfaces.observer import BlockEvent, Observer, ObserverParts, StepRecord
 from paged_core.sequence import SequenceGroup
+from paged_plugins.block_history import VERSION
 from paged_plugins.metrics.output_file import open_file
 from paged_plugins.metrics.settings import BlockMapSettings
 
-VERSION = 1
 Owner = tuple[str, int]
 """A request, and the number of one of its sequences, from 0."""
 

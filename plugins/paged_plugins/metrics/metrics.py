@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +22,18 @@ class _Progress:
     """How far one request is."""
 
     group: SequenceGroup
+    num_prompt: int
     num_tokens: int = 0
     """Generated so far, by all of its sequences."""
     last_at: float = 0.0
     """When the newest of them were there."""
+
+    def count(self) -> int:
+        """Return how many tokens there are now."""
+        sequences = self.group.sequences
+        if len(sequences) == 1:
+            return len(sequences[0].tokens) - self.num_prompt
+        return sum(len(each.tokens) - self.num_prompt for each in sequences)
 
 
 class Metrics(Observer):
@@ -58,9 +67,8 @@ class Metrics(Observer):
 
     def on_step(self, step: StepRecord, /) -> None:
         counts, queues = self.instruments, step.queues
-        for name in step.scheduled:
-            if name in self._live:
-                self._advance(self._live[name], step.ended)
+        live = self._live
+        self._advance((live[name] for name in step.scheduled if name in live), step.ended)
         if step.scheduled:
             counts.iteration_tokens.observe(sum(step.scheduled.values()))
         counts.evicted_blocks.add(len(step.evicted))
@@ -72,7 +80,7 @@ class Metrics(Observer):
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         counts = self.instruments
         if event == "added":
-            self._live[group.id] = _Progress(group)
+            self._live[group.id] = _Progress(group, len(group.request.prompt))
             self._note_parameters(group)
         elif event == "admitted" and not group.num_preemptions:
             counts.prefix_cache_queries.add(len(group.request.prompt))
@@ -93,30 +101,33 @@ class Metrics(Observer):
         if sampling.max_tokens is not None:
             counts.request_params_max_tokens.observe(sampling.max_tokens)
 
-    def _advance(self, progress: _Progress, now: float) -> None:
-        """Count the tokens that a request has gained; they were there at ``now``."""
-        group, counts = progress.group, self.instruments
-        prompt = len(group.request.prompt)
-        num_tokens = sum(len(each.tokens) for each in group.sequences) - prompt * len(
-            group.sequences
-        )
-        gained = num_tokens - progress.num_tokens
-        if gained <= 0:
-            return
-        if not progress.num_tokens:
-            counts.prompt_tokens.add(prompt)
-            counts.time_to_first_token.observe(now - group.arrival)
-        else:
-            counts.inter_token_latency.observe(now - progress.last_at, gained)
-        counts.generation_tokens.add(gained)
-        progress.num_tokens, progress.last_at = num_tokens, now
+    def _advance(self, advanced: Iterable[_Progress], now: float) -> None:
+        """Count the tokens that requests have gained, which were there at ``now``."""
+        counts, total = self.instruments, 0
+        gained_since: dict[float, int] = {}
+        for progress in advanced:
+            num_tokens = progress.count()
+            gained = num_tokens - progress.num_tokens
+            if gained <= 0:
+                continue
+            if progress.num_tokens:
+                last_at = progress.last_at
+                gained_since[last_at] = gained_since.get(last_at, 0) + gained
+            else:
+                counts.prompt_tokens.add(progress.num_prompt)
+                counts.time_to_first_token.observe(now - progress.group.arrival)
+            total += gained
+            progress.num_tokens, progress.last_at = num_tokens, now
+        for last_at, gained in gained_since.items():
+            counts.inter_token_latency.observe(now - last_at, gained)
+        counts.generation_tokens.add(total)
 
     def _finish(self, progress: _Progress) -> None:
         """Count a request that has ended, whatever it has got to."""
         group, counts = progress.group, self.instruments
         ended = group.finished_at
         assert ended is not None
-        self._advance(progress, ended)
+        self._advance([progress], ended)
         reason = group.sequences[0].finish_reason
         counts.request_success.add(1, "" if reason is None else reason.value)
         counts.request_prompt_tokens.observe(len(group.request.prompt))

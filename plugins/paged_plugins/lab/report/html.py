@@ -9,15 +9,17 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
+from paged_plugins.block_history import BlockHistory
 from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.report.contents import contents
 from paged_plugins.lab.report.output import write_text
-from paged_plugins.lab.report.pictures.block_map import BlockHistory
 from paged_plugins.lab.report.pictures.galleries import galleries
 from paged_plugins.lab.report.pictures.svg import printable
 from paged_plugins.lab.results import Results
 
 _PACKAGE = "paged_plugins.lab.report"
+_MOST_DIFFERENCES = 5_000
+"""Of all tables of every measure: the file stays small."""
 
 
 def write_html(
@@ -56,6 +58,7 @@ def html(
     told = contents(results, measures)
     page = environment.get_template("page.html").render(
         contents=told,
+        has_full_tables=len(told.found) <= _MOST_DIFFERENCES,
         galleries=galleries(results, told, blocks),
         css=files(_PACKAGE).joinpath("page.css").read_text("utf-8"),
     )

@@ -22,7 +22,7 @@ def print_search(found: SearchResult) -> None:
         typer.echo(f"left out: {label}: {problem}", err=True)
     title = MEASURES[found.search.objective].title
     print_table(
-        f"Which axes mattered: share of the variance of {title} over all combinations",
+        f"Which axes mattered: share of the variance of {title}",
         ("axis", "share", "mean by value"),
         [(one.axis, f"{100 * one.share:.0f}%", _means(found, one.means)) for one in found.effects],
     )

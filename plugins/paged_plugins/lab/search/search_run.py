@@ -62,8 +62,9 @@ def planned_rungs(search: Search, num_arms: int) -> list[Rung]:
 
 
 def num_runs(search: Search, planned: Sequence[Rung]) -> int:
-    """Return about how many runs a search takes, those that are known already among them."""
-    rounds = sum((rung.num_arms + 1) * rung.num_seeds for rung in planned)
+    """Return how many runs a search takes at most, those that are known already among them."""
+    all_arms = planned[0].num_arms
+    rounds = sum(min(all_arms, rung.num_arms + 1) * rung.num_seeds for rung in planned)
     return (rounds + (search.finalists + 1) * search.confirm) * len(search.workloads)
 
 

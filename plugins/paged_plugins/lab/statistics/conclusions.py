@@ -11,11 +11,11 @@ from paged_plugins.lab.measures import MEASURES, Measure
 from paged_plugins.lab.results import Arm, Results, ServiceLevel
 from paged_plugins.lab.statistics.differences import Difference, Pair, differences_of
 from paged_plugins.lab.statistics.wording import (
-    change_number,
-    change_text,
+    change_unit,
     listed,
     setting_text,
     settings_text,
+    size_text,
     value_text,
 )
 
@@ -210,11 +210,10 @@ def _value(axis: str, arm: Arm) -> str:
 
 
 def _range(some: Sequence[Difference]) -> str:
-    """The least and the largest of several changes."""
-    ends = [min(some, key=_size), max(some, key=_size)]
-    if len({change_text(each) for each in ends}) == 1:
-        return change_text(ends[0])
-    return f"{change_number(ends[0])} to {change_text(ends[1])}"
+    """The least and the largest size of several changes, with their unit."""
+    ends = (min(some, key=_size), max(some, key=_size))
+    least, largest = (size_text(each) + change_unit(each) for each in ends)
+    return largest if least == largest else f"{size_text(ends[0])} to {largest}"
 
 
 def _size(difference: Difference) -> float:

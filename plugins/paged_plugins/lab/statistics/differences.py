@@ -14,6 +14,9 @@ from paged_plugins.lab.results import BASE, Results
 from paged_plugins.lab.statistics.paired_effect import PairedEffect
 from paged_plugins.lab.statistics.simultaneous import critical_value, minimum_seeds
 
+_LEAST_CHANGE = 0.01
+"""Percent or points: what is smaller is not claimed, as no decision depends on it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
@@ -35,8 +38,9 @@ class Difference:
     """Likewise; ``inf``."""
     relative: bool
     moved: bool
-    """Whether a difference is claimed: the interval excludes 0, and there are enough seeds
-    (:func:`~paged_plugins.lab.statistics.simultaneous.minimum_seeds`)."""
+    """Whether a difference is claimed: the interval excludes 0, there are enough seeds
+    (:func:`~paged_plugins.lab.statistics.simultaneous.minimum_seeds`), and the change is 0.01
+    percent or points at least."""
     compared_with: str = BASE
     """Label of the arm that has ``base``."""
 
@@ -133,16 +137,19 @@ def _difference(effect: PairedEffect, factors: Mapping[int, float], enough: int)
     half = factors[num_seeds] * effect.error if effect.error else 0.0
     low, high = (effect.change(effect.mean + side * half) for side in (-1, 1))
     excludes_0 = abs(effect.mean) > half
+    change = effect.change(effect.mean)
+    has_scale = effect.relative or effect.measure.is_share
+    is_small = has_scale and abs(change) < _LEAST_CHANGE
     return Difference(
         arm=effect.arm,
         workload=effect.workload,
         measure=effect.measure.name,
         base=float(effect.base.mean()),
         value=float(effect.value.mean()),
-        change=effect.change(effect.mean),
+        change=change,
         low=low if num_seeds > 1 else -inf,
         high=high if num_seeds > 1 else inf,
         relative=effect.relative,
-        moved=excludes_0 and num_seeds >= enough,
+        moved=excludes_0 and num_seeds >= enough and not is_small,
         compared_with=effect.compared_with,
     )

@@ -6,7 +6,7 @@ comparison has an effect (Westfall and Young, "Resampling-based multiple testing
 found by drawing seeds anew as sums of those seen, with standard normal weights, whole rows at a
 time: comparisons keep the correlations that they have (a multiplier bootstrap: Chernozhukov,
 Chetverikov and Kato, 2013), and every draw is divided by its own error, so that one comparison by
-itself gets the paired t interval. ADR 0019 has the alternatives and what each covers.
+itself gets the paired t interval. ADR 0020 has the alternatives and what each covers.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ _MOST_DIGITS = 4
 
 def change_text(difference: Difference) -> str:
     """Return the change with its unit: ``+2.1 points``, ``-3%``, ``+12 ms``."""
-    return change_number(difference) + change_unit(difference)
+    return _signed(difference.change, _digits(difference)) + change_unit(difference)
 
 
-def change_number(difference: Difference) -> str:
-    """Return the change without its unit."""
-    return _signed(difference.change, _digits(difference))
+def size_text(difference: Difference) -> str:
+    """Return the size of the change, without sign and unit."""
+    return f"{abs(difference.change):,.{_digits(difference)}f}"
 
 
 def change_unit(difference: Difference) -> str:
@@ -85,7 +85,7 @@ def listed(items: Sequence[str]) -> str:
 
 
 def _digits(difference: Difference) -> int:
-    """Decimals of the change and its interval; of one that moved, enough to tell its ends from 0."""
+    """Decimals of the change and its interval: where it moved, enough to tell its ends from 0."""
     numbers = [
         abs(each)
         for each in (difference.change, difference.low, difference.high)

@@ -14,7 +14,7 @@ from paged_plugins.lab.measures import measures
 from paged_plugins.lab.results import RunResult
 from paged_plugins.lab.run_record import RunRecord
 from paged_plugins.lab.study.ablation import parse_ablation, plain
-from paged_plugins.lab.study.atomic_file import write_bytes
+from paged_plugins.lab.study.atomic_file import PARTIAL, write_bytes
 from paged_plugins.lab.study.manifest import Manifest, RunEntry, git_revision, machine, versions
 from paged_plugins.lab.study.plan import Plan
 from paged_plugins.lab.study.run_store import RunStore
@@ -40,6 +40,7 @@ class ResultsFolder:
     def __init__(self, folder: Path, plan: Plan, registry: Registry, *, fresh: bool) -> None:
         _check(folder, plan, fresh)
         folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / ABLATION, plan.text.encode())  # first: the folder is known by it
         self._folder = folder
         self._plan = plan
         self._store = RunStore(folder / RECORDS, registry)
@@ -49,7 +50,6 @@ class ResultsFolder:
             (folder / name).unlink(missing_ok=True)
         self._problems: dict[tuple[str, str, int], str] = {}
         self._manifest = self._described(registry)
-        write_bytes(folder / ABLATION, plan.text.encode())
         self._write(self._manifest)
 
     def missing(self) -> list[Task]:
@@ -118,7 +118,7 @@ def _check(folder: Path, plan: Plan, fresh: bool) -> None:
         return
     if not folder.is_dir():
         raise SettingsError(f"{folder} is no folder; choose another with --output")
-    if not any(folder.iterdir()):
+    if all(path.name.endswith(PARTIAL) for path in folder.iterdir()):
         return
     if not (folder / ABLATION).is_file():
         raise SettingsError(f"{folder} has other files in it; choose a new folder with --output")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paged_plugins.block_history import BlockHistory
 from paged_plugins.lab.report.pictures.picture import Gallery, Picture, PictureGroup
 from paged_plugins.lab.report.pictures.style import (
     BLUE,
@@ -28,37 +28,6 @@ SHARED, FREE = -1, -2
 _MOST_ROWS, _MOST_COLUMNS = 256, 640
 
 
-class Span(Protocol):
-    """A block that a request held for some steps."""
-
-    @property
-    def request(self) -> str:
-        """Its id."""
-
-    @property
-    def start(self) -> int:
-        """The first step."""
-
-    @property
-    def end(self) -> int | None:
-        """The step after the last; ``None``: to the end."""
-
-
-class BlockHistory(Protocol):
-    """What an observer of blocks has recorded of a run."""
-
-    num_blocks: int
-    times: Mapping[int, float]
-    """By step in which something changed."""
-
-    @property
-    def requests(self) -> list[str]:
-        """Those that held blocks, in the order in which they first did."""
-
-    def of_block(self, block: int, /) -> Sequence[Span]:
-        """Return who held a block."""
-
-
 def block_map(history: BlockHistory) -> Gallery:
     """Return the picture of a run's blocks."""
     picture = [_picture(history)] if history.times else []
@@ -78,7 +47,7 @@ def _picture(history: BlockHistory) -> Picture:
 
     num_steps = max(history.times) + 1
     held = owners(history, num_steps)
-    colors = np.array([*map(to_rgba, _COLORS), (0, 0, 0, 0), (0.25, 0.25, 0.25, 1)])
+    colors = np.array([*map(to_rgba, _COLORS), (0, 0, 0, 0), (0.35, 0.35, 0.35, 1)])
     index = np.where(held >= 0, held % len(_COLORS), held)  # free and shared come last
     figure = Figure(figsize=(WIDTH / 72, 3.4))
     axes = figure.add_subplot()

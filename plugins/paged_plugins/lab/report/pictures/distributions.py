@@ -24,7 +24,7 @@ HOW_TO_READ = (
 )
 
 _TITLES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2e": "Completion"}
-_POINTS = 101
+_POINTS = 81
 _REACH = 2
 """A service level is drawn up to so many times the longest latency."""
 
@@ -70,7 +70,7 @@ def _picture(
             color=style.color,
             linestyle=style.dashes,
             marker=style.marker,
-            markevery=(10, 25),
+            markevery=(8, 20),
             markersize=4.5,
         )
         told.append(f"{label} {value_text(f'{kind}_ms_p50', float(quantiles[_POINTS // 2]))}")

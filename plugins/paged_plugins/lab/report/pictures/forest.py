@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _COLORS = {"better": BLUE, "worse": VERMILLION, "differs": INK, "": INK}
 _ROW, _LABEL = 15.0, 29.0
 """Points: of a difference, and of the label of an arm at least."""
-_MOST_ROWS = 60
+_MOST_ROWS = 40
 
 
 def forest(results: Results, found: Found, most: int) -> Gallery:

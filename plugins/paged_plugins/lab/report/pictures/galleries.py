@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from itertools import product
 
+from paged_plugins.block_history import BlockHistory
 from paged_plugins.lab.report.contents import Contents, group_title
 from paged_plugins.lab.report.pictures import batch_timeline, distributions, memory_timeline
-from paged_plugins.lab.report.pictures.block_map import BlockHistory, block_map
+from paged_plugins.lab.report.pictures.block_map import block_map
 from paged_plugins.lab.report.pictures.forest import forest
 from paged_plugins.lab.report.pictures.latencies import latencies
 from paged_plugins.lab.report.pictures.load import load
@@ -15,7 +16,7 @@ from paged_plugins.lab.report.pictures.svg import drawing
 from paged_plugins.lab.results import Results
 from paged_plugins.lab.run_record import RunRecord
 
-_MOST_PICTURES = 24
+_MOST_PICTURES = 15
 """Of one question: the file stays small."""
 _MOST_GROUPS = _MOST_PICTURES // 3
 

@@ -20,6 +20,7 @@ _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _NUMBER = re.compile(r"-?\d+\.\d{2,}")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _SCALE = re.compile("scale|matrix")
+_FONT = re.compile("font-family: [^;]*; ")
 _DROPPED = ("metadata", "style")
 
 
@@ -75,10 +76,14 @@ def _without_namespaces(root: Xml.Element) -> None:
 
 
 def _without_extras(root: Xml.Element) -> None:
-    """Drop metadata and space between elements, and round numbers to tenths of a point."""
+    """Drop what shows nothing, and round numbers to tenths of a point."""
     for parent in root.iter():
-        for child in [child for child in parent if child.tag in _DROPPED]:
+        for child in [child for child in parent if _shows_nothing(child)]:
             parent.remove(child)
+        if "style" in parent.attrib:  # the page has its own fonts
+            parent.set("style", _FONT.sub("", parent.attrib["style"]))
+        if parent.get("transform", "").startswith("rotate(-0 "):
+            del parent.attrib["transform"]
         if parent.tag != "text":
             parent.text = (parent.text or "").strip() or None
         parent.tail = None
@@ -86,6 +91,10 @@ def _without_extras(root: Xml.Element) -> None:
             if key in parent.attrib and not _SCALE.search(parent.attrib[key]):
                 text = " ".join(parent.attrib[key].split())
                 parent.set(key, _NUMBER.sub(lambda found: f"{float(found[0]):.1f}", text))
+
+
+def _shows_nothing(element: Xml.Element) -> bool:
+    return element.tag in _DROPPED or element.get("style") == "fill: none"
 
 
 def _rename(root: Xml.Element, name: str) -> None:

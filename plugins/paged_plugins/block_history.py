@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from paged_core.config.documents import parse_json
 from paged_core.errors import SettingsError
-from paged_plugins.metrics.block_map import VERSION
 
+VERSION = 1
+"""Of the format."""
 MAX_BLOCKS = 4_000_000
 """Of the cache."""
 MAX_LINE = 2**26
