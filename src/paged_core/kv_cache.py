@@ -97,7 +97,7 @@ class KVCache:
     @property
     def num_cached(self) -> int:
         """Device blocks whose content the prefix cache finds, referenced or not."""
-        return self._allocator.num_cached
+        return len(self._allocator.content)
 
     @property
     def num_free_host(self) -> int:

@@ -25,7 +25,7 @@ from paged_core.testing import (
     VictimConformance,
     registry_with,
 )
-from paged_plugins.lab.testing import RouterConformance
+from paged_plugins.lab.testing import CostModelConformance, RouterConformance
 
 SHOWN = {
     "block_allocator": "HighestFirst",
@@ -34,6 +34,7 @@ SHOWN = {
     "victim": "Youngest",
     "preemption": "SwapLong",
     "observers": "Preemptions",
+    "cost_model": "PerToken",
     "router": "FewestTokens",
 }
 
@@ -94,6 +95,10 @@ class TestShownPreemption(_Shown, PreemptionConformance):
 class TestShownObserver(_Shown, ObserverConformance):
     def table(self, folder: Path) -> dict[str, str]:
         return {"name": "shown"}
+
+
+class TestShownCostModel(_Shown, CostModelConformance):
+    pass
 
 
 class TestShownRouter(_Shown, RouterConformance):

@@ -248,12 +248,12 @@ class TestProperties:
 class TestMemory:
     @pytest.mark.parametrize(
         ("num", "factor", "most"),
-        [(30, 5, 1.4), pytest.param(200, 10, 1.1, marks=pytest.mark.slow)],
+        [(30, 5, 1.4), pytest.param(200, 10, 1.25, marks=pytest.mark.slow)],
     )
     def test_does_not_grow_with_the_length_of_the_trace(
         self, num: int, factor: int, most: float
     ) -> None:
-        """Many times as many requests, and the same peak."""
+        """Many times as many requests, and the same peak, but for more buckets of histograms."""
         settings = engine_settings(router="prefix_affinity")
         served_only(settings, Conversations(20, 0.05))
         short, long = (

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paged_core.errors import EngineError
 from paged_core.interfaces.observer import Observer
+from paged_core.interfaces.schedule import Schedule
 from paged_core.sequence import SequenceGroup
 from paged_core.wiring import build_engine
 from paged_plugins.lab.gap_histogram import bucket
@@ -233,3 +235,11 @@ def test_the_rehearsal_is_made_only_if_an_evictor_asks(monkeypatch: pytest.Monke
     assert len(made) == 1
     hits("belady")
     assert len(made) == 3
+
+
+def test_a_scheduler_that_never_plans_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build_engine(simulated(), REGISTRY, observers=[collector := RunCollector(16)])
+    monkeypatch.setattr(engine.scheduler, "schedule", lambda now: Schedule())
+    with pytest.raises(EngineError, match="planned nothing for 30 s although 1 requests wait"):
+        WorkloadRun(engine, collector, iter([asks("A", 4, 2)])).run(lambda count: None)
+    assert 30 < engine.clock() < 31

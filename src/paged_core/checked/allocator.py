@@ -27,19 +27,14 @@ class CheckedBlocks(BlockAllocator):
     def __init__(self, inner: BlockAllocator, num_blocks: int) -> None:
         self.inner = inner
         self._references = [0] * num_blocks
-        self._content: dict[BlockId, BlockKey] = {}
-        """What each published block holds."""
+        self.content: dict[BlockId, BlockKey] = {}
+        """What each published block holds, referenced or not."""
         self.evicted: list[BlockId] = []
         """Blocks handed out that held cached content until then, since :meth:`take_evicted`."""
 
     @property
     def num_free(self) -> int:
         return self.inner.num_free
-
-    @property
-    def num_cached(self) -> int:
-        """Blocks that can be found by their content, referenced or not."""
-        return len(self._content)
 
     def allocate(self, count: int, /) -> list[BlockId]:
         return self._handed_out(self.inner.allocate(count), count)
@@ -78,7 +73,7 @@ class CheckedBlocks(BlockAllocator):
             if references[block]:
                 raise PluginError(f"it handed out block {block}, which is in use")
             references[block] = 1
-            if self._content.pop(block, None) is not None:
+            if self.content.pop(block, None) is not None:
                 self.evicted.append(block)
         return blocks
 
@@ -107,7 +102,7 @@ class CheckedAllocator(CheckedBlocks):
         if len(blocks) > len(keys):
             raise PluginError(f"look_up() of {len(keys)} keys found {len(blocks)} blocks")
         for block, key in zip(blocks, keys, strict=False):
-            if self._content.get(block) != key:
+            if self.content.get(block) != key:
                 raise PluginError(
                     f"look_up() found block {block!r}, which does not hold the tokens asked for"
                 )
@@ -115,9 +110,9 @@ class CheckedAllocator(CheckedBlocks):
     def publish(self, block: BlockId, key: BlockKey, /) -> BlockId:
         held = self._prefixes.publish(block, key)
         if held == block:
-            self._content[block] = key
+            self.content[block] = key
             return held
-        if self._content.get(held) != key:
+        if self.content.get(held) != key:
             raise PluginError(f"publish() merged block {block} with {held!r}, of other tokens")
         self._references[held] += 1
         self._references[block] -= 1
@@ -127,7 +122,7 @@ class CheckedAllocator(CheckedBlocks):
         retracted = list(blocks)
         self._prefixes.retract(retracted)
         for block in retracted:
-            self._content.pop(block, None)
+            self.content.pop(block, None)
 
     def blocks_to_reserve(self, num_tokens: int, max_num_tokens: int, /) -> int:
         return self._runs.blocks_to_reserve(num_tokens, max_num_tokens)

@@ -39,14 +39,17 @@ class RooflineCost(CostModel):
         width = 4 if parts.settings.dtype == "float32" else 2
         cached_width = 1 if parts.settings.kv_cache_dtype == "fp8_e4m3" else width
         peak = chip.flops_32 if width == 4 else chip.flops_16
-        self._flops = degree * peak * options.compute_efficiency
-        self._bandwidth = degree * chip.bandwidth * options.memory_efficiency
+        flops = degree * peak * options.compute_efficiency
+        bandwidth = degree * chip.bandwidth * options.memory_efficiency
         self._weight_bytes = width * shape.weights
-        self._layer_seconds = width * shape.layer_weights / self._bandwidth
-        self._head_seconds = width * shape.head_weights / self._bandwidth
         self._token_bytes = cached_width * shape.cached_numbers_per_token
+        self._least_seconds = options.step_overhead or 1e-9
+        self._layers = _Part(shape.layer_weights, width, flops, bandwidth)
+        self._head = _Part(shape.head_weights, width, flops, bandwidth)
+        self._seconds_per_pair = shape.operations_per_pair / flops
+        self._seconds_per_cached = self._token_bytes / bandwidth
         block_bytes = self._token_bytes * parts.settings.block_size
-        self._copy_seconds = 2 * block_bytes / self._bandwidth
+        self._copy_seconds = 2 * block_bytes / bandwidth
         copies = 2 * shape.num_hidden_layers * options.copy_latency
         self._swap_seconds = copies + block_bytes / (degree * chip.host_bandwidth)
         self._exchanges = 2 * shape.num_hidden_layers if degree > 1 else 0
@@ -54,22 +57,21 @@ class RooflineCost(CostModel):
         self._exchange_seconds = moved / chip.interconnect
 
     def seconds(self, work: StepWork, /) -> float:
-        shape, flops, bandwidth = self._shape, self._flops, self._bandwidth
-        seconds = self._options.step_overhead or 1e-9
+        seconds = self._least_seconds
         seconds += self._copy_seconds * work.copied_blocks
         seconds += self._swap_seconds * work.swapped_blocks
         tokens = work.prefill_tokens + work.decode_sequences
         if not tokens:
             return seconds
-        seconds += max(self._layer_seconds, 2 * shape.layer_weights * tokens / flops)
-        seconds += self._exchanges * (_REDUCE_LATENCY + self._exchange_seconds * tokens)
+        seconds += self._layers.seconds(tokens)
+        if self._exchanges:
+            seconds += self._exchanges * (_REDUCE_LATENCY + self._exchange_seconds * tokens)
         if work.sampled_rows:
-            seconds += max(self._head_seconds, 2 * shape.head_weights * work.sampled_rows / flops)
-        operations, traffic = shape.operations_per_pair, self._token_bytes / bandwidth
-        prefill_traffic = traffic * (work.prefill_context + work.prefill_tokens)
-        seconds += max(operations * work.prefill_pairs / flops, prefill_traffic)
-        pairs = work.decode_context + work.decode_sequences
-        return seconds + max(operations * pairs / flops, traffic * pairs)
+            seconds += self._head.seconds(work.sampled_rows)
+        per_pair, per_cached = self._seconds_per_pair, self._seconds_per_cached
+        cached = work.prefill_context + work.prefill_tokens
+        seconds += max(per_pair * work.prefill_pairs, per_cached * cached)
+        return seconds + max(per_pair, per_cached) * (work.decode_context + work.decode_sequences)
 
     def num_blocks(self, block_size: int, /) -> int | None:
         options, chip = self._options, self._device
@@ -91,3 +93,15 @@ class RooflineCost(CostModel):
     @property
     def max_model_len(self) -> int | None:
         return self._shape.max_position_embeddings
+
+
+class _Part:
+    """A part of a model that every one of its rows is multiplied by."""
+
+    def __init__(self, weights: int, width: int, flops: float, bandwidth: float) -> None:
+        self._least = width * weights / bandwidth
+        self._per_row = 2 * weights / flops
+
+    def seconds(self, rows: int) -> float:
+        """Return the time of the arithmetic, or of reading the weights."""
+        return max(self._least, self._per_row * rows)

@@ -10,6 +10,7 @@ from paged_core.engine_driver import EngineDriver
 from paged_core.errors import EngineError, RequestError
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
+from paged_core.step_outcome import StepOutcome
 from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.run_record import RunRecord
 from paged_plugins.lab.simulation.arrivals import Arrival, Arrivals
@@ -39,6 +40,8 @@ class WorkloadRun:
         engine.executor.watch = self._work.append
         self._engine = engine
         self._driver = EngineDriver(engine)
+        self._is_idle = False
+        """Whether the last step could do nothing although requests wait."""
         self._clock = engine.clock if isinstance(engine.clock, Clock) else SystemClock()
         self._collector = collector
         self._arrivals = Arrivals(drawn, engine.capacity.vocab_size)
@@ -60,7 +63,7 @@ class WorkloadRun:
             now = clock() - start
             self._offer(now)
             if engine.has_unfinished:
-                outcome = self._driver.step()
+                outcome = self._step()
                 ended = clock() - start
                 collector.step(engine, outcome, self._work, now, ended)
                 self._work.clear()
@@ -75,6 +78,12 @@ class WorkloadRun:
         if collector not in engine.observers:
             raise EngineError("the record of the run is incomplete; the log names the cause")
         return collector.finish(engine)
+
+    def _step(self) -> StepOutcome:
+        """Run one step; while nothing can be planned, the driver idles, and reports a stall."""
+        outcome = self._driver.step() if self._is_idle else self._engine.step()
+        self._is_idle = not outcome.progressed
+        return outcome
 
     def _offer(self, now: float) -> None:
         """Add the requests that have arrived."""

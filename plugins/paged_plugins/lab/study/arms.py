@@ -53,7 +53,9 @@ def plan_arms(
         changes: Iterator[dict[str, Any]] = _combined(values, held)
     else:
         changes = ({axis: value} for axis, each in values.items() for value in each)
-    planned = {_identity(own): PlannedArm(Arm(label=BASE, held=own_values(base, axes, registry)), own)}
+    planned = {
+        _identity(own): PlannedArm(Arm(label=BASE, held=own_values(base, axes, registry)), own)
+    }
     labels = {BASE}
     for change in changes:
         made = PlannedArm(_arm(change), settings(change))
