@@ -113,6 +113,14 @@ def test_one_token_has_no_time_per_token_and_meets_any_limit_of_it() -> None:
     assert meets(one, ServiceLevel(tpot_ms=0.001))
 
 
+def test_parallel_sequences_have_the_time_per_token_of_each() -> None:
+    four = replace(A, num_output=20, num_sequences=4)
+    assert of(four)["tpot_ms_p50"] == of(A)["tpot_ms_p50"]
+    assert meets(four, ServiceLevel(tpot_ms=500))
+    assert not meets(four, ServiceLevel(tpot_ms=499))
+    assert "tpot_ms_p50" not in of(replace(four, num_output=4))
+
+
 def test_fairness_is_of_tenants_where_they_are_named() -> None:
     """A got (100 + 2 * 5) / 3 of service a second; B (100 + 2 * 5) / 1.25."""
     rates = np.array([110 / 3, 110 / 1.25])

@@ -140,9 +140,11 @@ def meets(request: RequestRecord, slo: ServiceLevel) -> bool:
 
 
 def time_per_token(request: RequestRecord) -> float | None:
-    """Return the seconds per output token after the first; ``None``: it has no second one."""
-    later = request.num_output - 1
-    if request.first_token is None or later < 1:
+    """Return the seconds per output token of a sequence after its first; ``None``: it has no
+    second one.
+    """
+    later = request.num_output / request.num_sequences - 1
+    if request.first_token is None or later <= 0:
         return None
     return (request.finished - request.first_token) / later
 
