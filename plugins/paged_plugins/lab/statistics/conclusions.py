@@ -110,9 +110,11 @@ def _against_reference(
     better: list[str] = []
     worse: list[str] = []
     level: list[str] = []
+    equal: list[str] = []
     for where, each in at.items():
         is_better = (each.change > 0) is (measure.better == "higher")
-        (level if not each.moved else better if is_better else worse).append(where)
+        not_moved = equal if each.low == each.high == 0 else level
+        (not_moved if not each.moved else better if is_better else worse).append(where)
     parts = [
         f"{verb} {_range([at[where] for where in some])}{_where(some)}"
         for verb, some in ((f"beats {other} by", better), (f"loses to {other} by", worse))
@@ -120,6 +122,8 @@ def _against_reference(
     ]
     if level:
         parts.append(f"does not clearly differ from {other}{_where(level)}")
+    if equal:
+        parts.append(f"equals {other}{_where(equal)}")
     return f"{axis}, {measure.title}: {value} {'; '.join(parts)}"
 
 
