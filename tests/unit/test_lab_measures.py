@@ -64,7 +64,9 @@ def test_a_run_of_two_requests_has_the_measures_that_are_worked_out_by_hand() ->
 
 
 def test_all_measures_are_described_and_come_in_that_order() -> None:
-    record = RunRecord(requests=[A, B], totals=TOTALS, token_gaps={bucket(0.02): 3})
+    record = RunRecord(
+        requests=[replace(A, deadline=9.0), B], totals=TOTALS, token_gaps={bucket(0.02): 3}
+    )
     assert list(measures(record, ServiceLevel())) == list(MEASURES)
 
 
@@ -111,6 +113,13 @@ def test_one_token_has_no_time_per_token_and_meets_any_limit_of_it() -> None:
     one = replace(A, num_output=1, finished=1.0)
     assert "tpot_ms_p50" not in of(one)
     assert meets(one, ServiceLevel(tpot_ms=0.001))
+
+
+def test_a_deadline_is_missed_by_a_later_end_and_by_a_failure() -> None:
+    met, late = replace(A, deadline=3.0), replace(A, deadline=2.9)
+    failed = replace(met, finish_reason="error")
+    assert of(met, late, failed, B)["missed_deadlines"] == 2 / 3
+    assert "missed_deadlines" not in of(A, B)
 
 
 def test_parallel_sequences_have_the_time_per_token_of_each() -> None:

@@ -20,7 +20,8 @@ from paged_plugins.lab.statistics.wording import (
 )
 
 _HEADLINES = (
-    *("goodput_per_s", "hit_rate", "e2e_ms_p50", "ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50"),
+    *("goodput_per_s", "missed_deadlines", "hit_rate", "e2e_ms_p50", "ttft_ms_p50", "ttft_ms_p99"),
+    "tpot_ms_p50",
     *("throughput_tokens_per_s", "e2e_ms_p99", "preemptions", "recomputed_tokens", "evictions"),
 )
 """Measures that an axis may be judged by; it is by the first ones that moved."""
