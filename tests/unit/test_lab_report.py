@@ -276,6 +276,7 @@ def test_pictures_are_bounded_in_number() -> None:
     [
         ("newest", ["newest"]),
         ("scheduler=prefill_or_decode", ["scheduler=", "prefill_or_decode"]),
+        ("scheduler.max_num_seqs=4", ["scheduler.", "max_num_seqs=4"]),
         ("x" * 30, ["x" * 20, "x" * 10]),
         ("a" * 100, ["a" * 19 + "…", "a" * 20]),
     ],
