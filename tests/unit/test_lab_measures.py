@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from paged_plugins.lab.gap_histogram import bucket
+from paged_plugins.lab.gap_histogram import bucket, percentile
 from paged_plugins.lab.measures import MEASURES, measures, meets
 from paged_plugins.lab.results import ServiceLevel
 from paged_plugins.lab.run_record import RequestRecord, RunRecord, RunTotals
@@ -77,6 +78,15 @@ def test_percentiles_are_those_of_numpy() -> None:
     found = of(*requests)
     for part in (50, 90, 99):
         assert found[f"ttft_ms_p{part}"] == pytest.approx(np.percentile(milliseconds, part))
+
+
+@pytest.mark.parametrize("num", [1, 2, 7, 40])
+def test_percentiles_of_a_histogram_are_those_of_numpy_within_half_a_percent(num: int) -> None:
+    times = np.random.default_rng(num).exponential(1.0, num)
+    counts = Counter(map(bucket, times.tolist()))
+    for part in (0, 50, 90, 99, 100):
+        assert percentile(counts, part / 100) == pytest.approx(np.percentile(times, part), rel=5e-3)
+    assert percentile({}, 0.5) is None
 
 
 @pytest.mark.parametrize("reason", ["error", "ignored", "abort"])
