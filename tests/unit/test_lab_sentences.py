@@ -189,6 +189,16 @@ def test_seeds_that_draw_nothing_are_said(num_seeds: int) -> None:
     assert not any(each.startswith(start) for each in said(results))
 
 
+def test_an_axis_that_moved_none_of_the_usual_measures_is_judged_by_others() -> None:
+    results = results_of({"x": {"chat": {"ttft_ms_p90": 2.0}}})
+    runs = [
+        replace(run, measures={"tpot_ms_p99": 30.0 * run.measures["hit_rate"] ** ("x" in run.arm)})
+        for run in results.runs
+    ]
+    text = said(replace(results, runs=runs))
+    assert text[0].startswith("evictor, TPOT p99: x beats lru by ")
+
+
 def test_goodput_is_the_answer_where_limits_are_given() -> None:
     results = results_of({"x": {"chat": BETTER}})
     runs = [

@@ -24,7 +24,8 @@ _HEADLINES = (
     "tpot_ms_p50",
     *("throughput_tokens_per_s", "e2e_ms_p99", "preemptions", "recomputed_tokens", "evictions"),
 )
-"""Measures that an axis may be judged by; it is by the first ones that moved."""
+"""Measures that an axis may be judged by; it is by the first ones that moved, and where none of
+these did, by others."""
 _NUM_HEADLINES = 2
 _MOST_IN_ORDER = 6
 
@@ -62,6 +63,9 @@ def _of_axis(
     has_limits = results.slo != ServiceLevel()
     headlines = [
         name for name in _HEADLINES if name in moved and (has_limits or name != "goodput_per_s")
+    ]
+    headlines = headlines or [
+        name for name in MEASURES if name in moved and MEASURES[name].better is not None
     ]
     for number, name in enumerate(headlines[:_NUM_HEADLINES]):
         own = {(each.arm, each.workload): each for each in found if each.measure == name}
