@@ -199,6 +199,22 @@ def test_an_axis_that_moved_none_of_the_usual_measures_is_judged_by_others() -> 
     assert text[0].startswith("evictor, TPOT p99: x beats lru by ")
 
 
+def test_no_order_puts_an_arm_ahead_that_does_not_clearly_differ() -> None:
+    """The best mean, of an arm that varies much, level with the second, which beats the base."""
+    results = results_of({"wild": {}, "good": {"chat": {"hit_rate": 1.1}}})
+    wild = [2.0, 0.7, 1.9, 0.8, 1.5, 1.2]
+    runs = [
+        replace(run, measures={"hit_rate": run.measures["hit_rate"] * wild[run.seed]})
+        if "wild" in run.arm
+        else run
+        for run in results.runs
+    ]
+    text = said(replace(results, runs=runs))
+    assert "evictor, hit rate: wild does not clearly differ from lru" in text
+    assert any("good beats lru" in each for each in text)
+    assert not any("ahead of" in each for each in text)
+
+
 def test_goodput_is_the_answer_where_limits_are_given() -> None:
     results = results_of({"x": {"chat": BETTER}})
     runs = [

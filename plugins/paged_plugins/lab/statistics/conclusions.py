@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, permutations
+from itertools import combinations, pairwise, permutations
 
 from paged_plugins.lab.measures import MEASURES, Measure
 from paged_plugins.lab.results import Arm, Results, ServiceLevel
@@ -149,16 +149,33 @@ class _Order:
         ]
 
     def text(self, ahead: Collection[tuple[str, str, str]]) -> str:
-        """Return the order in words; nothing if no arm can be claimed to be ahead of the next."""
+        """Return the order in words; nothing if no arm can be claimed to be ahead of the next, or
+        if the order says more than can be claimed.
+        """
         is_ahead = [
             (arm, following, self.place.workload) in ahead
             for arm, following in pairwise(self.labels)
         ]
-        if not any(is_ahead):
+        if not any(is_ahead) or self._overstates(is_ahead, ahead):
             return ""
         relations = ("ahead of" if each else "about level with" for each in is_ahead)
         steps = (f", {how} {what}" for how, what in zip(relations, self.words[1:], strict=True))
         return f"{self.start}: {self.words[0]}{''.join(steps)}"
+
+    def _overstates(
+        self, is_ahead: Sequence[bool], ahead: Collection[tuple[str, str, str]]
+    ) -> bool:
+        """Say whether the order would put an arm ahead of the reference, or behind it, that does
+        not differ from it: of arms that are level with their neighbours, the ends need not be.
+        """
+        reference = self.place.reference.label
+        return any(
+            reference in pair
+            and any(is_ahead[first:last])
+            and (*pair, self.place.workload) not in ahead
+            for (first, one), (last, other) in combinations(enumerate(self.labels), 2)
+            for pair in [(one, other)]
+        )
 
 
 def _order(
