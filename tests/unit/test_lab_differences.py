@@ -119,6 +119,7 @@ def test_one_seed_with_a_few_events_moves_nothing() -> None:
 def test_a_count_that_falls_to_zero_falls_by_all_of_it() -> None:
     found = of([10, 12, 9, 11, 13, 10], [0] * 6, "preemptions")
     assert (found.change, found.moved) == (pytest.approx(-100), True)
+    assert (found.low, found.high) == (-100, pytest.approx(-85, abs=5))
 
 
 def test_seeds_without_the_measure_are_left_out() -> None:

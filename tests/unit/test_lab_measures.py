@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from paged_plugins.lab.gap_histogram import bucket
+from paged_plugins.lab.gap_histogram import bucket, percentile
 from paged_plugins.lab.measures import MEASURES, measures, meets
 from paged_plugins.lab.results import ServiceLevel
 from paged_plugins.lab.run_record import RequestRecord, RunRecord, RunTotals
@@ -64,7 +65,9 @@ def test_a_run_of_two_requests_has_the_measures_that_are_worked_out_by_hand() ->
 
 
 def test_all_measures_are_described_and_come_in_that_order() -> None:
-    record = RunRecord(requests=[A, B], totals=TOTALS, token_gaps={bucket(0.02): 3})
+    record = RunRecord(
+        requests=[replace(A, deadline=9.0), B], totals=TOTALS, token_gaps={bucket(0.02): 3}
+    )
     assert list(measures(record, ServiceLevel())) == list(MEASURES)
 
 
@@ -75,6 +78,15 @@ def test_percentiles_are_those_of_numpy() -> None:
     found = of(*requests)
     for part in (50, 90, 99):
         assert found[f"ttft_ms_p{part}"] == pytest.approx(np.percentile(milliseconds, part))
+
+
+@pytest.mark.parametrize("num", [1, 2, 7, 40])
+def test_percentiles_of_a_histogram_are_those_of_numpy_within_half_a_percent(num: int) -> None:
+    times = np.random.default_rng(num).exponential(1.0, num)
+    counts = Counter(map(bucket, times.tolist()))
+    for part in (0, 50, 90, 99, 100):
+        assert percentile(counts, part / 100) == pytest.approx(np.percentile(times, part), rel=5e-3)
+    assert percentile({}, 0.5) is None
 
 
 @pytest.mark.parametrize("reason", ["error", "ignored", "abort"])
@@ -111,6 +123,21 @@ def test_one_token_has_no_time_per_token_and_meets_any_limit_of_it() -> None:
     one = replace(A, num_output=1, finished=1.0)
     assert "tpot_ms_p50" not in of(one)
     assert meets(one, ServiceLevel(tpot_ms=0.001))
+
+
+def test_a_deadline_is_missed_by_a_later_end_and_by_a_failure() -> None:
+    met, late = replace(A, deadline=3.0), replace(A, deadline=2.9)
+    failed = replace(met, finish_reason="error")
+    assert of(met, late, failed, B)["missed_deadlines"] == 2 / 3
+    assert "missed_deadlines" not in of(A, B)
+
+
+def test_parallel_sequences_have_the_time_per_token_of_each() -> None:
+    four = replace(A, num_output=20, num_sequences=4)
+    assert of(four)["tpot_ms_p50"] == of(A)["tpot_ms_p50"]
+    assert meets(four, ServiceLevel(tpot_ms=500))
+    assert not meets(four, ServiceLevel(tpot_ms=499))
+    assert "tpot_ms_p50" not in of(replace(four, num_output=4))
 
 
 def test_fairness_is_of_tenants_where_they_are_named() -> None:

@@ -276,6 +276,7 @@ def test_pictures_are_bounded_in_number() -> None:
     [
         ("newest", ["newest"]),
         ("scheduler=prefill_or_decode", ["scheduler=", "prefill_or_decode"]),
+        ("scheduler.max_num_seqs=4", ["scheduler.", "max_num_seqs=4"]),
         ("x" * 30, ["x" * 20, "x" * 10]),
         ("a" * 100, ["a" * 19 + "…", "a" * 20]),
     ],
@@ -346,6 +347,13 @@ def test_the_command_reports_a_folder(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["lab", "report", str(results), "--markdown", str(only)], {}) == 0
     assert only.read_text("utf-8") == text
     assert "report.html" not in capsys.readouterr().out
+    some = ["--measure", "hit_rate", "--measure", "evictions", "--markdown", str(only)]
+    assert main(["lab", "report", str(results), *some], {}) == 0
+    assert "throughput" in text
+    assert "throughput" not in only.read_text("utf-8").partition("## What was run")[0]
+    capsys.readouterr()
+    assert main(["lab", "report", str(results), "--measure", "hitrate"], {}) == 2
+    assert "did you mean 'hit_rate'" in capsys.readouterr().err
 
 
 def test_the_command_refuses_a_folder_without_results(

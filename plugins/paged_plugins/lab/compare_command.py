@@ -16,10 +16,10 @@ import typer
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json
 from paged_core.config.entry import Entry, Layer, Origin
-from paged_core.config.suggest import did_you_mean
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
+from paged_plugins.lab.chosen_measures import chosen_measures
 from paged_plugins.lab.comparison import CONFIDENCE, Comparison, Findings
 from paged_plugins.lab.comparison_folder import check_folder, manifest_of, write_folder
 from paged_plugins.lab.differences_table import table_lines
@@ -91,7 +91,7 @@ def compare_command(
         num_seeds=seeds,
         slo=ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms),
     )
-    chosen = _chosen(measure) or comparison.measures
+    chosen = chosen_measures(measure) or comparison.measures
     if output is not None:
         check_folder(output)
     num_runs = len(arms) * seeds
@@ -131,15 +131,6 @@ def _write(
 
         described = replace(results, manifest=manifest.model_dump(mode="json"))
         write_html(described, html, measures=measures)
-
-
-def _chosen(names: list[str] | None) -> list[str]:
-    for name in names or ():
-        if name not in MEASURES:
-            raise SettingsError(
-                f"no measure is called {name!r:.80}{did_you_mean(name, MEASURES)} (--measure)"
-            )
-    return names or []
 
 
 def _check_executor(arms: list[tuple[Arm, EngineSettings]], *, real: bool) -> None:

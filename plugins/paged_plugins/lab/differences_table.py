@@ -43,10 +43,13 @@ def table_lines(results: Results, differences: Sequence[Difference], width: int)
             for reference, heading in _references(results, workload)
         ]
         rows = [row for _, some in sections for row in some]
-        for names in _fitting(rows, moving, width) if moving else ():
+        for number, names in enumerate(_fitting(rows, moving, width) if moving else ()):
+            if number or workload != results.workloads[0]:
+                yield ""
             yield from _lines(sections, names)
-            yield ""
     if equal := [MEASURES[name].title for name in shown if name not in moving]:
+        if moving:
+            yield ""
         yield f"equal in all arms: {', '.join(equal)}"
 
 

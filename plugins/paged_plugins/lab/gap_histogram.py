@@ -24,10 +24,22 @@ def bucket_seconds(number: int) -> float:
 
 
 def percentile(counts: Mapping[int, int], share: float) -> float | None:
-    """Return the time that a share of all times (0 to 1) does not exceed; ``None``: no times."""
-    remaining = share * sum(counts.values())
+    """Return the percentile of a share (0 to 1), interpolated linearly between two times as numpy
+    does; ``None``: no times.
+    """
+    num = sum(counts.values())
+    if not num:
+        return None
+    rank = share * (num - 1)
+    below = floor(rank)
+    low, high = _ranked(counts, below), _ranked(counts, min(below + 1, num - 1))
+    return low + (high - low) * (rank - below)
+
+
+def _ranked(counts: Mapping[int, int], rank: int) -> float:
+    """Return the time that ``rank`` others are below."""
     for number in sorted(counts):
-        remaining -= counts[number]
-        if remaining <= 0:
+        rank -= counts[number]
+        if rank < 0:
             return bucket_seconds(number)
-    return None
+    raise IndexError

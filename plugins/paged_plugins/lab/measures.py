@@ -78,6 +78,9 @@ def _all() -> Iterator[Measure]:
     yield Measure(
         name="requests_per_s", title="requests served", unit="requests/s", better="higher"
     )
+    yield Measure(
+        name="missed_deadlines", title="missed deadlines", unit="share", better="lower", shown=True
+    )
     yield Measure(name="hit_rate", title="hit rate", unit="share", better="higher", shown=True)
     yield from _latencies()
     yield Measure(name="preemptions", title="preemptions", unit="", better="lower", shown=True)
@@ -117,6 +120,8 @@ def measures(record: RunRecord, slo: ServiceLevel) -> dict[str, float]:
         gap = percentile(record.token_gaps, share / 100)
         if gap is not None:
             found[f"itl_ms_p{share}"] = 1e3 * gap
+    if due := [each for each in record.requests if each.deadline is not None]:
+        found["missed_deadlines"] = sum(map(_is_late, due)) / len(due)
     admitted = [each for each in record.requests if each.admitted is not None]
     if num_prompt := sum(each.num_prompt for each in admitted):
         found["hit_rate"] = sum(each.num_cached for each in admitted) / num_prompt
@@ -139,10 +144,17 @@ def meets(request: RequestRecord, slo: ServiceLevel) -> bool:
     return all(limit is None or 1e3 * seconds <= limit for limit, seconds in taken)
 
 
+def _is_late(request: RequestRecord) -> bool:
+    is_served = request.finish_reason in _SERVED
+    return request.deadline is not None and not (is_served and request.finished <= request.deadline)
+
+
 def time_per_token(request: RequestRecord) -> float | None:
-    """Return the seconds per output token after the first; ``None``: it has no second one."""
-    later = request.num_output - 1
-    if request.first_token is None or later < 1:
+    """Return the seconds per output token of a sequence after its first; ``None``: it has no
+    second one.
+    """
+    later = request.num_output / request.num_sequences - 1
+    if request.first_token is None or later <= 0:
         return None
     return (request.finished - request.first_token) / later
 

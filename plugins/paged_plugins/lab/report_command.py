@@ -18,6 +18,14 @@ def report_command(
         Path | None,
         typer.Option(metavar="FILE", dir_okay=False, help="Write tables in Markdown."),
     ] = None,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="What to compare (default: everything); repeatable. The fewer, the narrower the "
+            "intervals.",
+        ),
+    ] = None,
     block_map: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw what the observer block_map has written, too."),
@@ -29,20 +37,23 @@ def report_command(
     printed too.
     """
     from paged_plugins.block_history import BlockHistory
+    from paged_plugins.lab.chosen_measures import chosen_measures
+    from paged_plugins.lab.measures import MEASURES
     from paged_plugins.lab.report import write_html, write_markdown
     from paged_plugins.lab.statistics.differences import differences
     from paged_plugins.lab.statistics.sentences import sentences
     from paged_plugins.lab.study.load_results import load_results
 
+    measures = chosen_measures(measure) or list(MEASURES)
     results = load_results(folder)
     blocks = None if block_map is None else BlockHistory(block_map)
     if html is None and markdown is None:
         html, markdown = folder / "report.html", folder / "report.md"
-    for sentence in sentences(results, differences(results)):
+    for sentence in sentences(results, differences(results, measures=measures)):
         typer.echo(sentence)
     if markdown is not None:
-        write_markdown(results, markdown)
+        write_markdown(results, markdown, measures=measures)
         typer.echo(f"wrote {markdown}")
     if html is not None:
-        write_html(results, html, blocks=blocks)
+        write_html(results, html, measures=measures, blocks=blocks)
         typer.echo(f"wrote {html}")

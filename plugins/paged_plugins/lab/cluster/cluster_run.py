@@ -88,8 +88,9 @@ class ClusterRun:
         """
         record, replicas = self.record, self.record.replicas
         number = record.num_served + record.num_failed
+        some = "1 replica" if len(replicas) == 1 else f"{len(replicas):,} replicas"
         typer.echo(
-            f"{self.what}: {number:,} requests on {len(replicas):,} replicas behind {self.router}, "
+            f"{self.what}: {number:,} requests on {some} behind {self.router}, "
             f"{record.elapsed:,.0f} s in {seconds:.1f} s"
         )
         if record.failure:

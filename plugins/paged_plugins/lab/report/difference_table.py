@@ -16,7 +16,9 @@ from paged_plugins.lab.statistics.wording import change_text, interval_text, val
 Verdict = Literal["better", "worse", "differs", ""]
 
 _TOPICS: Mapping[str, Sequence[str]] = {
-    "Throughput": ("goodput_per_s", "throughput_tokens_per_s", "requests_per_s"),
+    "Throughput": (
+        *("goodput_per_s", "missed_deadlines", "throughput_tokens_per_s", "requests_per_s"),
+    ),
     "Latency": ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queueing_ms"),
     "Cache and preemption": ("hit_rate", "evictions", "preemptions", "recomputed_tokens"),
     "Memory": ("held_share", "reserved_share", "internal_share", "external_share"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, permutations
+from itertools import combinations, pairwise, permutations
 
 from paged_plugins.lab.measures import MEASURES, Measure
 from paged_plugins.lab.results import Arm, Results, ServiceLevel
@@ -20,10 +20,12 @@ from paged_plugins.lab.statistics.wording import (
 )
 
 _HEADLINES = (
-    *("goodput_per_s", "hit_rate", "e2e_ms_p50", "ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50"),
+    *("goodput_per_s", "missed_deadlines", "hit_rate", "e2e_ms_p50", "ttft_ms_p50", "ttft_ms_p99"),
+    "tpot_ms_p50",
     *("throughput_tokens_per_s", "e2e_ms_p99", "preemptions", "recomputed_tokens", "evictions"),
 )
-"""Measures that an axis may be judged by; it is by the first ones that moved."""
+"""Measures that an axis may be judged by; it is by the first ones that moved, and where none of
+these did, by others."""
 _NUM_HEADLINES = 2
 _MOST_IN_ORDER = 6
 
@@ -61,6 +63,9 @@ def _of_axis(
     has_limits = results.slo != ServiceLevel()
     headlines = [
         name for name in _HEADLINES if name in moved and (has_limits or name != "goodput_per_s")
+    ]
+    headlines = headlines or [
+        name for name in MEASURES if name in moved and MEASURES[name].better is not None
     ]
     for number, name in enumerate(headlines[:_NUM_HEADLINES]):
         own = {(each.arm, each.workload): each for each in found if each.measure == name}
@@ -110,9 +115,11 @@ def _against_reference(
     better: list[str] = []
     worse: list[str] = []
     level: list[str] = []
+    equal: list[str] = []
     for where, each in at.items():
         is_better = (each.change > 0) is (measure.better == "higher")
-        (level if not each.moved else better if is_better else worse).append(where)
+        not_moved = equal if each.low == each.high == 0 else level
+        (not_moved if not each.moved else better if is_better else worse).append(where)
     parts = [
         f"{verb} {_range([at[where] for where in some])}{_where(some)}"
         for verb, some in ((f"beats {other} by", better), (f"loses to {other} by", worse))
@@ -120,6 +127,8 @@ def _against_reference(
     ]
     if level:
         parts.append(f"does not clearly differ from {other}{_where(level)}")
+    if equal:
+        parts.append(f"equals {other}{_where(equal)}")
     return f"{axis}, {measure.title}: {value} {'; '.join(parts)}"
 
 
@@ -140,16 +149,33 @@ class _Order:
         ]
 
     def text(self, ahead: Collection[tuple[str, str, str]]) -> str:
-        """Return the order in words; nothing if no arm can be claimed to be ahead of the next."""
+        """Return the order in words; nothing if no arm can be claimed to be ahead of the next, or
+        if the order says more than can be claimed.
+        """
         is_ahead = [
             (arm, following, self.place.workload) in ahead
             for arm, following in pairwise(self.labels)
         ]
-        if not any(is_ahead):
+        if not any(is_ahead) or self._overstates(is_ahead, ahead):
             return ""
         relations = ("ahead of" if each else "about level with" for each in is_ahead)
         steps = (f", {how} {what}" for how, what in zip(relations, self.words[1:], strict=True))
         return f"{self.start}: {self.words[0]}{''.join(steps)}"
+
+    def _overstates(
+        self, is_ahead: Sequence[bool], ahead: Collection[tuple[str, str, str]]
+    ) -> bool:
+        """Say whether the order would put an arm ahead of the reference, or behind it, that does
+        not differ from it: of arms that are level with their neighbours, the ends need not be.
+        """
+        reference = self.place.reference.label
+        return any(
+            reference in pair
+            and any(is_ahead[first:last])
+            and (*pair, self.place.workload) not in ahead
+            for (first, one), (last, other) in combinations(enumerate(self.labels), 2)
+            for pair in [(one, other)]
+        )
 
 
 def _order(

@@ -33,7 +33,8 @@ class Difference:
     """In percent (``relative``), in points of a hundred (shares), or in the unit of the measure
     (where the base is 0 in every seed)."""
     low: float
-    """Of the confidence interval of ``change``; ``-inf`` where there is one seed."""
+    """Of the confidence interval of ``change``, not below -100%, as no measure is negative;
+    ``-inf`` where there is one seed."""
     high: float
     """Likewise; ``inf``."""
     relative: bool
@@ -136,6 +137,8 @@ def _difference(effect: PairedEffect, factors: Mapping[int, float], enough: int)
     num_seeds = len(effect.effects)
     half = factors[num_seeds] * effect.error if effect.error else 0.0
     low, high = (effect.change(effect.mean + side * half) for side in (-1, 1))
+    if effect.relative:
+        low = max(low, -100.0)
     excludes_0 = abs(effect.mean) > half
     change = effect.change(effect.mean)
     has_scale = effect.relative or effect.measure.is_share

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.results import Results
 from paged_plugins.lab.statistics.conclusions import conclusions
 from paged_plugins.lab.statistics.differences import Difference
 from paged_plugins.lab.statistics.simultaneous import minimum_seeds
-from paged_plugins.lab.statistics.wording import change_text, interval_text, subject
+from paged_plugins.lab.statistics.wording import (
+    change_text,
+    interval_text,
+    subject,
+    value_text,
+)
 
 _MOST_CLAUSES = 8
 """Measures that a sentence gives with numbers; it names the others."""
@@ -18,7 +25,8 @@ _MOST_CLAUSES = 8
 def sentences(
     results: Results, differences: Sequence[Difference], confidence: float = 0.95
 ) -> list[str]:
-    """Return what the differences say: the answer for each axis, then one sentence per arm.
+    """Return what the differences say: what limits them, the answer for each axis, then one
+    sentence per arm.
 
     Args:
         differences: those of ``results``, as
@@ -26,8 +34,10 @@ def sentences(
         confidence: that of the differences.
     """
     enough, num_seeds = minimum_seeds(confidence), len(results.seeds)
+    limits = [*_failures(results), *_without_chance(results)]
     if num_seeds >= enough:
         return [
+            *limits,
             *conclusions(results, differences, confidence),
             *_arm_sentences(results, differences),
         ]
@@ -37,7 +47,37 @@ def sentences(
     )
     changed = {each.arm for each in differences if each.base != each.value}
     unchanged = [each for each in differences if each.arm not in changed]
-    return [too_few, *_arm_sentences(results, unchanged)]
+    return [too_few, *limits, *_arm_sentences(results, unchanged)]
+
+
+def _failures(results: Results) -> Iterator[str]:
+    """Say where requests failed: arms that fail the same ones differ in nothing else."""
+    for workload in results.workloads:
+        counts: defaultdict[str, list[float]] = defaultdict(list)
+        for run in results.runs:
+            if run.workload == workload:
+                counts[run.arm].append(run.measures.get("failed", 0.0))
+        means = sorted(mean for each in counts.values() if (mean := fmean(each)))
+        if means:
+            texts = dict.fromkeys(value_text("failed", each) for each in (means[0], means[-1]))
+            arms = "all" if len(means) == len(counts) else f"{len(means)} of {len(counts)}"
+            yield f"{workload}: {' to '.join(texts)} requests a run failed in {arms} arms"
+
+
+def _without_chance(results: Results) -> Iterator[str]:
+    """Say where seeds change nothing, such as of a trace: then no interval bounds chance."""
+    for workload in results.workloads:
+        runs: defaultdict[str, list[Mapping[str, float]]] = defaultdict(list)
+        for run in results.runs:
+            if run.workload == workload:
+                runs[run.arm].append(run.measures)
+        if any(len(some) > 1 for some in runs.values()) and all(
+            each == some[0] for some in runs.values() for each in some
+        ):
+            yield (
+                f"{workload}: all seeds gave the same result, so what moved is true of exactly"
+                " these requests, and no interval says how far it holds for others"
+            )
 
 
 def _arm_sentences(results: Results, differences: Sequence[Difference]) -> Iterator[str]:

@@ -108,7 +108,8 @@ def _picture(name: str, measure: Measure, rows: Sequence[tuple[str, int, Differe
     axes.spines["left"].set_visible(False)
     axes.set_ylim(top, 0)
     axes.set_xlabel(_unit(measure, rows))
-    axes.locator_params(axis="x", nbins=5)
+    is_long = max(map(abs, axes.get_xlim())) >= 10_000
+    axes.locator_params(axis="x", nbins=3 if is_long else 5)
     axes.set_title(measure.title, loc="left")
     moved = sum(difference.moved for _, _, difference in rows)
     text = f"{measure.title}: differences of {len(labels)} arms; {moved} of {len(rows)} moved"

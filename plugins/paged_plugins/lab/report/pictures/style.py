@@ -81,10 +81,17 @@ def shortened(label: str, longest: int = 40) -> str:
 
 
 def wrapped(label: str, width: int = 20) -> str:
-    """Return a label in at most two lines, broken after a space or ``=`` where it has one."""
+    """Return a label in at most two lines, broken after a space or ``=`` where it has one, else
+    after a part of a name.
+    """
     label = shortened(label, 2 * width)
     if len(label) <= width:
         return label
-    breaks = [place for place in range(width, 4, -1) if label[place - 1] in " =,"]
+    breaks = [
+        place
+        for ends in (" =,", ".", "_-")
+        for place in range(width, 4, -1)
+        if label[place - 1] in ends
+    ]
     place = next((each for each in breaks if len(label) - each <= width), width)
     return f"{label[:place].rstrip()}\n{label[place:]}"
