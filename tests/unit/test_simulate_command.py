@@ -164,3 +164,10 @@ def test_a_folder_that_is_missing_is_noticed_before_anything_runs(
 ) -> None:
     assert main([*command, "--output", str(tmp_path / "missing" / "file")]) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+def test_the_workload_is_not_overwritten(capsys: Capture, workload: str) -> None:
+    before = Path(workload).read_text()
+    assert main(["simulate", workload, "--requests", workload]) == 2
+    assert "that is the workload" in capsys.readouterr().err
+    assert Path(workload).read_text() == before
