@@ -236,3 +236,23 @@ def test_a_page_says_the_same(burst: str, tmp_path: Path) -> None:
     assert main(["compare", burst, "--vary", "num_blocks=64,1000", "--html", str(page)], {}) == OK
     assert "num_blocks, hit rate" not in (text := page.read_text("utf-8"))
     assert "num_blocks=1000: " in text
+
+
+def test_more_runs_than_a_study_may_have_are_refused(
+    capsys: pytest.CaptureFixture[str], burst: str
+) -> None:
+    seeds = "99999999999999"
+    assert main(["compare", burst, "--vary", "evictor=lru,mru", "--seeds", seeds]) == BAD_USAGE
+    assert "100,000 is the most" in capsys.readouterr().err
+
+
+def test_a_report_without_a_folder_to_be_in_is_refused_before_anything_runs(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    burst: str,
+) -> None:
+    monkeypatch.setattr(Comparison, "run", None)
+    html = str(tmp_path / "missing" / "report.html")
+    assert main(["compare", burst, "--vary", "evictor=lru,mru", "--html", html]) == BAD_USAGE
+    assert "there is no folder" in capsys.readouterr().err

@@ -142,3 +142,32 @@ def test_a_prediction_that_is_too_far_off_fails(
 def test_a_simulation_is_not_calibrated(capsys: Capture, tmp_path: Path) -> None:
     assert run("calibrate", "--executor", "simulated", "--output", str(tmp_path / "x.yaml")) != 0
     assert "executor 'simulated' runs no model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    (
+        ["linear", "--cost-model.fixed", "1e308"],
+        ["roofline", "--cost-model.compute-efficiency", "1e-300"],
+    ),
+)
+def test_a_step_that_never_ends_fails_and_says_why(
+    capsys: Capture, workload: str, options: list[str]
+) -> None:
+    main(["simulate", workload, "--cost-model.name", *options])
+    assert "a step would take" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["calibrate"], ["lab", "search", "search.yaml"]])
+def test_a_folder_that_is_missing_is_noticed_before_anything_runs(
+    capsys: Capture, tmp_path: Path, command: list[str]
+) -> None:
+    assert main([*command, "--output", str(tmp_path / "missing" / "file")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_the_workload_is_not_overwritten(capsys: Capture, workload: str) -> None:
+    before = Path(workload).read_text()
+    assert main(["simulate", workload, "--requests", workload]) == 2
+    assert "that is the workload" in capsys.readouterr().err
+    assert Path(workload).read_text() == before

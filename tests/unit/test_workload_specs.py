@@ -46,6 +46,7 @@ class TestSpec:
         [
             ({"lengths": "long"}, "lengths: there are sharegpt, alpaca"),
             ({"arrivals": {"poisson": {"rate": -1}}}, "arrivals.poisson.rate"),
+            ({"arrivals": {"poisson": {"rate": 1e-308}}}, "arrivals.poisson.rate"),
             ({"arrivals": {"poisson": {"rate": 1}, "gamma": 1}}, "give one kind"),
             ({"mix": [{"weigth": 3}]}, "mix.0.weigth"),
             ({"requests": 2.5}, "requests"),

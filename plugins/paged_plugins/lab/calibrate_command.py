@@ -45,6 +45,8 @@ def calibrate_command(
     the repeats counts. A fifth of the steps is not fitted to: the errors are of these. Simulate the
     engine with --cost-model.name linear --cost-model.file FILE.
     """
+    if not output.parent.is_dir():
+        raise SettingsError(f"--output {output}: there is no folder {output.parent}; make it first")
     resolved = given.resolve(**({"threads": 1} if cpu_time else {}))
     settings = resolved.settings
     engine = build_engine(settings, resolved.registry)

@@ -25,6 +25,7 @@ from paged_plugins.lab.comparison_folder import check_folder, manifest_of, write
 from paged_plugins.lab.differences_table import table_lines
 from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.results import Arm, Results, ServiceLevel
+from paged_plugins.lab.study.ablation import MAX_RUNS
 from paged_plugins.lab.study.progress import progress
 from paged_plugins.lab.study.workers import num_workers
 from paged_plugins.lab.variation import parse_variation, plan_arms
@@ -85,6 +86,10 @@ def compare_command(
     """
     arms = plan_arms([parse_variation(each) for each in vary], given, () if real else _SIMULATED)
     _check_executor(arms, real=real)
+    if len(arms) * seeds > MAX_RUNS:
+        raise SettingsError(
+            f"--seeds {seeds}: these are {len(arms) * seeds:,} runs, and {MAX_RUNS:,} is the most"
+        )
     comparison = Comparison(
         arms=arms,
         workload=workload_spec(workload),
@@ -94,6 +99,8 @@ def compare_command(
     chosen = chosen_measures(measure) or comparison.measures
     if output is not None:
         check_folder(output)
+    if html is not None and not html.parent.is_dir():
+        raise SettingsError(f"--html {html}: there is no folder {html.parent}; make it first")
     num_runs = len(arms) * seeds
     with progress(num_runs, "comparing") as advance:
         results = comparison.run(

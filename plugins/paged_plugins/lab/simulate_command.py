@@ -64,6 +64,12 @@ def simulate_command(
     settings = resolved.settings
     check_executor(settings, real=real)
     spec = workload_spec(workload)
+    if (
+        requests is not None
+        and requests.exists()
+        and requests.resolve() == Path(workload).resolve()
+    ):
+        raise SettingsError(f"--requests {requests}: that is the workload; name another file")
     slo = ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms)
     if replicas is None and requests is None and dict(settings)["router"] is None:
         _serve_alone(resolved, spec, seed, slo, as_json=as_json)

@@ -15,8 +15,8 @@ from paged_plugins.workloads.spec_model import Kind, kind_reader, single
 from paged_plugins.workloads.traces.token_count import estimated_tokens
 from paged_plugins.workloads.traces.trace import TraceSpec
 
-Rate = Annotated[float, Field(gt=0, le=1e9)]
-"""Arrivals per second."""
+Rate = Annotated[float, Field(ge=1e-4, le=1e9)]
+"""Arrivals per second; the times of ten million that are rarer could not be written to a file."""
 
 
 class AtOnce(Kind):

@@ -10,6 +10,7 @@ import typer
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json
+from paged_core.errors import SettingsError
 from paged_plugins.lab.search.search_file import arms_of, read_search
 from paged_plugins.lab.search.search_report import document, print_search
 from paged_plugins.lab.search.search_run import num_runs, planned_rungs, run_search
@@ -38,6 +39,8 @@ def search_command(
     base. Settings are those of the file alone.
     """
     refuse_settings(given)
+    if output is not None and not output.parent.is_dir():
+        raise SettingsError(f"--output {output}: there is no folder {output.parent}; make it first")
     search = read_search(file)
     arms = arms_of(search, file, given.registry)
     planned = planned_rungs(search, len(arms))

@@ -21,6 +21,9 @@ MAX_BLOCKS = 4_000_000
 _NUM_BLOCKS = 4096
 """Where neither the settings nor the cost model say how many there are."""
 
+_MOST_SECONDS = 1e9
+"""Of a step: more is taken for a mistake."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Step:
@@ -86,7 +89,14 @@ class SimulatedExecutor(Executor):
         self._answers.learn(step)
         work, complete = self._count.take(step)
         result = self._answers.draw(complete)
-        self._ends = max(self.clock(), self._ends) + self.cost_model.seconds(work)
+        seconds = self.cost_model.seconds(work)
+        if not seconds <= _MOST_SECONDS:
+            name = dict(self._settings)["cost_model"].name
+            raise SettingsError(
+                f"cost_model {name!r}: a step would take {seconds:g} s, and {_MOST_SECONDS:g} s is "
+                "the most; change its options"
+            )
+        self._ends = max(self.clock(), self._ends) + seconds
         return _Step(work, result, self._ends)
 
     def collect(self, handle: Any, /) -> StepResult:

@@ -45,6 +45,8 @@ def value_text(measure: str, value: float) -> str:
     unit = MEASURES[measure].unit
     if unit == "share":
         return f"{100 * value:.1f}%"
+    if not isfinite(value):
+        return "-"
     digits = 0 if value == int(value) or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f} {unit}".rstrip()
 

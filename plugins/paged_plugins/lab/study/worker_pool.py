@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.resource_tracker import ensure_running
 from types import TracebackType
 from typing import Self
 
@@ -77,7 +78,12 @@ class WorkerPool:
         process = self._context.Process(
             target=_serve, args=(theirs, self._registry), daemon=True, name="lab worker"
         )
-        process.start()
+        ensure_running()  # which unblocks SIGINT, if the start below has to call it
+        old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()  # with the mask, so that Ctrl-C finds it quiet while it imports, too
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, old)
         theirs.close()
         return _Worker(process, ours, task)
 
