@@ -15,11 +15,13 @@ from paged_plugins.workloads.workload import ListedWorkload
 REGISTRY = Registry.discover()
 WEIGHTS = (
     "per_prefill_token",
+    "per_prefill_sequence",
     "per_prefill_pair",
     "per_prefill_context",
     "per_decode_sequence",
     "per_context_token",
     "per_sampled_row",
+    "wake",
     "per_copied_block",
     "per_swapped_block",
 )

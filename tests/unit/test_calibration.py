@@ -24,11 +24,13 @@ from unit.lab_runs import REGISTRY, simulated
 PLANTED = {
     "fixed": 2e-3,
     "per_prefill_token": 4e-5,
+    "per_prefill_sequence": 3e-4,
     "per_prefill_pair": 5e-8,
     "per_prefill_context": 1e-6,
     "per_decode_sequence": 3e-5,
     "per_context_token": 4e-7,
     "per_sampled_row": 2e-5,
+    "wake": 1e-3,
 }
 MODEL = {"name": "linear", "per_copied_block": 0.0, "per_swapped_block": 0.0, **PLANTED}
 
@@ -52,11 +54,13 @@ def drawn(random: Random) -> StepWork:
     context = random.choice([0, 500])
     return StepWork(
         prefill_tokens=tokens,
+        prefill_sequences=random.randint(1, 4) if tokens else 0,
         prefill_pairs=tokens * (tokens + 1) // 2 + tokens * context,
         prefill_context=context if tokens else 0,
         decode_sequences=decodes,
         decode_context=decodes * random.randint(10, 1500),
         sampled_rows=decodes + (random.random() < 0.5),
+        after_idle=int(random.random() < 0.3),
     )
 
 

@@ -191,11 +191,13 @@ def test_a_config_that_is_no_table_is_refused(tmp_path: Path) -> None:
 def test_each_weight_counts_its_own_part() -> None:
     weights = {
         "per_prefill_token": "prefill_tokens",
+        "per_prefill_sequence": "prefill_sequences",
         "per_prefill_pair": "prefill_pairs",
         "per_prefill_context": "prefill_context",
         "per_decode_sequence": "decode_sequences",
         "per_context_token": "decode_context",
         "per_sampled_row": "sampled_rows",
+        "wake": "after_idle",
         "per_copied_block": "copied_blocks",
         "per_swapped_block": "swapped_blocks",
     }

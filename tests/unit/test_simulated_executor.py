@@ -104,8 +104,14 @@ def test_it_says_what_each_step_computed() -> None:
     one.executor.watch = seen.append  # type: ignore[attr-defined]
     serve(one, n=2, temperature=1.0)
     assert seen[:3] == [
-        StepWork(prefill_tokens=8, prefill_pairs=36),
-        StepWork(prefill_tokens=2, prefill_pairs=19, prefill_context=8, sampled_rows=1),
+        StepWork(prefill_tokens=8, prefill_sequences=1, prefill_pairs=36),
+        StepWork(
+            prefill_tokens=2,
+            prefill_sequences=1,
+            prefill_pairs=19,
+            prefill_context=8,
+            sampled_rows=1,
+        ),
         StepWork(decode_sequences=2, decode_context=20, sampled_rows=2, copied_blocks=1),
     ]
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from time import perf_counter, process_time
 from typing import Annotated, Any
 
 import typer
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
+from paged_core.clock import SystemClock
 from paged_core.errors import SettingsError
 from paged_core.interfaces.executor import SupportsClock
 from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
 from paged_plugins.lab.calibration.calibrate import Calibration, calibrate, choose_scenes
 from paged_plugins.lab.cost_models.weights_file import write_weights
+from paged_plugins.lab.simulation.processor_clock import ProcessorClock
 from paged_plugins.lab.simulation.workload_run import warm_up
 from paged_plugins.lab.study.progress import progress
 from paged_plugins.machine import cpu_model
@@ -61,7 +62,7 @@ def calibrate_command(
                 settings,
                 chosen,
                 repeats=repeats,
-                clock=process_time if cpu_time else perf_counter,
+                clock=ProcessorClock() if cpu_time else SystemClock(),
                 advance=advance,
             )
     finally:

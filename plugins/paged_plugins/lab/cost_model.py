@@ -17,12 +17,18 @@ class CostModelParts:
     settings: EngineSettings
 
 
+IDLE_SECONDS = 0.005
+"""An engine that does nothing for longer has been idle."""
+
+
 @dataclass(slots=True, kw_only=True)
 class StepWork:
     """What a step computes and moves."""
 
     prefill_tokens: int = 0
     """Tokens of sequences that compute several, or do not draw one yet."""
+    prefill_sequences: int = 0
+    """The sequences that these tokens are of."""
     prefill_pairs: int = 0
     """Pairs of a query and a key that attention computes for them."""
     prefill_context: int = 0
@@ -33,6 +39,9 @@ class StepWork:
     """Cached tokens that attention reads for them."""
     sampled_rows: int = 0
     """Rows of logits."""
+    after_idle: int = 0
+    """1 if the engine had done nothing for ``IDLE_SECONDS`` before, so that threads and caches must
+    be woken and filled; else 0."""
     copied_blocks: int = 0
     swapped_blocks: int = 0
     """Out and in together."""

@@ -8,7 +8,6 @@ from itertools import chain
 FIRST_OWN_ID = 10**15
 """Content ids from here on are those of prompts given by their length alone. No range that is
 written in a file reaches them, and no drawn workload."""
-_MASK = (1 << 64) - 1
 
 
 class ContentIds:
@@ -36,12 +35,13 @@ def token_ids(parts: Iterable[range], vocab_size: int | None) -> list[int]:
             Lea and Flood, "Fast splittable pseudorandom number generators", 2014) of the content
             id. ``None``: any token id is served, so that the content ids themselves are returned.
     """
-    ids = chain.from_iterable(parts)
-    return list(ids) if vocab_size is None else [_mixed(each) % vocab_size for each in ids]
+    ids = list(chain.from_iterable(parts))
+    if vocab_size is None:
+        return ids
+    import numpy as np
 
-
-def _mixed(number: int) -> int:
-    number = (number + 0x9E3779B97F4A7C15) & _MASK
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
-    return number ^ (number >> 31)
+    mixed = np.array(ids, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    found: list[int] = ((mixed ^ (mixed >> np.uint64(31))) % np.uint64(vocab_size)).tolist()
+    return found

@@ -8,6 +8,7 @@ from itertools import chain
 from statistics import median
 from typing import Any
 
+from paged_core.clock import Clock
 from paged_core.engine import Engine
 from paged_core.errors import SettingsError
 from paged_core.settings import EngineSettings
@@ -75,7 +76,7 @@ def calibrate(
     chosen: Sequence[Scene],
     *,
     repeats: int,
-    clock: Callable[[], float],
+    clock: Clock,
     advance: Callable[[], None] = lambda: None,
 ) -> Calibration:
     """Measure the steps of all scenes and fit the cost model ``linear`` to four fifths of them.

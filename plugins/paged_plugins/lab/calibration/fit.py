@@ -12,11 +12,13 @@ from paged_plugins.lab.calibration.step_meter import MeasuredStep
 
 WEIGHTS: Mapping[str, str] = {
     "per_prefill_token": "prefill_tokens",
+    "per_prefill_sequence": "prefill_sequences",
     "per_prefill_pair": "prefill_pairs",
     "per_prefill_context": "prefill_context",
     "per_decode_sequence": "decode_sequences",
     "per_context_token": "decode_context",
     "per_sampled_row": "sampled_rows",
+    "wake": "after_idle",
 }
 """The weights that are measured, and the part of the work that each belongs to; there is also
 ``fixed``."""

@@ -26,6 +26,8 @@ class Scene:
     """New tokens in the prompt of the late request."""
     shares: bool
     """Whether the late request continues a prompt of the batch, which is cached."""
+    after_idle: bool = False
+    """Whether the engine is idle before it."""
     output: int = _DECODE_STEPS
     """Tokens that each request of the batch generates."""
 
@@ -50,8 +52,21 @@ def scenes(max_model_len: int, num_tokens: int, max_num_seqs: int | None) -> Ite
                 and batch < (max_num_seqs or batch + 1)
                 and max(context + _DECODE_STEPS, last) <= max_model_len
             ):
-                yield Scene(batch=batch, context=context, late=late, shares=shares)
+                yield Scene(
+                    batch=batch,
+                    context=context,
+                    late=late,
+                    shares=shares,
+                    after_idle=number % 3 == 0,
+                )
                 number += 1
                 prompt = _PROMPTS[number % len(_PROMPTS)]
                 if prompt + 4 <= max_model_len and 2 * prompt + 64 <= num_tokens:
-                    yield Scene(batch=1, context=prompt, late=8, shares=False, output=2)
+                    yield Scene(
+                        batch=1,
+                        context=prompt,
+                        late=8,
+                        shares=False,
+                        after_idle=number % 3 == 0,
+                        output=2,
+                    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 
+from paged_core.clock import Clock
 from paged_core.engine import Engine
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
@@ -22,7 +23,11 @@ class MeasuredStep:
 
     work: StepWork
     seconds: float
-    """From before its plan to after its tokens were applied and recorded."""
+    """From before its requests were added to after its tokens were applied and recorded."""
+
+
+_REST = 0.1
+"""Seconds; many times as long as what counts as idle: caches cool down as between requests."""
 
 
 class StepMeter:
@@ -34,7 +39,7 @@ class StepMeter:
         clock: seconds.
     """
 
-    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
         self._work: list[StepWork] = []
         watched = WatchedExecutor(engine.executor)
@@ -47,22 +52,25 @@ class StepMeter:
         engine, clock, collector = self._engine, self._clock, RunCollector(10**6)
         engine.reset_prefix_cache()
         prompts = [self._prompt(scene.context) for _ in range(scene.batch)]
+        late = [*(prompts[-1] if scene.shares else ()), *self._prompt(scene.late)]
+        is_late_due, after_idle = True, int(scene.after_idle)
+        clock.sleep(_REST * after_idle)
+        began = clock()
         for prompt in prompts:
             self._add(prompt, scene.output)
-        is_late_due = True
         while engine.has_unfinished:
             decoding = min(len(group.live[0].output) for group in engine.groups if group.live)
             if is_late_due and decoding >= scene.output // 2:
-                before = prompts[-1] if scene.shares else []
-                self._add([*before, *self._prompt(scene.late)], 2)
+                self._add(late, 2)
                 is_late_due = False
-            began = clock()
             outcome = engine.step()
             collector.step(engine, outcome, self._work, began, clock())
             seconds = clock() - began
             if len(self._work) == 1:
-                yield MeasuredStep(self._work[0], seconds)
+                yield MeasuredStep(replace(self._work[0], after_idle=after_idle), seconds)
+                after_idle = 0
             self._work.clear()
+            began = clock()
 
     def _prompt(self, length: int) -> Sequence[int]:
         first = next(self._contents)

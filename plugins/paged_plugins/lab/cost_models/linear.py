@@ -31,11 +31,13 @@ class LinearCost(CostModel):
         return (
             weights.fixed
             + weights.per_prefill_token * work.prefill_tokens
+            + weights.per_prefill_sequence * work.prefill_sequences
             + weights.per_prefill_pair * work.prefill_pairs
             + weights.per_prefill_context * work.prefill_context
             + weights.per_decode_sequence * work.decode_sequences
             + weights.per_context_token * work.decode_context
             + weights.per_sampled_row * work.sampled_rows
+            + weights.wake * work.after_idle
             + weights.per_copied_block * work.copied_blocks
             + weights.per_swapped_block * work.swapped_blocks
         )

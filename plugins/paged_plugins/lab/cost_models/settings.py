@@ -19,6 +19,9 @@ class LinearSettings(ComponentSettings):
     )
     fixed: PositiveFloat = Field(default=0.012, description="seconds of every step")
     per_prefill_token: NonNegativeFloat = Field(default=1e-4, description="seconds")
+    per_prefill_sequence: NonNegativeFloat = Field(
+        default=0.0, description="seconds per sequence whose prompt is computed"
+    )
     per_prefill_pair: NonNegativeFloat = Field(
         default=3e-9, description="seconds per query and key in prefill attention"
     )
@@ -30,6 +33,7 @@ class LinearSettings(ComponentSettings):
         default=8e-8, description="seconds per cached token that a decoding sequence reads"
     )
     per_sampled_row: NonNegativeFloat = Field(default=0.0, description="seconds per row of logits")
+    wake: NonNegativeFloat = Field(default=0.0, description="seconds of a step after idle time")
     per_copied_block: NonNegativeFloat = Field(default=3e-6, description="seconds")
     per_swapped_block: NonNegativeFloat = Field(default=1e-4, description="seconds")
 

@@ -11,7 +11,7 @@ from paged_core.errors import SettingsError
 from paged_core.interfaces.component_factory import make_component
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
 from paged_core.step import StepInput, StepResult
-from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
+from paged_plugins.lab.cost_model import IDLE_SECONDS, CostModel, CostModelParts, StepWork
 from paged_plugins.lab.simulation.answers import Answers
 from paged_plugins.lab.simulation.settings import SimulatedSettings
 from paged_plugins.lab.simulation.work_count import WorkCount
@@ -89,6 +89,8 @@ class SimulatedExecutor(Executor):
         self._answers.learn(step)
         work, complete = self._count.take(step)
         result = self._answers.draw(complete)
+        now = self.clock()
+        work.after_idle = int(now - self._ends > IDLE_SECONDS)
         seconds = self.cost_model.seconds(work)
         if not seconds <= _MOST_SECONDS:
             name = dict(self._settings)["cost_model"].name
@@ -96,7 +98,7 @@ class SimulatedExecutor(Executor):
                 f"cost_model {name!r}: a step would take {seconds:g} s, and {_MOST_SECONDS:g} s is "
                 "the most; change its options"
             )
-        self._ends = max(self.clock(), self._ends) + seconds
+        self._ends = max(now, self._ends) + seconds
         return _Step(work, result, self._ends)
 
     def collect(self, handle: Any, /) -> StepResult:

@@ -40,7 +40,7 @@ class WorkCount:
             )
         batch = [sequences[seq_id] for seq_id in step.sequence_ids]
         complete: list[CountedSequence] = []
-        tokens = pairs = context = decodes = decode_context = 0
+        prefills = tokens = pairs = context = decodes = decode_context = 0
         for sequence, count in zip(batch, step.num_tokens, strict=True):
             start = sequence.num_computed
             sequence.num_computed = end = start + count
@@ -51,11 +51,13 @@ class WorkCount:
                     decodes += 1
                     decode_context += start
                     continue
+            prefills += 1
             tokens += count
             pairs += count * start + count * (count + 1) // 2
             context += start
         work = StepWork(
             prefill_tokens=tokens,
+            prefill_sequences=prefills,
             prefill_pairs=pairs,
             prefill_context=context,
             decode_sequences=decodes,

@@ -19,6 +19,9 @@ from paged_plugins.lab.simulation.run_collector import RunCollector
 from paged_plugins.lab.simulation.watched_executor import CountsWork, WatchedExecutor
 from paged_plugins.workloads.request import WorkloadRequest
 
+_MOST_WARM = 16_384
+"""Slots of the cache that are written before a run, at most."""
+
 
 class WorkloadRun:
     """Offers requests to an engine when they arrive, and steps it until all have ended.
@@ -107,12 +110,19 @@ class WorkloadRun:
 
 
 def warm_up(engine: Engine) -> None:
-    """Serve a short and a long request, so that what is done once is not measured; forget them."""
-    kv_cache = engine.kv_cache
-    most = min(engine.scheduler.length_cap, kv_cache.num_blocks * kv_cache.block_size) // 2
-    for length in (min(24, most), min(1024, most)):
-        prompt = tuple(place % (engine.capacity.vocab_size or 1024) for place in range(length))
-        engine.add(Request(id=f"warm-up {length}", prompt=prompt, sampling=exact_sampling(1, 4)))
+    """Serve short and long requests, so that what is done once is not measured; forget them.
+
+    A small cache is written to its end: the memory of one is often mapped when it is first used,
+    which takes longer than to compute what is written.
+    """
+    kv_cache, vocab_size = engine.kv_cache, engine.capacity.vocab_size or 1024
+    slots = kv_cache.num_blocks * kv_cache.block_size
+    most = min(engine.scheduler.length_cap, slots) // 2
+    num_long = -(-min(slots, _MOST_WARM) // min(1024, most))
+    for number, length in enumerate([min(24, most), *[min(1024, most)] * num_long]):
+        prompt = tuple((number + place) % vocab_size for place in range(length))
+        request = Request(id=f"warm-up {number}", prompt=prompt, sampling=exact_sampling(1, 4))
+        engine.add(request)
         while engine.has_unfinished:
             engine.step()
     engine.reset_prefix_cache()
