@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import os
@@ -310,7 +311,45 @@ def test_a_damaged_record_is_named(tmp_path: Path, content: bytes) -> None:
     record.write_bytes(content)
     with pytest.raises(SettingsError, match="remove it and run again"):
         read_record(record)
+    assert run(path, tmp_path / "results") == 0
+    assert read_record(record).requests
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"arm": "other", "workload": "small", "measure": "hit_rate", "value": 0.5},
+        {"arm": "base", "workload": "small", "measure": "other", "value": 0.5},
+        {"arm": "base", "workload": "small", "measure": "hit_rate", "value": float("inf")},
+    ],
+    ids=str,
+)
+def test_tables_that_do_not_belong_together_are_refused(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
+    assert run(write(tmp_path, seeds=1, axes={"block_size": [16]}), tmp_path / "results") == 0
+    rows = [{**row, "seed": 0}]
+    (tmp_path / "results" / "runs.json").write_text(json.dumps(rows), "utf-8")
+    with pytest.raises(SettingsError, match=r"runs\.json is damaged"):
+        load_results(tmp_path / "results")
+
+
+def test_two_cannot_write_to_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, results = write(tmp_path, seeds=1), tmp_path / "results"
+    assert run(path, results) == 0
+    with (results / "lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert run(path, results, "--fresh") == 2
+    assert "another `lab run` is writing to" in capsys.readouterr().err
+    assert run(path, results) == 0
+
+
+@pytest.mark.parametrize("where", ["base", "axes"])
+def test_runs_may_not_write_the_same_files(tmp_path: Path, where: str) -> None:
+    log = {"name": "decision_log", "path": str(tmp_path / "log")}
+    path = write(tmp_path, **{where: {"observers": [log if where == "base" else [log]]}})
     assert run(path, tmp_path / "results") == 2
+    assert not (tmp_path / "log").exists()
 
 
 def start(path: Path, output: Path, *options: str) -> psutil.Popen:

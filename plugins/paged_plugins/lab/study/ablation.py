@@ -80,6 +80,9 @@ class Study(Strict):
         for key in ("executor", "cost_model"):
             if key in self.base:
                 raise ValueError(f"write `{key}` beside `base`, not in it")
+        for key in (*self.base, *self.axes):
+            if key.partition(".")[0] == "observers":
+                raise ValueError("leave `observers` out: all runs would write the same files")
         return self
 
     def layers(self) -> list[Layer]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from paged_core.config.documents import read_text
 from paged_core.errors import SettingsError
+from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.results import Results, RunResult
 from paged_plugins.lab.run_record import RunRecord
 from paged_plugins.lab.study.manifest import Manifest
@@ -30,7 +31,7 @@ class _Measured(Strict):
     workload: str
     seed: int
     measure: str
-    value: float
+    value: Annotated[float, Field(allow_inf_nan=False)]
 
 
 def load_results(folder: Path) -> Results:
@@ -47,20 +48,32 @@ def load_results(folder: Path) -> Results:
         )
     rows = _read(folder / RUNS, TypeAdapter(list[_Measured]))
     keys = {(run.arm, run.workload, run.seed): run.key for run in manifest.runs}
+    labels, names = (
+        [arm.label for arm in manifest.arms],
+        [_name(each) for each in manifest.workloads],
+    )
+    for row in rows:
+        if row.arm not in labels or row.workload not in names or row.measure not in MEASURES:
+            raise SettingsError(f"{folder / RUNS} is damaged: {MANIFEST} knows nothing of {row}")
 
     def record(arm: str, workload: str, seed: int) -> RunRecord | None:
-        path = record_path(folder / RECORDS, keys[arm, workload, seed])
-        return read_record(path) if path.is_file() else None
+        key = keys.get((arm, workload, seed))
+        path = key and record_path(folder / RECORDS, key)
+        return read_record(path) if path and path.is_file() else None
 
     return Results(
         arms=manifest.arms,
-        workloads=[workload["name"] for workload in manifest.workloads],
+        workloads=names,
         seeds=manifest.seeds,
         runs=list(_runs(rows)),
         slo=manifest.slo,
         manifest=manifest.model_dump(mode="json"),
         record=record,
     )
+
+
+def _name(workload: Mapping[str, Any]) -> str:
+    return str(workload.get("name", ""))
 
 
 def _runs(rows: Iterable[_Measured]) -> Iterable[RunResult]:

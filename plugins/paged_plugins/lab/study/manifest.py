@@ -7,7 +7,9 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from paged_core.registry import Registry
 from paged_plugins.lab.results import Arm, ServiceLevel
@@ -25,7 +27,7 @@ class RunEntry(Strict):
     arm: str
     workload: str
     seed: int
-    key: str
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]+\Z")]
     problem: str | None = None
     """Why there is no record."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
+from typing import IO
 
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
@@ -24,6 +26,8 @@ from paged_plugins.lab.study.yaml_file import read_file
 
 ABLATION, MANIFEST, RECORDS = "ablation.yaml", "manifest.json", "runs"
 """Names in a folder of results."""
+_LOCK = "lock"
+"""Locked while results are written."""
 
 
 class ResultsFolder:
@@ -40,6 +44,7 @@ class ResultsFolder:
     def __init__(self, folder: Path, plan: Plan, registry: Registry, *, fresh: bool) -> None:
         _check(folder, plan, fresh)
         folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(folder)
         write_bytes(folder / ABLATION, plan.text.encode())  # first: the folder is known by it
         self._folder = folder
         self._plan = plan
@@ -71,15 +76,17 @@ class ResultsFolder:
             for place, entry in zip(self._places(), self._manifest.runs, strict=True)
         )
         self._write(self._manifest.model_copy(update={"runs": entries, "finished": _now()}))
+        self._lock.close()
         return is_whole
 
     def _results(self) -> Iterator[tuple[RunResult, RunRecord]]:
         for arm, workload, seed in self._places():
-            key = self._keys[arm, workload, seed]
-            if key in self._store:
-                record = self._store.read(key)
-                found = measures(record, self._plan.ablation.slo)
-                yield RunResult(arm=arm, workload=workload, seed=seed, measures=found), record
+            try:
+                record = self._store.read(self._keys[arm, workload, seed])
+            except SettingsError:
+                continue  # the run failed
+            found = measures(record, self._plan.ablation.slo)
+            yield RunResult(arm=arm, workload=workload, seed=seed, measures=found), record
 
     def _places(self) -> list[tuple[str, str, int]]:
         """Return the runs as tables list them: arm by arm, workload by workload."""
@@ -118,7 +125,7 @@ def _check(folder: Path, plan: Plan, fresh: bool) -> None:
         return
     if not folder.is_dir():
         raise SettingsError(f"{folder} is no folder; choose another with --output")
-    if all(path.name.endswith(PARTIAL) for path in folder.iterdir()):
+    if all(path.name.endswith((PARTIAL, _LOCK)) for path in folder.iterdir()):
         return
     if not (folder / ABLATION).is_file():
         raise SettingsError(f"{folder} has other files in it; choose a new folder with --output")
@@ -131,6 +138,20 @@ def _check(folder: Path, plan: Plan, fresh: bool) -> None:
         f"{folder} has the results of another ablation; choose another folder with --output, or "
         "replace them with --fresh"
     )
+
+
+def _lock(folder: Path) -> IO[bytes]:
+    """Return an open file; while it is open, no other process can write results to the folder."""
+    file = (folder / _LOCK).open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise SettingsError(
+            f"another `lab run` is writing to {folder}; wait for it, or choose another folder with "
+            "--output"
+        ) from None
+    return file
 
 
 def _now() -> str:

@@ -65,7 +65,12 @@ class RunStore:
         return digest(parts)
 
     def __contains__(self, key: str) -> bool:
-        return self._path(key).is_file()
+        """Whether there is a record of this key that can be read."""
+        try:
+            self.read(key)
+        except SettingsError:
+            return False
+        return True
 
     def write(self, key: str, task: Task, record: RunRecord) -> None:
         """Keep a record."""
