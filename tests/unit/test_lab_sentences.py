@@ -309,7 +309,7 @@ def test_the_base_is_called_by_its_value_of_the_axis() -> None:
         workloads=["w"],
         seeds=range(6),
         runs=[
-            RunResult(arm=arm, workload="w", seed=seed, measures={"hit_rate": rate})
+            RunResult(arm=arm, workload="w", seed=seed, measures={"hit_rate": rate + seed / 100})
             for arm, rate in (("base", 0.4), ("evictor=x", 0.5))
             for seed in range(6)
         ],

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paged_plugins.metrics.block_history import BlockHistory
 from pydantic import ValidationError
 
 from paged_core.cli import main
@@ -23,6 +22,7 @@ from paged_core.sampling_params import SamplingParams
 from paged_core.settings import EngineSettings
 from paged_core.testing.memory_engine import build_memory_engine
 from paged_core.testing.text_alone import check_nothing_leaked
+from paged_plugins.block_history import BlockHistory
 from paged_plugins.decisions.replay import LastStep, Outcome, replay, settings_of
 from paged_plugins.decisions.request_times import RequestTimes
 from paged_plugins.decisions.scenario import Scenario, read_case

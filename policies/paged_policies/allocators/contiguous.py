@@ -20,8 +20,8 @@ class ContiguousSettings(ComponentSettings):
     name: Literal["contiguous"] = "contiguous"
     reserve: Literal["max", "power_of_two", "exact"] = Field(
         default="max",
-        description="for max_model_len tokens, for the prompt and the next power of two of the "
-        "output, or for the final length as an oracle knows it",
+        description="for max_model_len tokens, for the next power of two of the final length, or "
+        "for the final length as an oracle knows it",
     )
 
 
@@ -54,8 +54,7 @@ class ContiguousAllocator(BlockAllocator):
         if self._reserve == "max":
             max_num_tokens = self._max_model_len
         elif self._reserve == "power_of_two":
-            rounded = 1 << max(0, max_num_tokens - num_tokens - 1).bit_length()
-            max_num_tokens = min(num_tokens + rounded, self._max_model_len)
+            max_num_tokens = min(1 << (max_num_tokens - 1).bit_length(), self._max_model_len)
         return -(-max(num_tokens, max_num_tokens) // self._block_size)
 
     def can_reserve(self, count: int, /) -> bool:

@@ -27,7 +27,7 @@ class RunEntry(Strict):
     arm: str
     workload: str
     seed: int
-    key: Annotated[str, Field(pattern=r"^[0-9a-f]+\Z")]
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]+$")]
     problem: str | None = None
     """Why there is no record."""
 
