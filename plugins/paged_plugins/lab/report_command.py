@@ -49,11 +49,11 @@ def report_command(
     blocks = None if block_map is None else BlockHistory(block_map)
     if html is None and markdown is None:
         html, markdown = folder / "report.html", folder / "report.md"
-    for sentence in sentences(results, differences(results, measures=measures)):
-        typer.echo(sentence)
     if markdown is not None:
         write_markdown(results, markdown, measures=measures)
-        typer.echo(f"wrote {markdown}")
     if html is not None:
         write_html(results, html, measures=measures, blocks=blocks)
-        typer.echo(f"wrote {html}")
+    for sentence in sentences(results, differences(results, measures=measures)):
+        typer.echo(sentence)
+    for path in filter(None, (markdown, html)):
+        typer.echo(f"wrote {path}")
