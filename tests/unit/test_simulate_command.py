@@ -118,7 +118,7 @@ def test_a_model_is_compared_with_its_simulation(
 ) -> None:
     path = calibrated(monkeypatch, tmp_path / "demo.yaml")
     capsys.readouterr()
-    few = ("--num-requests", "4", "--tolerance", "1000", "--json")
+    few = ("--num-requests", "4", "--repeats", "1", "--tolerance", "1000", "--json")
     assert run("lab", "validate", path, *MODEL, *few) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["workload"] for row in rows} == {"at_once", "over_time", "conversations", "bursts"}
@@ -130,10 +130,11 @@ def test_a_prediction_that_is_too_far_off_fails(
 ) -> None:
     from paged_plugins.lab.calibration.validation import Check
 
-    far = Check(workload="at_once", measure="ttft_ms_p50", real=10.0, simulated=12.0)
+    far = Check(workload="at_once", measure="ttft_ms_p50", runs=(9.0, 10.0, 10.5), simulated=12.0)
     monkeypatch.setattr(validate_command, "validate", lambda *args, **more: [far])
     assert run("lab", "validate", str(tmp_path / "absent.yaml")) == 1
     out = capsys.readouterr().out
+    assert "15.0%" in out
     assert "+20.0%" in out
     assert "0 of 1 within 10%" in out
     assert run("lab", "validate", "--tolerance", "0.3") == 0

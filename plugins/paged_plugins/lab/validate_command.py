@@ -22,6 +22,9 @@ def validate_command(
     ] = Path("cost_model.yaml"),
     num_requests: Annotated[int, typer.Option(min=4, help="Of each workload.")] = 60,
     seed: Annotated[int, typer.Option(min=0, help="Of the workloads.")] = 0,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Runs of the real engine; their median counts.")
+    ] = 3,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Relative error above which the command fails.")
     ] = 0.1,
@@ -38,13 +41,14 @@ def validate_command(
     """Serve four workloads on a real engine and on its simulation, and compare what they measure.
 
     All requests at once, requests over time, conversations, and bursts of long prompts; at six
-    tenths of the load that the engine can serve, where they arrive over time. The exit status is 1
-    if a prediction is further off than the tolerance.
+    tenths of the load that the engine can serve, where they arrive over time. The spread says how
+    far the runs of the real engine are apart. The exit status is 1 if a prediction is further off
+    than the tolerance.
     """
     resolved = given.resolve(**({"threads": 1} if cpu_time else {}))
     model = {"name": "linear", "file": str(weights)}
     simulated = given.resolve(executor="simulated", cost_model=model).settings
-    with progress(4, "validating") as advance:
+    with progress(4 * repeats, "validating") as advance:
         checks = list(
             validate(
                 resolved.settings,
@@ -52,6 +56,7 @@ def validate_command(
                 resolved.registry,
                 num_requests=num_requests,
                 seed=seed,
+                repeats=repeats,
                 make_clock=ProcessorClock if cpu_time else None,
                 advance=advance,
             )
@@ -62,12 +67,13 @@ def validate_command(
     else:
         print_table(
             "",
-            ["workload", "measure", "real", "simulated", "error"],
+            ["workload", "measure", "real", "spread", "simulated", "error"],
             [
                 [
                     check.workload,
                     check.measure,
                     value_text(check.measure, check.real),
+                    f"{100 * check.spread:.1f}%",
                     value_text(check.measure, check.simulated),
                     f"{100 * check.error:+.1f}%",
                 ]
@@ -83,6 +89,7 @@ def _row(check: Check) -> dict[str, object]:
         "workload": check.workload,
         "measure": check.measure,
         "real": check.real,
+        "runs": list(check.runs),
         "simulated": check.simulated,
         "error": round(check.error, 4),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from paged_core.clock import Clock
@@ -37,8 +38,19 @@ class Check:
 
     workload: str
     measure: str
-    real: float
+    runs: tuple[float, ...]
+    """Of the real engine."""
     simulated: float
+
+    @property
+    def real(self) -> float:
+        """The median of the runs."""
+        return median(self.runs)
+
+    @property
+    def spread(self) -> float:
+        """How far the runs are apart, as a share of their median."""
+        return (max(self.runs) - min(self.runs)) / self.real
 
     @property
     def error(self) -> float:
@@ -88,6 +100,7 @@ def validate(
     *,
     num_requests: int,
     seed: int,
+    repeats: int,
     make_clock: Callable[[], Clock] | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Iterator[Check]:
@@ -97,8 +110,9 @@ def validate(
     serve.
 
     Args:
+        repeats: runs of the real engine, of which the median counts.
         make_clock: of the real engine; ``None``: this machine's.
-        advance: called after each workload.
+        advance: called after each of its runs.
     """
     rates = {}
     for spec in validation_workloads(num_requests, {}):
@@ -106,9 +120,18 @@ def validate(
             record = run_workload(simulated, registry, spec.build(), seed)
             rates[spec.name] = _LOAD * len(record.requests) / record.totals.elapsed
     for spec in validation_workloads(num_requests, rates):
-        workload, clock = spec.build(), make_clock and make_clock()
-        ran = measures(run_workload(real, registry, workload, seed, clock=clock), ServiceLevel())
+        workload = spec.build()
         predicted = measures(run_workload(simulated, registry, workload, seed), ServiceLevel())
+        ran = []
+        for _ in range(repeats):
+            clock = make_clock() if make_clock else None
+            record = run_workload(real, registry, workload, seed, clock=clock)
+            ran.append(measures(record, ServiceLevel()))
+            advance()
         for name in COMPARED:
-            yield Check(workload=spec.name, measure=name, real=ran[name], simulated=predicted[name])
-        advance()
+            yield Check(
+                workload=spec.name,
+                measure=name,
+                runs=tuple(run[name] for run in ran),
+                simulated=predicted[name],
+            )

@@ -31,6 +31,11 @@ class Answers:
         self._special: dict[SeqId, int] = {}
         """Sequences that do not just draw a token, and how many tokens they draw next."""
 
+    @property
+    def are_plain(self) -> bool:
+        """Whether each sequence draws one token and nothing more."""
+        return not self._special
+
     def learn(self, step: StepInput) -> None:
         """Forget and add the sequences that a step removes and adds."""
         for seq_id in step.removed:
@@ -44,7 +49,7 @@ class Answers:
     def draw(self, complete: Sequence[CountedSequence]) -> StepResult:
         """Draw a token for each sequence, or several where it fans out, or candidates of a beam."""
         first = self._first
-        if not self._special:
+        if self.are_plain:
             ids = [sequence.id for sequence in complete]
             tokens = [first[sequence.id] + sequence.num_computed for sequence in complete]
             return StepResult(sequence_ids=ids, token_ids=tokens)

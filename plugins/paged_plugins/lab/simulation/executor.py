@@ -14,6 +14,7 @@ from paged_core.step import StepInput, StepResult
 from paged_plugins.lab.cost_model import IDLE_SECONDS, CostModel, CostModelParts, StepWork
 from paged_plugins.lab.simulation.answers import Answers
 from paged_plugins.lab.simulation.settings import SimulatedSettings
+from paged_plugins.lab.simulation.steady_batch import SteadyBatch
 from paged_plugins.lab.simulation.work_count import WorkCount
 
 MAX_BLOCKS = 4_000_000
@@ -62,6 +63,8 @@ class SimulatedExecutor(Executor):
         self.clock: Clock = parts.clock if isinstance(parts.clock, Clock) else VirtualClock()
         self._count = WorkCount()
         self._answers = Answers()
+        self._steady: SteadyBatch | None = None
+        """The last step, if the next one may repeat it."""
         self._ends = 0.0
         """When the last step that was submitted ends."""
         self.watch: Callable[[StepWork], None] = lambda work: None
@@ -86,9 +89,7 @@ class SimulatedExecutor(Executor):
         )
 
     def submit(self, step: StepInput, /) -> Any:
-        self._answers.learn(step)
-        work, complete = self._count.take(step)
-        result = self._answers.draw(complete)
+        work, result = self._run(step)
         now = self.clock()
         work.after_idle = int(now - self._ends > IDLE_SECONDS)
         seconds = self.cost_model.seconds(work)
@@ -101,6 +102,21 @@ class SimulatedExecutor(Executor):
         self._ends = max(now, self._ends) + seconds
         return _Step(work, result, self._ends)
 
+    def _run(self, step: StepInput) -> tuple[StepWork, StepResult]:
+        """Return the work in a step and what it draws."""
+        if self._steady is not None:
+            if self._steady.repeats(step):
+                return self._steady.next(step)
+            self._steady.settle()
+            self._steady = None
+        self._answers.learn(step)
+        work, complete = self._count.take(step)
+        is_plain = self._answers.are_plain
+        result = self._answers.draw(complete)
+        if is_plain and len(complete) == len(step.sequence_ids):
+            self._steady = SteadyBatch(complete, result)
+        return work, result
+
     def collect(self, handle: Any, /) -> StepResult:
         step = cast("_Step", handle)
         now = self.clock()
@@ -112,3 +128,4 @@ class SimulatedExecutor(Executor):
     def close(self) -> None:
         self._count.clear()
         self._answers.clear()
+        self._steady = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 
 from paged_core.clock import Clock, SystemClock
@@ -113,7 +114,9 @@ def warm_up(engine: Engine) -> None:
     """Serve short and long requests, so that what is done once is not measured; forget them.
 
     A small cache is written to its end: the memory of one is often mapped when it is first used,
-    which takes longer than to compute what is written.
+    which takes longer than to compute what is written. The objects that live by then are left out
+    of Python's garbage collections: a look at all that PyTorch has made would stop the engine for
+    tens of milliseconds, again and again.
     """
     kv_cache, vocab_size = engine.kv_cache, engine.capacity.vocab_size or 1024
     slots = kv_cache.num_blocks * kv_cache.block_size
@@ -126,3 +129,6 @@ def warm_up(engine: Engine) -> None:
         while engine.has_unfinished:
             engine.step()
     engine.reset_prefix_cache()
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
