@@ -17,7 +17,7 @@ from integration import tiny_models
 from paged_core.cli import main
 from paged_core.errors import EngineError
 from paged_core.settings import EngineSettings
-from paged_plugins.bench import compare_command
+from paged_plugins.bench import compare_command, peer_choice
 from paged_plugins.bench.compare_command import task_for
 from paged_plugins.bench.comparison import compare
 from paged_plugins.bench.comparison_table import memory, print_comparison, speeds
@@ -85,6 +85,18 @@ def test_a_drawn_workload(model: str, capfd: Capture, monkeypatch: pytest.Monkey
     row = json.loads(line)
     assert (row["workload"], row["requests"], row["output_tokens"]) == ("drawn", 3, 6)
     assert "give its number of requests" in run(capfd, *argv, "--input-len", "4", status=2)
+
+
+@pytest.mark.usefixtures("small")
+def test_this_engine_beside_itself(capfd: Capture) -> None:
+    argv = ("--dtype", "float32", "--workload", "W7", "--repeats", "1", "--num-blocks", "32")
+    off = 'off={runner: {name: native, kernels: "off"}, attention: torch}'
+    (line,) = run(capfd, *argv, "--threads", "1", "--variant", off, "--json").splitlines()
+    row = json.loads(line)
+    ours, other = row["contenders"]
+    assert (ours["name"], other["name"], row["best_peer"]) == (OURS.name, "off", "off")
+    assert other["same_tokens"] == 1
+    assert other["ratio"] != 1
 
 
 @pytest.mark.usefixtures("small")
@@ -181,6 +193,13 @@ def _those_alive(pid: int) -> list[psutil.Process]:
             ("--model", "x", "--dtype", "float32", "--output", "/no/folder/rows"),
             "there is no folder /no/folder; make it first",
         ),
+        (("--variant", "torch={attention: torhc}"), "torch={attention: torhc}: attention: no"),
+        (("--variant", "torch"), "write NAME={KEY: VALUE}"),
+        (("--variant", "torch=5"), "write NAME={KEY: VALUE}"),
+        (("--variant", "torch={"), "torch={: not valid YAML"),
+        (("--variant", "vllm={seed: 1}"), "'vllm' is another engine's name"),
+        (("--variant", "a={seed: 1}", "--variant", "a={seed: 2}"), "'a' is another engine's name"),
+        (("--variant", "a={seed: 1}"), "--dtype auto"),
     ],
 )
 def test_errors(argv: tuple[str, ...], message: str, capfd: Capture) -> None:
@@ -311,7 +330,7 @@ class TestRows:
             "transformers_static": PeerEngine("transformers_static", [9.0] * 3, order, extra=1),
             "vllm": PeerEngine("vllm", [1.0, 6.0, 4.0], order),
         }
-        monkeypatch.setattr(compare_command, "PeerProcess", lambda peer, *_: engines[peer.name])
+        monkeypatch.setattr(peer_choice, "PeerProcess", lambda peer, *_: engines[peer.name])
         peers = [OURS, *(PEERS[name] for name in list(engines)[1:])]
         workloads = [BatchWorkload("W7", "", lambda _: CHAT)]
         told: list[str] = []
@@ -329,7 +348,7 @@ class TestRows:
         assert (row["best_peer"], row["ratio_to_best"]) == ("vllm", 2.5)
         assert list(speeds([row]))[1] == ["transformers_static", "failed"]
         assert list(memory([row]))[1] == ["transformers_static", "failed", "failed"]
-        monkeypatch.setattr(compare_command, "PeerProcess", _cannot_start)
+        monkeypatch.setattr(peer_choice, "PeerProcess", _cannot_start)
         with pytest.raises(EngineError):
             list(compare_command._alone(bench_task(), workloads, choices[:1], 1, told.append))
 

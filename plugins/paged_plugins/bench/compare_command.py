@@ -28,8 +28,7 @@ from paged_plugins.bench.drawn_options import (
     drawing,
 )
 from paged_plugins.bench.output_file import OutputFile
-from paged_plugins.bench.peer_choice import Choice, installed_peers, named_peers
-from paged_plugins.bench.peer_process import PeerProcess
+from paged_plugins.bench.peer_choice import Choice, installed_peers, named_peers, task_settings
 from paged_plugins.bench.peer_python import PeerPython
 from paged_plugins.bench.peers.peer_engine import Task
 from paged_plugins.bench.peers.table import OURS, PEERS
@@ -37,6 +36,7 @@ from paged_plugins.bench.progress import progress
 from paged_plugins.bench.rates import measure_rates
 from paged_plugins.bench.throughput_command import chosen_workloads
 from paged_plugins.bench.turns import longest
+from paged_plugins.bench.variants import variants
 from paged_plugins.bench.workloads import NAMED, Workload
 
 _LENGTH_STEP = 1024
@@ -57,6 +57,14 @@ def compare_command(
             help="May be repeated; PYTHON is the interpreter of another virtual environment that "
             "has the peer (default: all peers installed in this one that have their checkpoint "
             f"beside the model). {_PEERS}.",
+        ),
+    ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME={KEY: VALUE}",
+            help="This engine again with these settings on top, in YAML; may be repeated. Only "
+            "peers that are named take part then.",
         ),
     ] = None,
     num_requests: NumRequests = None,
@@ -82,20 +90,22 @@ def compare_command(
     turns within every repeat, so that other load on the machine affects all of them alike; on CUDA
     they run one after another. Two short requests run as a warm-up. Conversations run turn by turn:
     all first turns, then all second turns. Give --model and --dtype; --threads and
-    --kv-cache-memory apply to the others too, all other settings to this engine alone.
+    --kv-cache-memory apply to the others too, all other settings to this engine alone. With
+    --variant, this engine is compared with itself under other settings.
     """
     settings = given.resolve().settings
-    _check(settings.model, settings.dtype)
+    again = variants(variant or (), given)
+    _check(settings.model, settings.dtype, alone=bool(again and not peer))
     described = drawing(num_requests, input_len, output_len, shared_prefix)
     chosen = chosen_workloads(workload, described) or list(NAMED.values())
     tell = partial(typer.echo, err=True)
-    if peer:
-        peers = named_peers(peer, settings.model, settings.dtype, temperature)
+    if peer or again:
+        peers = named_peers(peer or (), settings.model, settings.dtype, temperature)
     else:
         peers = installed_peers(settings.model, settings.dtype, tell, temperature)
     device = device_of(settings)
     task = task_for(settings, chosen, device=device, temperature=temperature)
-    engines = [Choice(OURS, PeerPython()), *peers]
+    engines = [Choice(OURS, PeerPython()), *again, *peers]
     measured = _alone if one_at_a_time or device != "cpu" else _in_turns
     rows = []
     try:
@@ -128,9 +138,7 @@ def _in_turns(
         ExitStack() as stack,
         progress(len(workloads) * repeats * len(choices), "comparing") as advance,
     ):
-        engines = [
-            stack.enter_context(PeerProcess(some.peer, task, some.python)) for some in choices
-        ]
+        engines = [stack.enter_context(some.start(task)) for some in choices]
         warm_up(engines, tell)
         for workload in workloads:
             yield compare(workload, engines, repeats, advance)
@@ -154,15 +162,15 @@ def _alone(
     with progress(len(workloads) * repeats * len(choices), "comparing") as advance:
         for some in choices:
             try:
-                with PeerProcess(some.peer, task, some.python) as engine:
+                with some.start(task) as engine:
                     vocab_size = vocab_size or engine.vocab_size
                     warm_up([engine], tell)
                     found.append(run_alone(engine, workloads, repeats, vocab_size, advance))
             except EngineError as error:
-                if some.peer is OURS:
+                if some is choices[0]:
                     raise
-                tell(f"left out {some.peer.name}: {error}")
-                found.append([EngineRuns(some.peer.name, error=str(error))] * len(workloads))
+                tell(f"left out {some.name}: {error}")
+                found.append([EngineRuns(some.name, error=str(error))] * len(workloads))
     for workload, runs in zip(workloads, zip(*found, strict=True), strict=True):
         yield row_of(workload, runs)
 
@@ -179,8 +187,9 @@ def _open(output: Path) -> TextIO:
         raise SettingsError(f"--output {output}: {error.strerror}") from error
 
 
-def _check(model: str, dtype: str) -> None:
-    if model == "demo":
+def _check(model: str, dtype: str, *, alone: bool) -> None:
+    """Check that all engines can load the model; ``alone``: they are all this one."""
+    if model == "demo" and not alone:
         raise SettingsError("--model demo is known to this engine only; give a folder or a hub id")
     if dtype == "auto":
         raise SettingsError(
@@ -209,7 +218,7 @@ def task_for(
         max_model_len=-(-length // _LENGTH_STEP) * _LENGTH_STEP,
         longest_request=length,
         cache_gib=max(1, round(memory / (1 << 30))) if memory else _CACHE_GIB,
-        settings=settings.model_dump(mode="json", exclude_unset=True),
+        settings=task_settings(settings),
         device=device,
         temperature=temperature,
     )

@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from paged_core.errors import SettingsError
+from paged_core.settings import EngineSettings
+from paged_plugins.bench.peer_process import PeerProcess
 from paged_plugins.bench.peer_python import PeerPython
+from paged_plugins.bench.peers.peer_engine import Task
 from paged_plugins.bench.peers.table import PEERS, Peer
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A peer and its Python."""
+    """An engine and its Python."""
 
     peer: Peer
     python: PeerPython
+    settings: EngineSettings | None = None
+    """Of this engine, where it takes part with others than those of the command."""
+    label: str | None = None
+    """What tables call it; ``None``: as the peer is called."""
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return self.label or self.peer.name
+
+    def start(self, task: Task) -> PeerProcess:
+        """Start its process, where all engines are to load ``task``.
+
+        Raises:
+            EngineError: it cannot load the model, or dies.
+        """
+        if self.settings is not None:
+            task = replace(task, settings=task_settings(self.settings))
+        return PeerProcess(self.peer, task, self.python, self.name)
+
+
+def task_settings(settings: EngineSettings) -> dict[str, Any]:
+    """Return settings as the process of an engine is told them."""
+    return settings.model_dump(mode="json", exclude_unset=True)
 
 
 def named_peers(

@@ -30,13 +30,20 @@ class PeerProcess:
 
     Args:
         python: the interpreter that runs it; ``None``: ours.
+        name: what tables call it; ``None``: as the peer is called.
 
     Raises:
         EngineError: it cannot load the model, or dies; its own messages are on standard error.
     """
 
-    def __init__(self, peer: Peer, task: Task, python: PeerPython | None = None) -> None:
-        self.name = peer.name
+    def __init__(
+        self,
+        peer: Peer,
+        task: Task,
+        python: PeerPython | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.name = name or peer.name
         python = python or PeerPython()
         variables = {"OMP_NUM_THREADS": str(task.threads)}
         started = perf_counter()
