@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.checkpoint.numbers import MAX_INTEGER, NUMBER, is_integer, is_number
 from paged_core.errors import CheckpointError
 from paged_core.field_rules import shown
 
 _MISSING: Any = object()
-_MAX_INTEGER = 2**31 - 1
 _MAX_LAYERS = 10_000
-_MIN_NUMBER, _MAX_NUMBER = 1e-30, 1e30
-"""Far enough from what float32 rounds to zero or infinity to compute with."""
-
-NUMBER = f"a number from {_MIN_NUMBER} to {_MAX_NUMBER}"
 
 
 class ConfigFields:
@@ -38,11 +34,11 @@ class ConfigFields:
         return self._values.get(name, default)
 
     def integer(
-        self, name: str, default: int = _MISSING, *, least: int = 1, most: int = _MAX_INTEGER
+        self, name: str, default: int = _MISSING, *, least: int = 1, most: int = MAX_INTEGER
     ) -> int:
         """Return a whole number of at least ``least`` and at most ``most``."""
         value = self._given(name, default)
-        if not _is_integer(value, least, most):
+        if not is_integer(value, least, most):
             raise self.wrong(name, f"a whole number of at least {least} and at most {most}")
         return int(value)
 
@@ -94,13 +90,13 @@ class ConfigFields:
         ):
             value = source.get("eos_token_id")
             if value is not None:
-                return token_ids(self.checkpoint.folder, value)
+                return token_ids(self.checkpoint.place, value)
         return frozenset()
 
     def wrong(self, name: str, kind: str) -> CheckpointError:
         """Return the error for a field that is not of this kind."""
         return CheckpointError(
-            f"{self.checkpoint.folder / 'config.json'} does not describe a "
+            f"{self.checkpoint.config_path} does not describe a "
             f"{self.checkpoint.model_type}: {name} must be {kind}, not "
             f"{shown(self._values.get(name))}"
         )
@@ -121,20 +117,9 @@ def token_ids(folder: Path, value: object) -> frozenset[int]:
         CheckpointError: it is neither a token id nor a list of them.
     """
     ids: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
-    if not all(_is_integer(item, 0, _MAX_INTEGER) for item in ids):
+    if not all(is_integer(item, 0) for item in ids):
         raise CheckpointError(
             f"the configuration in {folder} says that eos_token_id is {shown(value)}; it must be a "
             "token id or a list of them"
         )
     return frozenset(ids)
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether ``value`` is :data:`NUMBER`; NaN is not."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return _MIN_NUMBER <= value <= _MAX_NUMBER
-
-
-def _is_integer(value: object, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

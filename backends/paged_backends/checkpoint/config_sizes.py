@@ -41,7 +41,7 @@ def check_sizes(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -
             continue
         if value > most:
             raise CheckpointError(
-                f"{checkpoint.folder / 'config.json'} says that {name} is {str(value)[:30]}, and "
+                f"{checkpoint.config_path} says that {name} is {str(value)[:30]}, and "
                 f"{reason}; the configuration and the weights do not belong together"
             )
 

@@ -25,6 +25,6 @@ def choose_dtype(setting: str, checkpoint: Checkpoint, device: torch.device) -> 
     own = str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "")
     if device.type != "cpu" or own.removeprefix("torch.") not in {"bfloat16", "float16"}:
         return "auto"
-    num_bytes = 2 * sum(path.stat().st_size for path in checkpoint.weight_files)
+    num_bytes = 4 * checkpoint.num_weights
     apt = own.endswith("bfloat16") and torch.cpu._is_avx512_bf16_supported()
     return "auto" if apt and num_bytes > SMALL_BYTES else torch.float32

@@ -1,4 +1,4 @@
-"""A model's folder: where it is, what its configuration says, and which weights it holds.
+"""A model's folder or GGUF file: where it is, its configuration, and which weights it holds.
 
 Neither torch nor transformers is imported: availability checks and the tokenizer use it too.
 """
@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from paged_backends.checkpoint.hub import download
+from paged_backends.checkpoint.gguf.architecture import config_of
+from paged_backends.checkpoint.gguf.find import find_gguf
+from paged_backends.checkpoint.gguf.header import GgufHeader, read_header
+from paged_backends.checkpoint.hub import download, download_file
 from paged_backends.checkpoint.json_file import read_json_object
 from paged_backends.checkpoint.weight_files import find_weight_files, read_headers
-from paged_core.errors import CheckpointError
+from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
 
 DEMO = "demo"
@@ -26,31 +30,50 @@ _MAX_NAME = 100
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder with a readable ``config.json``; its weights are found when first asked for."""
+    """A folder with a readable ``config.json``, or one GGUF file.
+
+    The weights of a folder are found when they are first asked for.
+    """
 
     folder: Path
     config: Mapping[str, Any]
     """``config.json``; fields that are missing have the architecture's defaults."""
     generation_config: Mapping[str, Any]
     """``generation_config.json``; empty if there is none."""
+    gguf: GgufHeader | None = None
+    """Of the file that holds all this, instead of the folder."""
 
     @classmethod
     def open(
-        cls, model: str, *, allow_pickle: bool = False, trust_remote_code: bool = False
+        cls,
+        model: str,
+        *,
+        allow_pickle: bool = False,
+        trust_remote_code: bool = False,
+        reads_gguf: bool = False,
     ) -> Checkpoint:
         """Find ``model`` (see :func:`resolve_checkpoint`) and read its configuration.
 
         Raises:
             CheckpointError: there is no such model, or its configuration cannot be read.
+            UnsupportedModel: it is a GGUF file, and those are not read, or not of this model.
         """
         folder = resolve_checkpoint(
             model, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
         )
+        if folder.is_file():
+            if not reads_gguf:
+                raise UnsupportedModel(
+                    f"{folder} is a GGUF file, which the runner native reads, and no other; set "
+                    "runner to native"
+                )
+            header = read_header(folder)
+            return cls(folder.parent, config_of(header), {}, header)
         path = folder / "config.json"
         if not path.exists():
             raise CheckpointError(
                 f"{folder} has no config.json, so it is not a model; give the folder that "
-                "`save_pretrained` wrote, or a hub id"
+                "`save_pretrained` wrote, a GGUF file, or a hub id"
             )
         config = read_json_object(path)
         kind = config.get("model_type", "")
@@ -61,6 +84,16 @@ class Checkpoint:
             )
         generation = folder / "generation_config.json"
         return cls(folder, config, read_json_object(generation) if generation.exists() else {})
+
+    @property
+    def place(self) -> Path:
+        """What messages call the checkpoint: the folder, or the GGUF file."""
+        return self.folder if self.gguf is None else self.gguf.path
+
+    @property
+    def config_path(self) -> Path:
+        """The file that holds the configuration."""
+        return self.folder / "config.json" if self.gguf is None else self.gguf.path
 
     @property
     def model_type(self) -> str:
@@ -87,12 +120,21 @@ class Checkpoint:
         """The weight files in pickle form, as :attr:`weight_files`."""
         return find_weight_files(self.folder, "pytorch_model.bin")
 
+    @property
+    def num_weights(self) -> int:
+        """How many numbers the weights are, if those of a folder are stored in 16 bits."""
+        if self.gguf is not None:
+            return sum(prod(tensor.shape) for tensor in self.gguf.tensors.values())
+        return sum(path.stat().st_size for path in self.weight_files) // 2
+
     def check_weights(self, *, allow_pickle: bool) -> None:
         """Check that the weights are there, complete, and in a form that may be loaded.
 
         Raises:
             CheckpointError: they are not; the message names the file and the remedy.
         """
+        if self.gguf is not None:
+            return
         if self.weight_files:
             read_headers(self.weight_files)
             return
@@ -114,17 +156,19 @@ class Checkpoint:
 def resolve_checkpoint(
     model: str, *, allow_pickle: bool = False, trust_remote_code: bool = False
 ) -> Path:
-    """Return the folder of ``model``: ``demo``, a folder, or a hub id.
+    """Return the folder of ``model``, or its GGUF file: ``demo``, a path, or a hub id.
 
     A hub id is downloaded unless it is in the local cache; nothing else uses the network.
 
     Args:
-        model: ``demo``, a path to a folder, or an id such as ``Qwen/Qwen3-0.6B``.
+        model: ``demo``, a path to a folder or to a GGUF file, an id such as ``Qwen/Qwen3-0.6B``, or
+            an id with a GGUF file of the repository: ``Qwen/Qwen3-0.6B-GGUF:Qwen3-0.6B-Q8_0.gguf``.
         allow_pickle: also fetch weights in pickle form where there are no others.
         trust_remote_code: also fetch the model's own code.
 
     Raises:
-        CheckpointError: there is no such folder, or the hub lacks it or cannot be reached.
+        CheckpointError: there is no such folder, it holds several GGUF files and no other weights,
+            or the hub lacks the model or cannot be reached.
     """
     if model == DEMO:
         folder = Path(__file__).parents[1] / DEMO
@@ -136,14 +180,21 @@ def resolve_checkpoint(
         return folder
     path = Path(model).expanduser()
     if model and path.is_dir():
+        return find_gguf(path) or path
+    if path.is_file() and path.suffix.lower() == ".gguf":
         return path
     if path.is_file():
-        raise CheckpointError(f"{model} is a file; set `model` to the folder that it is in")
+        raise CheckpointError(
+            f"{model} is a file, and not called .gguf; set `model` to the folder that it is in"
+        )
     if _looks_like_path(model):
         raise CheckpointError(
             f"there is no folder {model}; set `model` to a folder that holds config.json and "
-            "safetensors, to a hub id such as Qwen/Qwen3-0.6B, or to `demo`"
+            "safetensors, to a GGUF file, to a hub id such as Qwen/Qwen3-0.6B, or to `demo`"
         )
+    repository, _, file = model.partition(":")
+    if file:
+        return download_file(repository, file)
     return download(model, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
 
 

@@ -33,6 +33,21 @@ def download(model: str, *, allow_pickle: bool, trust_remote_code: bool) -> Path
     return folder
 
 
+def download_file(model: str, name: str) -> Path:
+    """Return one GGUF file of ``model``, a hub id; as :func:`download`, and with its errors."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    if not name.lower().endswith(".gguf"):
+        raise CheckpointError(
+            f"{model}:{name} does not name a GGUF file; write {model}:NAME.gguf, or {model}"
+        )
+    try:
+        return Path(hf_hub_download(model, name))
+    except (HFValidationError, HfHubHTTPError, OSError) as error:
+        raise CheckpointError(_problem(model, error)) from error
+
+
 def _fetch(model: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
@@ -43,6 +58,7 @@ def _fetch(model: str, patterns: list[str]) -> Path:
 def _problem(model: str, error: Exception) -> str:
     """Return what ``error`` means and what to do; the narrowest kinds of errors come first."""
     from huggingface_hub.errors import (
+        EntryNotFoundError,
         GatedRepoError,
         HFValidationError,
         LocalEntryNotFoundError,
@@ -71,5 +87,7 @@ def _problem(model: str, error: Exception) -> str:
             "of that name (offline?), nor was it downloaded before; give a folder, or use `demo`, "
             "which needs no network"
         )
+    if isinstance(error, EntryNotFoundError):
+        return f"{model} on the hub has no file of that name; check the spelling"
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return f"downloading {model} from the hub failed ({reason}); try again, or give a folder"

@@ -27,16 +27,17 @@ _COMPUTED = re.compile(
 )
 _FURTHER_TOKENS = re.compile(r"(^|\.)mtp\.")
 _HEAD = "lm_head.weight"
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|blk)\.(\d+)\.")
 
 
 def check_unused(
-    names: Iterable[str], *, folder: Path, config: Mapping[str, Any], tied: bool
+    names: Iterable[str], *, place: Path, config: Mapping[str, Any], tied: bool
 ) -> None:
     """Check weights that nothing took.
 
     Args:
         names: of the weights.
+        place: the folder, or the GGUF file.
         config: the content of ``config.json``.
         tied: the head is the embedding.
 
@@ -65,10 +66,10 @@ def check_unused(
         return
     layers = [layer for name in unknown if (layer := layer_number(name)) is not None]
     if isinstance(num_layers, int) and max(layers, default=0) >= num_layers:
-        raise other_layers(folder, num_layers, max(layers) + 1)
+        raise other_layers(place, num_layers, max(layers) + 1)
     more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
     raise CheckpointError(
-        f"{folder} holds weights that a model of its config.json does not use: "
+        f"{place} holds weights that a model of its configuration does not use: "
         f"{', '.join(name[:100] for name in unknown[:3])}{more}; the two do not belong together"
     )
 
@@ -84,9 +85,9 @@ def layer_number(name: str) -> int | None:
     return int(found[1][:9]) if found else None
 
 
-def other_layers(folder: Path, num_layers: int, num_stored: int) -> CheckpointError:
+def other_layers(place: Path, num_layers: int, num_stored: int) -> CheckpointError:
     """Return the error for weights of more or fewer layers than the configuration says."""
     return CheckpointError(
-        f"config.json in {folder} says {num_layers} layers, and the weights are of {num_stored}; "
-        "the two do not belong together"
+        f"the configuration in {place} says {num_layers} layers, and the weights are of "
+        f"{num_stored}; the two do not belong together"
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paged_backends.checkpoint.config_sizes import check_sizes
 from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.checkpoint.gguf.mapped_file import MappedGguf
 from paged_backends.checkpoint.pickle_file import PickleFile
 from paged_backends.checkpoint.safetensors_file import SafetensorsFile
 from paged_backends.checkpoint.unused_weights import (
@@ -62,16 +63,26 @@ class Weights(Protocol):
         """
 
 
-def open_weights(checkpoint: Checkpoint, *, allow_pickle: bool) -> StoredWeights:
+def open_weights(
+    checkpoint: Checkpoint, *, allow_pickle: bool, dtype: torch.dtype = torch.float32
+) -> StoredWeights:
     """Open the weights of a checkpoint; each is read when it is first used.
+
+    Args:
+        allow_pickle: also open weights in pickle form.
+        dtype: what quantised weights become.
 
     Raises:
         CheckpointError: they are missing, incomplete, in a form that may not be loaded, or of
             another model than the configuration describes.
     """
     checkpoint.check_weights(allow_pickle=allow_pickle)
-    files: Sequence[_File] = [SafetensorsFile(path) for path in checkpoint.weight_files]
-    files = files or [PickleFile(path) for path in checkpoint.pickle_files]
+    files: Sequence[_File]
+    if checkpoint.gguf is not None:
+        files = [MappedGguf(checkpoint.gguf, checkpoint.config, dtype)]
+    else:
+        files = [SafetensorsFile(path) for path in checkpoint.weight_files]
+        files = files or [PickleFile(path) for path in checkpoint.pickle_files]
     weights = StoredWeights(checkpoint, files)
     check_sizes(checkpoint, weights.shapes)
     return weights
@@ -126,18 +137,18 @@ class StoredWeights:
 
     def take(self, name: str, shape: Shape, /) -> Tensor:
         found = name if name in self._files else _bare(name)
-        folder = self._checkpoint.folder
+        place = self._checkpoint.place
         if found not in self._files:
             raise CheckpointError(
-                f"{folder} lacks the weights {name}; it was saved from another kind of model, or "
+                f"{place} lacks the weights {name}; it was saved from another kind of model, or "
                 "incompletely"
             )
         self._files[found].dtype(found)
         stored = self._files[found].shape(found)
         if stored != shape:
             raise CheckpointError(
-                f"in {folder}, {name} has another shape, {stored}, than the {shape} that "
-                "config.json says; the two files do not belong together"
+                f"in {place}, {name} has another shape, {stored}, than the {shape} that "
+                "configuration says; the two do not belong together"
             )
         self._taken.add(found)
         return self._files[found].tensor(found)
@@ -150,12 +161,12 @@ class StoredWeights:
         numbers = {number for name in self._files if (number := layer_number(name)) is not None}
         stored = max(numbers, default=-1) + 1
         if stored != num_layers:
-            raise other_layers(self._checkpoint.folder, num_layers, stored)
+            raise other_layers(self._checkpoint.place, num_layers, stored)
 
     def check_all_taken(self, *, tied: bool) -> None:
         check_unused(
             self._files.keys() - self._taken,
-            folder=self._checkpoint.folder,
+            place=self._checkpoint.place,
             config=self._checkpoint.config,
             tied=tied,
         )
@@ -169,7 +180,7 @@ class RandomWeights:
         self._generator = torch.Generator().manual_seed(seed)
 
     def has(self, name: str, /) -> bool:
-        return not name.startswith("lm_head")
+        return not name.startswith(("lm_head.", "output."))
 
     def take(self, name: str, shape: Shape, /) -> Tensor:
         if len(shape) == 1:

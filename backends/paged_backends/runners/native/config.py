@@ -13,12 +13,14 @@ class Rope:
     """Rotary position embedding of whole heads, in pairs ``(i, i + head_dim / 2)``."""
 
     theta: float
-    scaling: Literal["default", "linear", "llama3"] = "default"
+    scaling: Literal["default", "linear", "llama3", "divided"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_length: int = 0
     """Positions of the original training, before scaling; ``llama3`` only."""
+    divisors: tuple[float, ...] = ()
+    """What the frequency of each pair is divided by; ``divided`` only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

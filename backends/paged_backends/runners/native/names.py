@@ -1,8 +1,10 @@
-"""Names of the weights in a checkpoint of each family, as transformers writes them."""
+"""Names of the weights in a checkpoint of each family, as transformers and llama.cpp write them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from paged_backends.checkpoint.folder import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,28 @@ _NAMES = {
 }
 
 
-def weight_names(model_type: str) -> WeightNames:
-    """Return the names of a family; most are those of Llama."""
-    return _NAMES.get(model_type) or WeightNames()
+_GGUF = WeightNames(
+    embedding="token_embd",
+    final_norm="output_norm",
+    head="output",
+    layers="blk",
+    attention_norm="attn_norm",
+    query_key_value=("attn_q", "attn_k", "attn_v"),
+    query_norm="attn_q_norm",
+    key_norm="attn_k_norm",
+    attention_output="attn_output",
+    attention_output_norm="post_attention_norm",
+    mlp_norm="ffn_norm",
+    gate="ffn_gate",
+    up="ffn_up",
+    down="ffn_down",
+    mlp_output_norm="post_ffw_norm",
+)
+_GGUF_GPT2 = replace(_GGUF, positions="position_embd", query_key_value=("attn_qkv",))
+
+
+def weight_names(checkpoint: Checkpoint) -> WeightNames:
+    """Return the names in a checkpoint; most are those of Llama."""
+    if checkpoint.gguf is not None:
+        return _GGUF_GPT2 if checkpoint.model_type == "gpt2" else _GGUF
+    return _NAMES.get(checkpoint.model_type) or WeightNames()

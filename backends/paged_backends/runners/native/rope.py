@@ -20,7 +20,8 @@ from paged_backends.runners.native.config import Rope
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
     """Return the frequency of each pair, [F] float32: its angle per position.
 
-    ``llama3`` divides by ``factor`` the frequencies of pairs that complete less than
+    ``linear`` divides all by ``factor``, ``divided`` each by its own divisor, as GGUF files store
+    them. ``llama3`` divides by ``factor`` the frequencies of pairs that complete less than
     ``low_freq_factor`` rotations over the original length of the model, leaves those of pairs that
     complete more than ``high_freq_factor``, and interpolates between them.
     """
@@ -30,6 +31,8 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
         return base_F
     if rope.scaling == "linear":
         return base_F / rope.factor
+    if rope.scaling == "divided":
+        return base_F / torch.tensor(rope.divisors)
     rotations_F = rope.original_length * base_F / (2 * pi)
     low, high = rope.low_freq_factor, rope.high_freq_factor
     blend_F = ((rotations_F - low) / (high - low)).clamp(0, 1)

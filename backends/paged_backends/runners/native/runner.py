@@ -37,7 +37,7 @@ log = get_logger()
 
 
 class NativeRunner(Runner):
-    """Runs a model described by its ``config.json``, without importing transformers."""
+    """Runs a model of a folder or a GGUF file, without importing transformers."""
 
     def __init__(self, options: NativeSettings, parts: RunnerParts) -> None:
         self._options = options
@@ -54,6 +54,7 @@ class NativeRunner(Runner):
             settings.model,
             allow_pickle=settings.allow_pickle,
             trust_remote_code=settings.trust_remote_code,
+            reads_gguf=True,
         )
         config = decoder_config(checkpoint, trust_remote_code=settings.trust_remote_code)
         device = choose_device(settings.device)
@@ -64,7 +65,7 @@ class NativeRunner(Runner):
         try:
             self._decoder = Assembly(
                 config,
-                weight_names(checkpoint.model_type),
+                weight_names(checkpoint),
                 weights,
                 ops=ops,
                 dtype=dtype,
@@ -126,7 +127,11 @@ class NativeRunner(Runner):
         if made_up:
             dtype = own if own in _DTYPES else torch.float32
             return RandomWeights(dtype, self._settings.seed), dtype
-        weights = open_weights(checkpoint, allow_pickle=self._settings.allow_pickle)
+        weights = open_weights(
+            checkpoint,
+            allow_pickle=self._settings.allow_pickle,
+            dtype=own if own in _DTYPES else torch.float32,
+        )
         dtype = own if own in _DTYPES else weights.dtype
         return weights, dtype if dtype in _DTYPES else torch.float32
 

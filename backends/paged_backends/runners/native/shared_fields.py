@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paged_backends.checkpoint.config_fields import NUMBER, ConfigFields, is_number
+from paged_backends.checkpoint.config_fields import ConfigFields
 from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.checkpoint.numbers import NUMBER, is_number
 from paged_backends.runners.native.config import Activation, Rope
 from paged_core.errors import UnsupportedModel
 from paged_core.field_rules import shown
@@ -27,7 +28,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 def lacking(checkpoint: Checkpoint, feature: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"{checkpoint.model_type} of {checkpoint.folder} cannot be served by the native runner, "
+        f"{checkpoint.model_type} of {checkpoint.place} cannot be served by the native runner, "
         f"which lacks {feature}; set runner to auto or transformers"
     )
 
@@ -83,7 +84,8 @@ def rope_parameters_of(fields: ConfigFields) -> Mapping[str, Any]:
 def rope_of(fields: ConfigFields, given: Mapping[str, Any], theta: float) -> Rope:
     """Describe rotary embeddings, in the new form or in that of older configurations."""
     kind = given.get("rope_type") or given.get("type") or "default"
-    if kind not in ("default", "linear", "llama3"):
+    divided = ["divided"] if fields.checkpoint.gguf is not None else []
+    if kind not in ("default", "linear", "llama3", *divided):
         raise lacking(fields.checkpoint, f"rotary embeddings scaled by {shown(kind)}")
     share = given.get("partial_rotary_factor", fields.any("partial_rotary_factor"))
     if share not in (None, 1, 1.0):
@@ -98,6 +100,8 @@ def rope_of(fields: ConfigFields, given: Mapping[str, Any], theta: float) -> Rop
     theta = number("rope_theta") if given.get("rope_theta") is not None else theta
     if kind == "default":
         return Rope(theta=theta)
+    if kind == "divided":
+        return Rope(theta=theta, scaling="divided", divisors=_divisors(fields, given))
     if kind == "linear":
         return Rope(theta=theta, scaling="linear", factor=number("factor"))
     length = given.get("original_max_position_embeddings")
@@ -114,3 +118,11 @@ def rope_of(fields: ConfigFields, given: Mapping[str, Any], theta: float) -> Rop
         if length is not None
         else fields.integer("max_position_embeddings", 2048),
     )
+
+
+def _divisors(fields: ConfigFields, given: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return what each frequency is divided by; how many there are is known to be right."""
+    divisors = given.get("divisors")
+    if not isinstance(divisors, Sequence) or not all(map(is_number, divisors)):
+        raise fields.wrong("rope_scaling", f"an object whose divisors are each {NUMBER}")
+    return tuple(divisors)

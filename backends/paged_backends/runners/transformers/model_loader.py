@@ -147,7 +147,7 @@ def _check_report(checkpoint: Checkpoint, report: dict[str, Any], *, tied: bool)
     if report.get("error_msgs"):
         raise CheckpointError(f"{folder} cannot be loaded: {report['error_msgs'][0]}")
     unused = map(str, report.get("unexpected_keys") or ())
-    check_unused(unused, folder=folder, config=checkpoint.config, tied=tied)
+    check_unused(unused, place=folder, config=checkpoint.config, tied=tied)
 
 
 def _list(names: Iterable[str]) -> str:

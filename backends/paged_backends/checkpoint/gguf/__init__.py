@@ -1,0 +1,1 @@
+"""GGUF files: one file that holds the configuration, the tokenizer and the weights of a model."""
