@@ -31,12 +31,18 @@ def load_fast(path: Path) -> FastTokenizer:
         )
     with library_errors(lambda reason: _unreadable(path, reason)):
         fast = FastTokenizer.from_file(str(path))
+    check_fast(fast, path)
+    return fast
+
+
+def check_fast(fast: FastTokenizer, path: Path) -> None:
+    """Check a tokenizer that was made from the file ``path``; raises as :func:`load_fast`."""
+    with library_errors(lambda reason: _unreadable(path, reason)):
         if max(map(len, fast.get_vocab()), default=0) > _MAX_TOKEN:
             raise _unreadable(path, f"a token has more than {_MAX_TOKEN} characters")
         factor = _growth(_state(fast.normalizer)) * _sequences(_state(fast.post_processor))
         if max(factor, _growth(_state(fast.decoder))) > _MAX_FACTOR:
             raise _unreadable(path, f"it makes a text more than {_MAX_FACTOR} times as long")
-    return fast
 
 
 @contextmanager

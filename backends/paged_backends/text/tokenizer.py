@@ -17,11 +17,13 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
 from paged_backends.checkpoint.folder import resolve_checkpoint
+from paged_backends.checkpoint.gguf.header import read_header
 from paged_backends.checkpoint.json_file import read_json_object
 from paged_backends.text.byte_detokenizer import ByteDetokenizer, TokenBytes
 from paged_backends.text.chat_template import ChatTemplate
 from paged_backends.text.detokenizer import IncrementalDetokenizer
 from paged_backends.text.fast_tokenizer import library_errors, load_fast
+from paged_backends.text.gguf_tokenizer import GgufTokenizer
 from paged_core.errors import CheckpointError, RequestError
 
 _OTHER_FORMATS = (
@@ -47,6 +49,8 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Checkpoint
         CheckpointError: there is no such model, or its tokenizer cannot be read.
     """
     folder = resolve_checkpoint(model, trust_remote_code=trust_remote_code)
+    if folder.is_file():
+        return _from_gguf(folder)
     config = _read(folder / "tokenizer_config.json")
     listed = config.get("auto_map")
     own_code = trust_remote_code and isinstance(listed, Mapping) and "AutoTokenizer" in listed
@@ -131,6 +135,17 @@ def _encodable(text: str) -> str:
             "valid Unicode; send whole characters"
         ) from error
     return text
+
+
+def _from_gguf(path: Path) -> CheckpointTokenizer | None:
+    """Return the tokenizer of a GGUF file; a ``tokenizer.json`` beside it takes precedence."""
+    stored, beside = GgufTokenizer(read_header(path)), path.parent / "tokenizer.json"
+    if beside.exists():
+        config = {**stored.templates(), **_read(path.parent / "tokenizer_config.json")}
+        return _from_tokenizers(path.parent, load_fast(beside), config)
+    if stored.kind in ("none", "no_vocab"):
+        return None
+    return _from_tokenizers(path.parent, stored.fast(), stored.config())
 
 
 def _from_tokenizers(
