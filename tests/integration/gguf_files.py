@@ -5,6 +5,7 @@ What llama.cpp's conversion does to the weights is done here too.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,3 +207,43 @@ def load(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
+
+
+def tokenizer_values(folder: Path, rules: str) -> dict[str, Any]:
+    """Return what llama.cpp's conversion writes for the byte-level tokenizer in ``folder``."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    ids = content["model"]["vocab"] | {
+        each["content"]: each["id"] for each in content["added_tokens"]
+    }
+    tokens = sorted(ids, key=lambda token: ids[token])
+    special = {each["content"] for each in content["added_tokens"] if each["special"]}
+    named = {
+        f"tokenizer.ggml.{name}_token_id": ids[config[f"{name}_token"]] for name in ("bos", "eos")
+    }
+    return named | {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": rules,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token in special else 1 for token in tokens],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in content["model"]["merges"]],
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.chat_template": config.get("chat_template") or template(folder),
+    }
+
+
+def template(folder: Path) -> str | None:
+    """Return the chat template that lies in a file of its own."""
+    path = folder / "chat_template.jinja"
+    return path.read_text() if path.exists() else None
+
+
+def write_values(path: Path, values: Mapping[str, Any]) -> Path:
+    """Write a file that holds nothing but values."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, value in values.items():
+        _add(writer, name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
+from string import ascii_letters
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import huggingface_hub
+import hypothesis
+import numpy as np
 import pytest
 import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
+from gguf import GGUFWriter
+from huggingface_hub.errors import EntryNotFoundError
+from hypothesis import given
+from hypothesis import strategies as st
 
-from integration import tiny_models
-from integration.gguf_files import K_QUANTS, SIMPLE, GgufModel
+from integration import damage, gguf_files, tiny_models
+from integration.gguf_files import K_QUANTS, SIMPLE, GgufModel, tokenizer_values
 from integration.step_driver import load_runner, settings
+from integration.test_checkpoints import unanswered
+from paged_backends.checkpoint.folder import Checkpoint, resolve_checkpoint
+from paged_backends.checkpoint.weights import open_weights
+from paged_backends.runners.native.families import decoder_config
+from paged_backends.text.tokenizer import load_tokenizer
+from paged_core import LLM, SamplingParams
+from paged_core.cli import main
+from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.interfaces.runner import Runner
 from paged_core.testing.dense_attention import DenseAttention
 
@@ -121,3 +140,251 @@ def test_logits_are_those_of_the_numbers_in_the_file(kind: Type, tmp_path: Path)
 @pytest.mark.parametrize("kind", K_QUANTS, ids=lambda kind: kind.name)
 def test_blocks_of_256_numbers(kind: Type, tmp_path: Path) -> None:
     check(make("llama for large blocks", kind), tmp_path / "model.gguf")
+
+
+# ---------------------------------------------------------------------- a whole model
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with its tokenizer, in one file."""
+    folder = resolve_checkpoint("demo")
+    values = tokenizer_values(folder, "smollm")
+    made = GgufModel(gguf_files.load(folder).requires_grad_(False), values=values)
+    return made.write(tmp_path_factory.mktemp("demo") / "demo.gguf")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A folder with one file."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    make("llama").write(folder / "small.gguf")
+    return folder
+
+
+def test_the_demo_model_says_the_same(demo: Path) -> None:
+    prompts = ["What is a block table?", "Count from 1 to 10:"]
+    answers = []
+    for model in ("demo", str(demo)):
+        with LLM(model, num_blocks=64) as llm:
+            outputs = llm.generate(prompts, SamplingParams(max_tokens=20))
+            talk = llm.chat([{"role": "user", "content": prompts[0]}], SamplingParams(max_tokens=8))
+            answers.append([(o.prompt_token_ids, o.outputs[0].text) for o in [*outputs, *talk]])
+    assert answers[0] == answers[1]
+
+
+def test_the_command_line_generates(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "Hello", "--model", str(demo), "--max-tokens", "4"], {}) == 0
+    assert capsys.readouterr().out.startswith("Hello")
+
+
+def test_a_folder_with_one_file_is_that_file(small: Path) -> None:
+    assert resolve_checkpoint(str(small)) == small / "small.gguf"
+    load_runner(settings(small), "native")
+
+
+def test_a_folder_with_several_files_lists_them(small: Path) -> None:
+    shutil.copy(small / "small.gguf", small / "large.gguf")
+    with pytest.raises(CheckpointError, match=r"2 GGUF files \(large.gguf, small.gguf\)"):
+        resolve_checkpoint(str(small))
+
+
+def test_other_weights_in_the_folder_take_precedence(small: Path) -> None:
+    tiny_models.save("qwen3", small)
+    assert resolve_checkpoint(str(small)) == small
+    assert Checkpoint.open(str(small)).model_type == "qwen3"
+
+
+def test_a_file_of_a_repository(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(repository: str, name: str) -> str:
+        assert repository == "a/b"
+        if name != "small.gguf":
+            raise unanswered(EntryNotFoundError)
+        return str(small / name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+    assert resolve_checkpoint("a/b:small.gguf") == small / "small.gguf"
+    with pytest.raises(CheckpointError, match="a/b on the hub has no file of that name"):
+        resolve_checkpoint("a/b:other.gguf")
+    with pytest.raises(CheckpointError, match="does not name a GGUF file"):
+        resolve_checkpoint("a/b:model.safetensors")
+
+
+def test_the_runner_of_transformers_refuses_it(small: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="set runner to native"):
+        load_runner(settings(small), "transformers")
+
+
+def test_weights_from_a_seed_need_only_the_values(small: Path) -> None:
+    with LLM(str(small), runner={"name": "native", "weights": "random"}, num_blocks=8) as llm:
+        (output,) = llm.generate([[3, 4]], SamplingParams(max_tokens=2, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        (Type.F32, "float32"),
+        (Type.F16, "float16"),
+        (Type.BF16, "bfloat16"),
+        (Type.Q8_0, "bfloat16"),
+    ],
+    ids=lambda part: getattr(part, "name", part),
+)
+def test_the_dtype_is_that_of_the_matrices(kind: Type, dtype: str, tmp_path: Path) -> None:
+    path = make("qwen3", kind).write(tmp_path / "model.gguf")
+    checkpoint = Checkpoint.open(str(path), reads_gguf=True)
+    assert checkpoint.config["dtype"] == dtype
+    runner = load_runner(settings(path, dtype="bfloat16"), "native")
+    assert runner.layers[0].dtype == "bfloat16"
+
+
+def test_the_end_of_a_turn_ends_a_sequence(tmp_path: Path) -> None:
+    values = {
+        "tokenizer.ggml.eot_token_id": 7,
+        "tokenizer.ggml.tokens": [f"t{number}" for number in range(299)] + ["<|im_end|>"],
+    }
+    path = make("llama", **values).write(tmp_path / "model.gguf")
+    assert load_runner(settings(path), "native").eos_token_ids == {2, 7, 299}
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"general.architecture": "phi3"}, "is of 'phi3'; take the model as safetensors"),
+        ({"llama.expert_count": 8}, "llama.expert_count, which is not covered"),
+        ({"llama.rope.scaling.type": "yarn"}, "rotary embeddings scaled by 'yarn'"),
+        ({"llama.rope.scaling.type": "divided"}, "divisors"),
+        ({"llama.rope.dimension_count": 8}, "heads of 16 with llama.rope.dimension_count of 8"),
+        ({"llama.block_count": 3}, "says 3 layers, and the weights are of 2"),
+        ({"llama.block_count": 1}, "says 1 layers, and the weights are of 2"),
+        ({"llama.block_count": None}, "lacks llama.block_count"),
+        ({"llama.block_count": "2"}, "llama.block_count must be a whole number"),
+        ({"llama.embedding_length": 32}, "has another shape"),
+        ({"llama.attention.head_count_kv": [2, 1]}, "head_count_kv must be .* not a list of 2"),
+        ({"llama.attention.layer_norm_rms_epsilon": 0.0}, "must be a number from"),
+        ({"llama.attention.head_count_kv": 3}, "num_key_value_heads must be a divisor"),
+        ({"split.count": 2}, "llama-gguf-split --merge"),
+        ({"general.alignment": "x"}, "general.alignment must be a whole number"),
+    ],
+)
+def test_what_a_file_may_not_say(values: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    path = make("llama", **values).write(tmp_path / "model.gguf")
+    with pytest.raises((CheckpointError, UnsupportedModel), match=reason):
+        load_runner(settings(path), "native")
+
+
+def test_layers_may_each_say_the_same(tmp_path: Path) -> None:
+    made = make("llama", **{"llama.attention.head_count_kv": [2, 2]})
+    check(made, tmp_path / "model.gguf")
+
+
+def test_a_tensor_of_a_type_that_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_tensor("blk.0.attn_q.weight", np.zeros((1, 18), np.uint8), raw_dtype=Type.IQ4_NL)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"blk.0.attn_q.weight in .* is stored as IQ4_NL"):
+        Checkpoint.open(str(path), reads_gguf=True)
+
+
+def test_weights_that_the_model_lacks(small: Path) -> None:
+    path = small / "small.gguf"
+    path.write_bytes(path.read_bytes().replace(b"ffn_norm", b"ffn_norn"))
+    with pytest.raises(CheckpointError, match=r"lacks the weights blk.0.ffn_norm.weight"):
+        load_runner(settings(path), "native")
+
+
+def test_other_files_under_that_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    for content, reason in [
+        (b"", "does not begin with GGUF"),
+        (b"GG", "does not begin with GGUF"),
+        (b"version https://git-lfs", "does not begin with GGUF"),
+        (b"GGUF" + (1).to_bytes(4, "little"), "version 1, and versions 2 and 3"),
+        (b"GGUF" + (3).to_bytes(4, "big"), "little endian"),
+        (b"GGUF" + (3).to_bytes(4, "little") + b"\xff" * 16, "announces"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=reason) as caught:
+            Checkpoint.open(str(path), reads_gguf=True)
+        assert "\n" not in str(caught.value)
+
+
+def read_everything(path: Path) -> None:
+    """Read all that is read of a file before a model is made of it, and every tensor."""
+    load_tokenizer(str(path))
+    checkpoint = Checkpoint.open(str(path), reads_gguf=True)
+    decoder_config(checkpoint)
+    weights = open_weights(checkpoint, allow_pickle=False)
+    for name, shape in weights.shapes.items():
+        weights.take(name, shape)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A file with a tokenizer and quantised weights, which is read without an error."""
+    tokens = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)], *ascii_letters]
+    values = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens[:300],
+        "tokenizer.ggml.scores": [-float(number) for number in range(300)],
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * 41],
+        "tokenizer.chat_template": "{{ messages }}",
+    }
+    path = tmp_path_factory.mktemp("sound") / "model.gguf"
+    made = make("llama", Type.Q4_0, **values)
+    made.write(path)
+    read_everything(path)
+    return path.read_bytes()
+
+
+def check_damage(content: bytes) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "model.gguf")
+        path.write_bytes(content)
+        try:
+            read_everything(path)
+        except (CheckpointError, UnsupportedModel) as error:
+            assert "\n" not in str(error)
+            assert len(str(error)) < 1500
+
+
+@given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=60)
+def test_damaged_files_are_refused_in_one_line(sound: bytes, data: st.DataObject) -> None:
+    changed = bytearray(sound)
+    head = sound.index(b"blk.1.ffn_norm.weight")
+    for _ in range(data.draw(st.integers(1, 3))):
+        data.draw(damage.byte_changes(len(sound), head))(changed)
+    check_damage(bytes(changed))
+
+
+@given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=60)
+def test_odd_numbers_and_lengths_are_refused(sound: bytes, data: st.DataObject) -> None:
+    """Eight bytes after a name: of a type and a value, or of sides and their number."""
+    places = [found.end() for found in re.finditer(rb"(llama|general|tokenizer|blk)[\w.]+", sound)]
+    changed = bytearray(sound)
+    place = data.draw(st.sampled_from(places)) + data.draw(st.sampled_from([-30, 0, 4, 8, 12, 16]))
+    number = data.draw(st.sampled_from([0, 1, 8, 9, 12, 2**31, 2**32 - 1, 2**62, 2**64 - 1]))
+    width = data.draw(st.sampled_from([4, 8]))
+    changed[place : place + width] = (number % (1 << 8 * width)).to_bytes(width, "little")
+    check_damage(bytes(changed))
+
+
+@given(share=st.floats(0, 1, exclude_max=True))
+@hypothesis.settings(deadline=None, max_examples=30)
+def test_a_truncated_file_is_refused(sound: bytes, share: float) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "model.gguf")
+        path.write_bytes(sound[: int(len(sound) * share)])
+        with pytest.raises(CheckpointError):
+            read_everything(path)

@@ -36,7 +36,7 @@ def download(model: str, *, allow_pickle: bool, trust_remote_code: bool) -> Path
 def download_file(model: str, name: str) -> Path:
     """Return one GGUF file of ``model``, a hub id; as :func:`download`, and with its errors."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
     if not name.lower().endswith(".gguf"):
         raise CheckpointError(
@@ -44,7 +44,7 @@ def download_file(model: str, name: str) -> Path:
         )
     try:
         return Path(hf_hub_download(model, name))
-    except (HFValidationError, HfHubHTTPError, OSError) as error:
+    except (EntryNotFoundError, HFValidationError, HfHubHTTPError, OSError) as error:
         raise CheckpointError(_problem(model, error)) from error
 
 
