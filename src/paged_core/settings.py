@@ -77,7 +77,7 @@ class EngineSettings(BaseModel):
     """It has the components to choose from; ``None`` here, see :func:`settings_class`."""
 
     profile: str | None = Field(None, description="named settings to start from")
-    model: str = Field("demo", description="a hub id, a folder, or demo, which is shipped")
+    model: str = Field("demo", description="a hub id, a folder, a GGUF file, or demo")
     tokenizer: str | None = Field(None, description="null: the model's own")
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_full_dtype_name)

@@ -5,8 +5,10 @@ Shapes: R rows, B bytes of a row.
 
 from __future__ import annotations
 
+import mmap
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -34,7 +36,10 @@ class QuantizedTensor:
 
         Beside what is returned, a few megabytes are allocated.
         """
-        numbers = torch.empty(self.shape, dtype=dtype)
+        # pages of its own, which are returned when it is freed: the heap would keep holes
+        size = prod(self.shape) * dtype.itemsize
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        numbers = torch.frombuffer(memory, dtype=dtype).view(self.shape)
         blocks = self.bytes_RB.view(-1, self.block_type.num_bytes).numpy()
         parts = numbers.view(len(blocks), -1)
         step = _AT_ONCE // self.block_type.length
