@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from string import ascii_letters
 from tempfile import TemporaryDirectory
@@ -318,6 +319,53 @@ def test_other_files_under_that_name(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+def described_at(content: bytes, name: bytes) -> int:
+    """Return where the place of a matrix is written: after its name, two sides and its type."""
+    return content.index(name) + len(name) + 4 + 2 * 8 + 4
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda own, other: other, "where it cannot be"),  # two tensors in one place
+        (lambda own, other: own + 2, "where it cannot be"),  # across its numbers
+        (lambda own, other: 1 << 40, "and the file at"),
+        (lambda own, other: (1 << 64) - 32, "and the file at"),
+    ],
+)
+def test_where_a_tensor_may_not_be(
+    change: Callable[[int, int], int], reason: str, small: Path
+) -> None:
+    path = small / "small.gguf"
+    content = bytearray(path.read_bytes())
+    places = [described_at(content, name) for name in (b"blk.0.ffn_up.weight", b"output.weight")]
+    own, other = (int.from_bytes(content[place : place + 8], "little") for place in places)
+    content[places[0] : places[0] + 8] = change(own, other).to_bytes(8, "little")
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=reason):
+        Checkpoint.open(str(path), reads_gguf=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b"blk.0.ffn_up.weight", b"blk.1.ffn_up.weight", "blk.1.ffn_up.weight is there twice"),
+        (b"llama.block_count", b"llama.block\ncount", "the name before byte"),
+        (b"llama.block_count", b"llama.block\xffcount", "is not UTF-8"),
+        (b"llama.block_count\4", b"llama.block_count\x0d", "there is no type 13"),
+        (b"t.list\x09\0\0\0\5", b"t.list\x09\0\0\0\x09", "no array of the type 9"),
+        (b"\5\0\0\0\2\0\0\0\0\0\0\0", b"\5\0\0\0\2\0\0\0\0\0\0\x7f", "announces"),
+    ],
+)
+def test_what_a_header_may_not_hold(old: bytes, new: bytes, reason: str, tmp_path: Path) -> None:
+    path = make("llama", **{"t.list": [1, 2]}).write(tmp_path / "model.gguf")
+    content = path.read_bytes()
+    assert content.count(old) == 1
+    path.write_bytes(content.replace(old, new))
+    with pytest.raises(CheckpointError, match=reason):
+        Checkpoint.open(str(path), reads_gguf=True)
+
+
 def read_everything(path: Path) -> None:
     """Read all that is read of a file before a model is made of it, and every tensor."""
     load_tokenizer(str(path))
@@ -357,9 +405,14 @@ def check_damage(content: bytes) -> None:
             assert len(str(error)) < 1500
 
 
-@given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=60)
-def test_damaged_files_are_refused_in_one_line(sound: bytes, data: st.DataObject) -> None:
+@pytest.mark.parametrize("examples", [60, pytest.param(3000, marks=pytest.mark.slow)])
+def test_damaged_files_are_refused_in_one_line(sound: bytes, examples: int) -> None:
+    for check in (check_damaged_bytes, check_odd_numbers):
+        drawn = given(st.just(sound), st.data())(check)
+        hypothesis.settings(deadline=None, max_examples=examples)(drawn)()
+
+
+def check_damaged_bytes(sound: bytes, data: st.DataObject) -> None:
     changed = bytearray(sound)
     head = sound.index(b"blk.1.ffn_norm.weight")
     for _ in range(data.draw(st.integers(1, 3))):
@@ -367,9 +420,7 @@ def test_damaged_files_are_refused_in_one_line(sound: bytes, data: st.DataObject
     check_damage(bytes(changed))
 
 
-@given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=60)
-def test_odd_numbers_and_lengths_are_refused(sound: bytes, data: st.DataObject) -> None:
+def check_odd_numbers(sound: bytes, data: st.DataObject) -> None:
     """Eight bytes after a name: of a type and a value, or of sides and their number."""
     places = [found.end() for found in re.finditer(rb"(llama|general|tokenizer|blk)[\w.]+", sound)]
     changed = bytearray(sound)

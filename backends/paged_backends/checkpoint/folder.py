@@ -73,7 +73,7 @@ class Checkpoint:
         if not path.exists():
             raise CheckpointError(
                 f"{folder} has no config.json, so it is not a model; give the folder that "
-                "`save_pretrained` wrote, a GGUF file, or a hub id"
+                "`save_pretrained` wrote, a GGUF file (one of the hub: ID:NAME.gguf), or a hub id"
             )
         config = read_json_object(path)
         kind = config.get("model_type", "")
