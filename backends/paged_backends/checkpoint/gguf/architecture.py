@@ -209,8 +209,8 @@ def _gemma2(header: GgufHeader) -> Config:
     return shape | {
         "query_pre_attn_scalar": _query_scalar(shape, largest=46),
         "sliding_window": keys.integer("attention.sliding_window", 4096),
-        "attn_logit_softcapping": keys.optional("attn_logit_softcapping"),
-        "final_logit_softcapping": keys.optional("final_logit_softcapping"),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
     }
 
 
