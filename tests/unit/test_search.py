@@ -53,7 +53,7 @@ SEARCH = {
 def search(**changes: Any) -> SearchResult:
     made = Search.model_validate(SEARCH | changes)
     with open_runner(REGISTRY, workers=1) as runner:
-        return run_search(made, made.arms(REGISTRY), REGISTRY, runner)
+        return run_search(made, made.arms(REGISTRY), runner)
 
 
 @given(

@@ -52,7 +52,7 @@ def search_command(
         open_runner(given.registry, workers=count, cluster=ray) as runner,
         progress(total, "searching") as advance,
     ):
-        found = run_search(search, arms, given.registry, runner, advance)
+        found = run_search(search, arms, runner, advance)
     if output is not None:
         output.write_text(json.dumps(document(found), indent=2) + "\n", "utf-8")
     if as_json:

@@ -15,7 +15,7 @@ from paged_core.registry import Registry
 from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.statistics.simultaneous import minimum_seeds
 from paged_plugins.lab.study.ablation import SIMULATED, Study
-from paged_plugins.lab.study.arms import PlannedArm, own_values, plan_arms
+from paged_plugins.lab.study.arms import PlannedArm, plan_arms
 from paged_plugins.lab.study.yaml_file import parse, read_file
 
 CONFIDENCE = 0.95
@@ -70,14 +70,15 @@ class Search(Study):
         """Return the base and all combinations; SettingsError if one is invalid."""
         return plan_arms(self.layers(), self.axes, registry, product=True)
 
-    def levels(
-        self, arms: Sequence[PlannedArm], registry: Registry
-    ) -> dict[str, dict[str, object]]:
-        """Return the value that each arm has on each axis, for the arms that are combinations."""
-        own = own_values(self.layers(), self.axes, registry)
+    def levels(self, arms: Sequence[PlannedArm]) -> dict[str, dict[str, object]]:
+        """Return the value that each arm has on each axis, for the arms that are combinations.
+
+        Args:
+            arms: the base first.
+        """
         found = {}
         for one in arms:
-            values = own | dict(one.arm.changes)
+            values = dict(arms[0].arm.held) | dict(one.arm.changes)
             if set(values) == set(self.axes):
                 found[one.arm.label] = values
         return found
