@@ -26,9 +26,9 @@ from paged_plugins.lab.cluster.record import ClusterRecord
 from paged_plugins.lab.cluster.request_log import request_log
 from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
 from paged_plugins.lab.cluster.timeline import Timeline
-from paged_plugins.lab.results import ServiceLevel
-from paged_plugins.lab.run_record import RequestRecord
-from paged_plugins.lab.run_workload import run_workload
+from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.runs.run_record import RequestRecord
+from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.testing.router_scene import Load
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.workload import ListedWorkload, Workload

@@ -14,9 +14,10 @@ from paged_core.cli.options import Given
 from paged_core.config.entry import Entry, Origin
 from paged_core.errors import EngineError, SettingsError
 from paged_core.testing.registry import registry_with
-from paged_plugins.lab.comparison import Comparison, Findings
-from paged_plugins.lab.study.load_results import load_results
-from paged_plugins.lab.variation import parse_variation, plan_arms
+from paged_plugins.lab.comparison.comparison import Comparison
+from paged_plugins.lab.comparison.findings import Findings
+from paged_plugins.lab.comparison.variation import parse_variation, plan_arms
+from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.workloads.spec import parse_spec
 from unit.planted_policies import PLANTED
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paged_plugins.lab.gap_histogram import bucket, percentile
-from paged_plugins.lab.measures import MEASURES, measures, meets
-from paged_plugins.lab.results import ServiceLevel
-from paged_plugins.lab.run_record import RequestRecord, RunRecord, RunTotals
+from paged_plugins.lab.measures.measure import MEASURES
+from paged_plugins.lab.measures.run_measures import measures, meets
+from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.runs.gap_histogram import bucket, percentile
+from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals
 
 A = RequestRecord(
     id="a",

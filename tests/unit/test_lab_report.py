@@ -25,9 +25,10 @@ from paged_plugins.lab.report.pictures.load import load
 from paged_plugins.lab.report.pictures.rates import rate_sweeps
 from paged_plugins.lab.report.pictures.style import wrapped
 from paged_plugins.lab.report.pictures.svg import drawing
-from paged_plugins.lab.results import BASE, Results
+from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.differences import differences
 from paged_plugins.lab.statistics.sentences import sentences
+from paged_plugins.lab.study.arm import BASE
 from unit import studies
 from unit.drawn_results import drawn_results
 

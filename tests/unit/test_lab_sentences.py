@@ -8,18 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paged_plugins.lab.differences_table import table_lines
-from paged_plugins.lab.results import Arm, Results, RunResult, ServiceLevel
+from paged_plugins.lab.comparison.differences_table import table_lines
+from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.results.results import Results, RunResult
 from paged_plugins.lab.statistics.differences import Difference, differences
 from paged_plugins.lab.statistics.sentences import sentences
 from paged_plugins.lab.statistics.wording import (
     change_text,
     interval_text,
     listed,
-    setting_text,
     subject,
     value_text,
 )
+from paged_plugins.lab.study.arm import Arm
+from paged_plugins.lab.study.setting_text import setting_text
 
 BASE = {
     "hit_rate": 0.5,

@@ -23,10 +23,10 @@ from paged_plugins.lab.search.rungs import MIN_REQUESTS, rungs
 from paged_plugins.lab.search.search_file import Search, arms_of, read_search
 from paged_plugins.lab.search.search_report import document, verdict
 from paged_plugins.lab.search.search_run import SearchResult, run_search
-from paged_plugins.lab.search.settings_text import settings_yaml
+from paged_plugins.lab.search.settings_yaml import settings_yaml
 from paged_plugins.lab.search.trials import Trials
 from paged_plugins.lab.study.arms import layer
-from paged_plugins.lab.study.run_tasks import open_runner
+from paged_plugins.lab.tasks.run_tasks import open_runner
 
 REGISTRY = Registry.discover()
 WORKLOAD = {

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from paged_core.cli import main
-from paged_plugins.lab import calibrate_command, simulate_command, validate_command
 from paged_plugins.lab.calibration.scene import Scene
+from paged_plugins.lab.commands import calibrate, progress, validate
 
 Capture = pytest.CaptureFixture[str]
 SMALL = """\
@@ -81,7 +81,7 @@ def test_real_time_passes_on_an_executor_without_a_model(capsys: Capture, worklo
 
 def test_progress_is_counted_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with simulate_command.counting("requests") as advance:
+    with progress.counting("requests") as advance:
         advance(3)
 
 
@@ -96,7 +96,7 @@ FEW = [
 
 def calibrated(monkeypatch: pytest.MonkeyPatch, path: Path) -> str:
     """Measure a few steps of the shipped model; return the name of the file of weights."""
-    monkeypatch.setattr(calibrate_command, "choose_scenes", lambda engine, steps: FEW)
+    monkeypatch.setattr(calibrate, "choose_scenes", lambda engine, steps: FEW)
     assert run("calibrate", *MODEL, "--output", str(path), "--repeats", "1") == 0
     return str(path)
 
@@ -131,7 +131,7 @@ def test_a_prediction_that_is_too_far_off_fails(
     from paged_plugins.lab.calibration.validation import Check
 
     far = Check(workload="at_once", measure="ttft_ms_p50", runs=(9.0, 10.0, 10.5), simulated=12.0)
-    monkeypatch.setattr(validate_command, "validate", lambda *args, **more: [far])
+    monkeypatch.setattr(validate, "validate", lambda *args, **more: [far])
     assert run("lab", "validate", str(tmp_path / "absent.yaml")) == 1
     out = capsys.readouterr().out
     assert "15.0%" in out

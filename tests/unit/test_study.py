@@ -21,17 +21,17 @@ import pytest
 from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
+from paged_plugins.lab.commands.run import beginning, with_address
+from paged_plugins.lab.results.atomic_file import PARTIAL
+from paged_plugins.lab.results.load_results import load_results
+from paged_plugins.lab.results.run_store import read_record
 from paged_plugins.lab.study.ablation import Ablation
 from paged_plugins.lab.study.arms import layer, plan_arms
-from paged_plugins.lab.study.atomic_file import PARTIAL
-from paged_plugins.lab.study.load_results import load_results
 from paged_plugins.lab.study.plan import read_plan
-from paged_plugins.lab.study.ray_cluster import LOCAL
-from paged_plugins.lab.study.run_command import beginning, with_address
-from paged_plugins.lab.study.run_store import read_record
-from paged_plugins.lab.study.run_tasks import open_runner, run_tasks
-from paged_plugins.lab.study.task import Task
-from paged_plugins.lab.study.workers import num_workers
+from paged_plugins.lab.tasks.ray_cluster import LOCAL
+from paged_plugins.lab.tasks.run_tasks import open_runner, run_tasks
+from paged_plugins.lab.tasks.task import Task
+from paged_plugins.lab.tasks.workers import num_workers
 from unit.studies import ABLATION, WORKLOAD, tables, write
 from unit.study_faults import DEADLY
 

@@ -14,8 +14,8 @@ from paged_core.settings import EngineSettings
 from paged_plugins.lab.cluster.record import ClusterRecord, ReplicaTotals
 from paged_plugins.lab.cluster.request_log import request_log
 from paged_plugins.lab.cluster.simulate_cluster import router_options, simulate_cluster
-from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.results import ServiceLevel
+from paged_plugins.lab.measures.measure import MEASURES
+from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.statistics.wording import value_text
 from paged_plugins.workloads.spec import WorkloadSpec
 

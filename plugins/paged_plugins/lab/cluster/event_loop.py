@@ -11,8 +11,8 @@ from paged_core.sequence import SequenceGroup
 from paged_plugins.lab.cluster.replica import Replica
 from paged_plugins.lab.cluster.watch import Watch
 from paged_plugins.lab.router import Router
-from paged_plugins.lab.simulation.arrivals import Arrival, Arrivals
-from paged_plugins.lab.simulation.request_records import engine_request
+from paged_plugins.lab.runs.arrivals import Arrival, Arrivals
+from paged_plugins.lab.runs.engine_request import engine_request
 
 
 class EventLoop:

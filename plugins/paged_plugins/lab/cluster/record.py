@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from paged_plugins.lab.cluster.latency import Latency
 from paged_plugins.lab.cluster.timeline import LoadSample
-from paged_plugins.lab.gap_histogram import percentile
+from paged_plugins.lab.runs.gap_histogram import percentile
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +48,8 @@ class ClusterRecord:
     recomputed_tokens: int = 0
     """Those that had been computed before, and were lost by a preemption."""
     token_gaps: dict[int, int] = field(default_factory=dict)
-    """Times between tokens of a sequence, by bucket, see :mod:`paged_plugins.lab.gap_histogram`."""
+    """Times between tokens of a sequence, by bucket, see
+    :mod:`paged_plugins.lab.runs.gap_histogram`."""
     latencies: dict[str, Latency] = field(
         default_factory=lambda: {kind: Latency() for kind in ("ttft", "tpot", "e2e", "queueing")}
     )

@@ -12,8 +12,8 @@ from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
 from paged_core.step_outcome import StepOutcome
 from paged_plugins.lab.cost_model import StepWork
-from paged_plugins.lab.simulation.token_gaps import TokenGaps
-from paged_plugins.lab.simulation.watched_executor import CountsWork
+from paged_plugins.lab.runs.token_gaps import TokenGaps
+from paged_plugins.lab.runs.watched_executor import CountsWork
 
 
 class Replica:

@@ -12,7 +12,7 @@ from typing import Any
 
 from paged_core.errors import SettingsError
 from paged_plugins.lab.cluster.watch import OnRequest
-from paged_plugins.lab.run_record import RequestRecord
+from paged_plugins.lab.runs.run_record import RequestRecord
 
 _ROWS = 10_000
 """That are gathered before they are written to Parquet, which keeps columns."""

@@ -16,10 +16,10 @@ from paged_plugins.lab.cluster.event_loop import EventLoop
 from paged_plugins.lab.cluster.record import ClusterRecord
 from paged_plugins.lab.cluster.replica import Replica
 from paged_plugins.lab.cluster.watch import OnRequest, Watch
-from paged_plugins.lab.results import ServiceLevel
+from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.router import RouterParts
-from paged_plugins.lab.simulation.arrivals import Arrivals
-from paged_plugins.lab.simulation.watched_executor import CountsWork
+from paged_plugins.lab.runs.arrivals import Arrivals
+from paged_plugins.lab.runs.watched_executor import CountsWork
 from paged_plugins.workloads.workload import Workload
 
 MAX_REPLICAS = 100_000

@@ -9,11 +9,11 @@ from paged_core.sequence import SequenceGroup
 from paged_plugins.lab.cluster.record import ClusterRecord, ReplicaTotals
 from paged_plugins.lab.cluster.replica import Replica
 from paged_plugins.lab.cluster.timeline import Timeline
-from paged_plugins.lab.measures import meets, time_per_token
-from paged_plugins.lab.results import ServiceLevel
-from paged_plugins.lab.run_record import RequestRecord
-from paged_plugins.lab.simulation.arrivals import Arrival
-from paged_plugins.lab.simulation.request_records import ended_record, refused_records
+from paged_plugins.lab.measures.run_measures import meets, time_per_token
+from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.runs.arrivals import Arrival
+from paged_plugins.lab.runs.request_records import ended_record, refused_records
+from paged_plugins.lab.runs.run_record import RequestRecord
 
 OnRequest = Callable[[RequestRecord, int], None]
 """Called with each request that ended, and the number of its replica."""

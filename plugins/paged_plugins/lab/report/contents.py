@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from paged_plugins.lab.measures import Measure
+from paged_plugins.lab.measures.measure import Measure
 from paged_plugins.lab.report.difference_table import (
     DifferenceTable,
     Found,
@@ -15,7 +15,7 @@ from paged_plugins.lab.report.difference_table import (
 from paged_plugins.lab.report.families import Family, families
 from paged_plugins.lab.report.notes import counted, notes
 from paged_plugins.lab.report.origin import Origin, origin
-from paged_plugins.lab.results import Results
+from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.differences import Difference, differences
 from paged_plugins.lab.statistics.sentences import sentences
 from paged_plugins.lab.statistics.wording import listed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paged_core.cli.output import show
-from paged_plugins.lab.results import Results
+from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.simultaneous import minimum_seeds
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from paged_core.cli.output import show
-from paged_plugins.lab.results import Results
+from paged_plugins.lab.results.results import Results
 
 _LEFT_OUT = frozenset({"format", "arms", "runs", "seeds", "slo", "started", "finished"})
 """Keys of a manifest that are told elsewhere, or differ between runs with equal results."""

@@ -9,11 +9,11 @@ from typing import Any
 import typer
 
 from paged_core.cli.output import print_table
-from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.results import BASE
+from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.search.search_run import SearchResult
-from paged_plugins.lab.search.settings_text import settings_yaml
+from paged_plugins.lab.search.settings_yaml import settings_yaml
 from paged_plugins.lab.statistics.wording import change_text, interval_text, value_text
+from paged_plugins.lab.study.arm import BASE
 
 
 def print_search(found: SearchResult) -> None:

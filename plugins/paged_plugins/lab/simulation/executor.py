@@ -12,10 +12,10 @@ from paged_core.interfaces.component_factory import make_component
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
 from paged_core.step import StepInput, StepResult
 from paged_plugins.lab.cost_model import IDLE_SECONDS, CostModel, CostModelParts, StepWork
+from paged_plugins.lab.runs.work_count import WorkCount
 from paged_plugins.lab.simulation.answers import Answers
 from paged_plugins.lab.simulation.settings import SimulatedSettings
 from paged_plugins.lab.simulation.steady_batch import SteadyBatch
-from paged_plugins.lab.simulation.work_count import WorkCount
 
 MAX_BLOCKS = 4_000_000
 """Blocks that a block allocator keeps account of without a model, at most."""

@@ -7,17 +7,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
 
-from paged_plugins.lab.measures import MEASURES, Measure
-from paged_plugins.lab.results import Arm, Results, ServiceLevel
+from paged_plugins.lab.measures.measure import MEASURES, Measure
+from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.differences import Difference, Pair, differences_of
-from paged_plugins.lab.statistics.wording import (
-    change_unit,
-    listed,
-    setting_text,
-    settings_text,
-    size_text,
-    value_text,
-)
+from paged_plugins.lab.statistics.wording import change_unit, listed, size_text, value_text
+from paged_plugins.lab.study.arm import Arm
+from paged_plugins.lab.study.setting_text import setting_text, settings_text
 
 _HEADLINES = (
     *("goodput_per_s", "missed_deadlines", "hit_rate", "e2e_ms_p50", "ttft_ms_p50", "ttft_ms_p99"),

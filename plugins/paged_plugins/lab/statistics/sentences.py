@@ -6,17 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.results import Results
+from paged_plugins.lab.measures.measure import MEASURES
+from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.conclusions import conclusions
 from paged_plugins.lab.statistics.differences import Difference
 from paged_plugins.lab.statistics.simultaneous import minimum_seeds
-from paged_plugins.lab.statistics.wording import (
-    change_text,
-    interval_text,
-    subject,
-    value_text,
-)
+from paged_plugins.lab.statistics.wording import change_text, interval_text, subject, value_text
 
 _MOST_CLAUSES = 8
 """Measures that a sentence gives with numbers; it names the others."""

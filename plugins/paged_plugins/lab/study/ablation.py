@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, StrictInt, field_validator, model_v
 from paged_core.config.entry import Layer
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_plugins.lab.results import ServiceLevel
+from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.study.arms import PlannedArm, layer, plan_arms
 from paged_plugins.lab.study.yaml_file import Strict, parse
 from paged_plugins.workloads.named import workload_spec
@@ -122,8 +122,3 @@ class Ablation(Study):
 def parse_ablation(text: str, path: Path) -> Ablation:
     """Return what the text of an ablation's file describes; SettingsError if it is wrong."""
     return parse(text, Ablation, path)
-
-
-def plain(workload: WorkloadSpec) -> dict[str, Any]:
-    """Return a workload as plain data."""
-    return workload.written()

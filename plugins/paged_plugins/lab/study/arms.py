@@ -12,8 +12,8 @@ from paged_core.config.entry import Entry, Layer, Origin
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, settings_class
-from paged_plugins.lab.results import BASE, Arm
-from paged_plugins.lab.statistics.wording import settings_text
+from paged_plugins.lab.study.arm import BASE, Arm
+from paged_plugins.lab.study.setting_text import settings_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_plugins.lab.study.ablation import SIMULATED, Ablation, parse_ablation
 from paged_plugins.lab.study.arms import PlannedArm
-from paged_plugins.lab.study.task import Task
 from paged_plugins.lab.study.yaml_file import read_file
+from paged_plugins.lab.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True)

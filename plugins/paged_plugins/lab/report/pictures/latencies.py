@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paged_plugins.lab.measures import time_per_token
-from paged_plugins.lab.results import Results
-from paged_plugins.lab.run_record import RequestRecord
+from paged_plugins.lab.measures.run_measures import time_per_token
+from paged_plugins.lab.results.results import Results
+from paged_plugins.lab.runs.run_record import RequestRecord
 
 _SERVED = frozenset({"stop", "length"})
 

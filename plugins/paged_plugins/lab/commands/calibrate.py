@@ -1,0 +1,105 @@
+"""``paged-core calibrate``: measure an engine's steps, and write a cost model of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paged_core.cli.options import Given
+from paged_core.cli.output import print_json, print_table
+from paged_core.clock import SystemClock
+from paged_core.errors import SettingsError
+from paged_core.interfaces.executor import SupportsClock
+from paged_core.settings import EngineSettings
+from paged_core.wiring import build_engine
+from paged_plugins.lab.calibration.calibrate import Calibration, calibrate, choose_scenes
+from paged_plugins.lab.calibration.processor_clock import ProcessorClock
+from paged_plugins.lab.commands.progress import progress
+from paged_plugins.lab.cost_models.weights_file import write_weights
+from paged_plugins.lab.runs.warm_up import warm_up
+from paged_plugins.machine import cpu_model
+
+
+def calibrate_command(
+    given: Given,
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", help="Where the weights are written.")
+    ] = Path("cost_model.yaml"),
+    steps: Annotated[int, typer.Option(min=50, help="Steps to measure, about.")] = 300,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that each is measured.")] = 3,
+    cpu_time: Annotated[
+        bool,
+        typer.Option(
+            "--cpu-time",
+            help="Measure the processor time of this process instead, for a busy machine; the "
+            "model then gets one thread.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure the steps of a real engine over a grid of batches, contexts and chunks, and fit them.
+
+    Everything between the plan of a step and its recorded tokens is measured, and the median of
+    the repeats counts. A fifth of the steps is not fitted to: the errors are of these. Simulate the
+    engine with --cost-model.name linear --cost-model.file FILE.
+    """
+    if not output.parent.is_dir():
+        raise SettingsError(f"--output {output}: there is no folder {output.parent}; make it first")
+    resolved = given.resolve(**({"threads": 1} if cpu_time else {}))
+    settings = resolved.settings
+    engine = build_engine(settings, resolved.registry)
+    try:
+        if isinstance(engine.executor, SupportsClock):
+            raise SettingsError(f"executor {settings.executor.name!r} runs no model; set another")
+        warm_up(engine)
+        chosen = choose_scenes(engine, steps)
+        with progress(repeats * len(chosen), "measuring") as advance:
+            found = calibrate(
+                engine,
+                settings,
+                chosen,
+                repeats=repeats,
+                clock=ProcessorClock() if cpu_time else SystemClock(),
+                advance=advance,
+            )
+    finally:
+        engine.close()
+    file = found.file(_measured(settings, repeats, cpu_time=cpu_time))
+    write_weights(output, file)
+    if as_json:
+        print_json(file.model_dump(mode="json"))
+    else:
+        _print(found, output)
+
+
+def _measured(settings: EngineSettings, repeats: int, *, cpu_time: bool) -> dict[str, Any]:
+    return {
+        "model": settings.model,
+        "dtype": settings.dtype,
+        "threads": settings.threads,
+        "cpu": cpu_model(),
+        "clock": "processor" if cpu_time else "wall",
+        "repeats": repeats,
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _print(found: Calibration, output: Path) -> None:
+    typer.echo(f"Weights of {found.num_steps} steps, written to {output}")
+    print_table("", ["weight", "seconds"], [[n, f"{w:.3g}"] for n, w in found.weights.items()])
+    typer.echo("Errors of the prediction on steps that it was not fitted to")
+    print_table(
+        "",
+        ["steps", "number", "bias", "median", "p90"],
+        [
+            [
+                kind,
+                each["steps"],
+                *(f"{100 * each[name]:.1f}%" for name in ("bias", "median", "p90")),
+            ]
+            for kind, each in found.errors.items()
+        ],
+    )

@@ -1,0 +1,135 @@
+"""``paged-core lab run``: every arm of an ablation on the same requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paged_core.cli import FAILED, OK
+from paged_core.cli.frame import SettingsCommand
+from paged_core.cli.options import Given, flag
+from paged_core.errors import SettingsError
+from paged_plugins.lab.commands.progress import progress
+from paged_plugins.lab.results.results_folder import ResultsFolder
+from paged_plugins.lab.study.plan import Plan, read_plan
+from paged_plugins.lab.tasks.ray_cluster import LOCAL
+from paged_plugins.lab.tasks.run_tasks import open_runner
+from paged_plugins.lab.tasks.task import Ran
+from paged_plugins.lab.tasks.workers import num_workers
+
+Ablation = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The ablation, YAML.", show_default=False)
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="For the results (default: FILE's name and -results)."),
+]
+_ADDRESS = re.compile(rf"auto|{LOCAL}|\S+:\d+")
+OnRay = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        help="Run on a Ray cluster: auto or host:port; alone, one is started here.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Runs at a time (default: one a core; one, if they are real)."),
+]
+
+
+class RunCommand(SettingsCommand):
+    """Takes ``--ray`` with and without an address."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Let ``--ray`` alone mean a cluster that is started here."""
+        return super().parse_args(ctx, list(with_address(args)))
+
+
+def with_address(args: Sequence[str]) -> Iterator[str]:
+    """Yield arguments, those of ``--ray`` completed."""
+    for place, word in enumerate(args):
+        following = args[place + 1] if place + 1 < len(args) else ""
+        alone = word == "--ray" and not _ADDRESS.fullmatch(following)
+        yield f"--ray={LOCAL}" if alone else word
+
+
+def run_command(
+    given: Given,
+    file: Ablation,
+    output: Output = None,
+    workers: Workers = None,
+    ray: OnRay = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Replace the results in FOLDER.")] = False,
+) -> int:
+    """Run an ablation: every arm on the same requests with the same seeds.
+
+    Results go to one folder. Killed or stopped, the command goes on where it was when it is given
+    again; runs that failed are tried again. Settings are those of the file alone: neither options
+    nor the environment change them.
+    """
+    refuse_settings(given)
+    plan = read_plan(file, given.registry)
+    folder = output or Path(f"{file.stem}-results")
+    results = ResultsFolder(folder, plan, given.registry, fresh=fresh)
+    missing = results.missing()
+    all_of_cluster = ray is not None and workers is None and not plan.is_real
+    count = None if all_of_cluster else num_workers(len(missing), workers, is_real=plan.is_real)
+    typer.echo(beginning(plan, len(missing), count), err=True)
+    failed: list[Ran] = []
+    with (
+        open_runner(given.registry, workers=count, cluster=ray if missing else None) as runner,
+        progress(len(missing), "running") as advance,
+    ):
+        for ran in runner(missing):
+            results.keep(ran)
+            advance()
+            if ran.problem:
+                failed.append(ran)
+                typer.echo(f"failed: {ran.task}: {ran.problem}", err=True)
+    if not results.finish():
+        typer.echo(
+            "note: tables are in JSON alone; for Parquet, pip install 'paged-core[lab]'", err=True
+        )
+    if failed:
+        plural = "s" * (len(failed) > 1)
+        typer.echo(f"{len(failed)} run{plural} failed; run this again to retry", err=True)
+    typer.echo(f"results in {folder}; to read them: paged-core lab report {folder}")
+    return FAILED if failed else OK
+
+
+def refuse_settings(given: Given) -> None:
+    """Refuse options that are settings: those of a study are in its file.
+
+    Raises:
+        SettingsError: one was given.
+    """
+    files = {
+        "--config": given.config,
+        "--env-file": given.env_file,
+        "--secrets-dir": given.secrets_dir,
+    }
+    named = [option for option, path in files.items() if path is not None]
+    named += [flag(entry.path) for entry in given.options]
+    if named:
+        raise SettingsError(f"{named[0]} has no effect here; write it under `base` in the file")
+
+
+def beginning(plan: Plan, num_missing: int, workers: int | None) -> str:
+    """Say what will be run, and how."""
+    parts = [str(plan)]
+    total = len(list(plan.tasks()))
+    if num_missing < total:
+        parts.append(f"{total - num_missing} done before")
+    if plan.is_real and workers == 1:
+        parts.append("one at a time, as they are timed on this machine")
+    elif plan.is_real:
+        parts.append(f"{workers} at a time, which share the machine: their times are no measure")
+    elif workers != 1:
+        parts.append(f"{workers or 'one for each core of the cluster'} at a time")
+    return "; ".join(parts)

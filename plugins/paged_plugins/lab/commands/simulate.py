@@ -1,0 +1,169 @@
+"""``paged-core simulate``: one run of a workload, and its measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import process_time
+from typing import Annotated, Any
+
+import typer
+
+from paged_core.cli.options import Given
+from paged_core.cli.output import print_json, print_table
+from paged_core.config.entry import Entry, Layer, Origin
+from paged_core.errors import SettingsError
+from paged_core.settings import EngineSettings, Resolved
+from paged_plugins.lab.cluster.cluster_run import ClusterRun
+from paged_plugins.lab.commands.progress import counting
+from paged_plugins.lab.measures.measure import MEASURES
+from paged_plugins.lab.measures.run_measures import measures
+from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.runs.run_record import RunRecord
+from paged_plugins.lab.runs.run_workload import run_workload
+from paged_plugins.lab.statistics.wording import value_text
+from paged_plugins.workloads.named import workload_spec
+from paged_plugins.workloads.spec import WorkloadSpec
+
+_SIMULATED: Layer = (Entry(("executor",), "simulated", Origin("default", "simulate")),)
+_Limit = Annotated[float | None, typer.Option(min=0, help="A limit for goodput (default: none).")]
+
+
+def simulate_command(
+    given: Given,
+    workload: Annotated[str, typer.Argument(help="A workload's name, or a file.")],
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the workload, and of the engine's own draws.")
+    ] = 0,
+    real: Annotated[
+        bool, typer.Option("--real", help="Run the model, in real time, instead of a simulation.")
+    ] = False,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="Engines behind a --router (default: one engine alone)."),
+    ] = None,
+    requests: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a line for each request, as JSON or, by its suffix, to .parquet.",
+        ),
+    ] = None,
+    slo_ttft_ms: _Limit = None,
+    slo_tpot_ms: _Limit = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Serve a workload once on a virtual clock, and say what it would have taken.
+
+    The scheduler, the allocator and the policies are those of a real engine. A step takes the time
+    that --cost-model predicts. With --real a model runs instead, on the executor that the settings
+    name, and arrivals are waited for. --replicas simulates a cluster, in memory that does not grow
+    with the number of requests.
+    """
+    resolved = given.resolve(() if real else _SIMULATED)
+    settings = resolved.settings
+    check_executor(settings, real=real)
+    spec = workload_spec(workload)
+    if (
+        requests is not None
+        and requests.exists()
+        and requests.resolve() == Path(workload).resolve()
+    ):
+        raise SettingsError(f"--requests {requests}: that is the workload; name another file")
+    slo = ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms)
+    if replicas is None and requests is None and dict(settings)["router"] is None:
+        _serve_alone(resolved, spec, seed, slo, as_json=as_json)
+        return
+    if real:
+        raise SettingsError("--real: a cluster is simulated; leave --real out")
+    started = process_time()
+    with counting("requests") as advance:
+        cluster = ClusterRun(
+            settings,
+            resolved.registry,
+            spec,
+            seed,
+            num_replicas=replicas or 1,
+            slo=slo,
+            requests_file=requests,
+            advance=advance,
+        )
+    seconds = process_time() - started
+    if as_json:
+        head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
+        print_json(head | cluster.document() | {"cpu_seconds": round(seconds, 3)})
+    else:
+        cluster.print(seconds)
+
+
+def _serve_alone(
+    resolved: Resolved, spec: WorkloadSpec, seed: int, slo: ServiceLevel, *, as_json: bool
+) -> None:
+    """Serve a workload on one engine, and print its measures."""
+    settings = resolved.settings
+    started = process_time()
+    with counting("requests") as advance:
+        record = run_workload(settings, resolved.registry, spec.build(), seed, advance=advance)
+    seconds = process_time() - started
+    found = measures(record, slo)
+    if as_json:
+        print_json(
+            {
+                "workload": spec.written(),
+                "seed": seed,
+                "executor": settings.executor.name,
+                "requests": len(record.requests),
+                "measures": found,
+                "cpu_seconds": round(seconds, 3),
+            }
+        )
+    else:
+        _print(f"{spec.name}, seed {seed}", settings, record, found, seconds)
+
+
+def check_executor(settings: EngineSettings, *, real: bool) -> None:
+    """Refuse an executor that contradicts ``--real``.
+
+    Raises:
+        SettingsError: it does; the message says what to give instead.
+    """
+    name = settings.executor.name
+    if real and name == "simulated":
+        raise SettingsError("--real: executor 'simulated' runs no model; give --executor local")
+    if not real and name != "simulated":
+        raise SettingsError(
+            f"executor {name!r} takes real time; give --real as well, or --executor simulated"
+        )
+
+
+def _print(
+    what: str, settings: EngineSettings, record: RunRecord, found: dict[str, float], seconds: float
+) -> None:
+    shares = ("held_share", "reserved_share", "internal_share", "external_share")
+    rows = [
+        [MEASURES[name].title, value_text(name, value)]
+        for name, value in found.items()
+        if name not in shares
+    ]
+    title = f"{what}: {len(record.requests):,} requests on executor {settings.executor.name}"
+    if settings.executor.name == "simulated":
+        title += f", {found['makespan_s']:,.0f} s in {seconds:.1f} s"
+    typer.echo(title)
+    print_table("", ["measure", "value"], rows)
+    size = settings.block_size
+    typer.echo(f"Memory while busy, of {_num_blocks(record):,} blocks of {size} tokens")
+    print_table("", ["use", "share"], _memory_rows(found))
+
+
+def _num_blocks(record: RunRecord) -> int:
+    return record.steps[-1].num_blocks if record.steps else 0
+
+
+def _memory_rows(found: dict[str, float]) -> list[list[Any]]:
+    parts = {
+        "states of tokens": found["held_share"],
+        "reserved for tokens to come": found["reserved_share"],
+        "internal fragmentation": found["internal_share"],
+        "external fragmentation": found["external_share"],
+    }
+    parts["free"] = max(0.0, 1 - sum(parts.values()))
+    return [[use, f"{100 * share:.1f}%"] for use, share in parts.items()]

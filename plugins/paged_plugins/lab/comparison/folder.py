@@ -1,0 +1,72 @@
+"""The results of a comparison as a folder, which ``paged-core lab report`` reads."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from paged_core.errors import SettingsError
+from paged_core.registry import Registry
+from paged_plugins.lab.comparison.comparison import Comparison
+from paged_plugins.lab.results.atomic_file import write_bytes
+from paged_plugins.lab.results.manifest import Manifest, RunEntry, git_revision, machine, versions
+from paged_plugins.lab.results.results import Results
+from paged_plugins.lab.results.results_folder import MANIFEST, RECORDS
+from paged_plugins.lab.results.run_store import RunStore
+from paged_plugins.lab.results.tables import write_tables
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that has something in it already.
+
+    Raises:
+        SettingsError: it has, or it is a file.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingsError(f"--output {folder}: there is something already; give a new folder")
+
+
+def manifest_of(comparison: Comparison, registry: Registry, command: str) -> Manifest:
+    """Return what a comparison ran, with what, and where.
+
+    Args:
+        command: as it was given.
+    """
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Manifest(
+        command=command,
+        arms=tuple(arm for arm, _ in comparison.arms),
+        settings={arm.label: settings.model_dump(mode="json") for arm, settings in comparison.arms},
+        workloads=(comparison.workload.written(),),
+        seeds=tuple(range(comparison.num_seeds)),
+        slo=comparison.slo,
+        runs=(),
+        versions=versions(registry),
+        git=git_revision(),
+        machine=machine(),
+        started=now,
+        finished=now,
+    )
+
+
+def write_folder(
+    folder: Path, comparison: Comparison, results: Results, registry: Registry, manifest: Manifest
+) -> None:
+    """Write the manifest, the tables and the records of all runs.
+
+    Args:
+        results: with all records.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    store = RunStore(folder / RECORDS, registry)
+    entries = []
+    rows = []
+    for task, run in zip(comparison.tasks(), results.runs, strict=True):
+        record = results.record(*task.place)
+        assert record is not None
+        store.write(key := store.key(task), task, record)
+        entries.append(RunEntry(arm=run.arm, workload=run.workload, seed=run.seed, key=key))
+        rows.append((run, record))
+    write_tables(folder, rows)
+    whole = manifest.model_copy(update={"runs": tuple(entries)})
+    write_bytes(folder / MANIFEST, (whole.model_dump_json(indent=2) + "\n").encode())

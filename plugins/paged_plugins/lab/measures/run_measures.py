@@ -1,0 +1,155 @@
+"""Measures of a run, from the record of it.
+
+A request is *served* if it ended by a stop condition or by its length. One that failed (refused,
+ignored, aborted, ended by an error) stays in the measures: it waits for its first token, and for
+its end, until the run ends. So an arm gains nothing by failing requests; ``failed`` counts them.
+
+Percentiles interpolate linearly between requests (numpy's ``linear``, definition 7 of Hyndman and
+Fan, "Sample quantiles in statistical packages", 1996). Those of the time between tokens are read of
+a histogram, within 0.5%.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from paged_plugins.lab.measures.measure import MEASURES
+from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.runs.gap_histogram import percentile
+from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals
+
+_SERVED = frozenset({"stop", "length"})
+_SERVICE_OF_OUTPUT = 2
+"""What a generated token counts for, in prompt tokens: Sheng et al., "Fairness in serving large
+language models", OSDI 2024."""
+
+
+def measures(record: RunRecord, slo: ServiceLevel) -> dict[str, float]:
+    """Return the measures of a run, by name, in the order of :data:`MEASURES`.
+
+    What the run cannot tell is left out: latencies of no requests, rates of no time.
+    """
+    served = [each for each in record.requests if each.finish_reason in _SERVED]
+    found = _rates(served, record.totals.elapsed, slo)
+    found |= _request_latencies(record)
+    for share in (50, 90, 99):
+        gap = percentile(record.token_gaps, share / 100)
+        if gap is not None:
+            found[f"itl_ms_p{share}"] = 1e3 * gap
+    if due := [each for each in record.requests if each.deadline is not None]:
+        found["missed_deadlines"] = sum(map(_is_late, due)) / len(due)
+    admitted = [each for each in record.requests if each.admitted is not None]
+    if num_prompt := sum(each.num_prompt for each in admitted):
+        found["hit_rate"] = sum(each.num_cached for each in admitted) / num_prompt
+    found |= _fairness(served)
+    found |= _of_totals(record.totals)
+    found["failed"] = float(len(record.requests) - len(served))
+    return {name: found[name] for name in MEASURES if name in found}
+
+
+def meets(request: RequestRecord, slo: ServiceLevel) -> bool:
+    """Say whether a request was served within every limit of ``slo``."""
+    if request.finish_reason not in _SERVED or request.first_token is None:
+        return False
+    per_token = time_per_token(request)
+    taken = (
+        (slo.ttft_ms, request.first_token - request.arrival),
+        (slo.tpot_ms, 0.0 if per_token is None else per_token),
+        (slo.e2e_ms, request.finished - request.arrival),
+    )
+    return all(limit is None or 1e3 * seconds <= limit for limit, seconds in taken)
+
+
+def _is_late(request: RequestRecord) -> bool:
+    is_served = request.finish_reason in _SERVED
+    return request.deadline is not None and not (is_served and request.finished <= request.deadline)
+
+
+def time_per_token(request: RequestRecord) -> float | None:
+    """Return the seconds per output token of a sequence after its first; ``None``: it has no
+    second one.
+    """
+    later = request.num_output / request.num_sequences - 1
+    if request.first_token is None or later <= 0:
+        return None
+    return (request.finished - request.first_token) / later
+
+
+def _rates(served: Sequence[RequestRecord], seconds: float, slo: ServiceLevel) -> dict[str, float]:
+    if seconds <= 0:
+        return {}
+    return {
+        "throughput_tokens_per_s": sum(each.num_output for each in served) / seconds,
+        "requests_per_s": len(served) / seconds,
+        "goodput_per_s": sum(meets(each, slo) for each in served) / seconds,
+    }
+
+
+def _request_latencies(record: RunRecord) -> dict[str, float]:
+    end = max((each.finished for each in record.requests), default=0.0)
+    times: dict[str, list[float]] = defaultdict(list)
+    for each in record.requests:
+        is_served = each.finish_reason in _SERVED
+        first = each.first_token if is_served else None
+        times["ttft"].append((end if first is None else first) - each.arrival)
+        times["e2e"].append((each.finished if is_served else end) - each.arrival)
+        times["queueing"].append((end if each.admitted is None else each.admitted) - each.arrival)
+        per_token = time_per_token(each) if is_served else None
+        if per_token is not None:
+            times["tpot"].append(per_token)
+    found = {}
+    for name, values in times.items():
+        milliseconds = 1e3 * np.asarray(values)
+        p50, p90, p99 = np.percentile(milliseconds, (50, 90, 99))
+        found[f"{name}_ms_mean"] = float(milliseconds.mean())
+        found |= {f"{name}_ms_p50": float(p50), f"{name}_ms_p90": float(p90)}
+        found[f"{name}_ms_p99"] = float(p99)
+    return found
+
+
+def _fairness(served: Sequence[RequestRecord]) -> dict[str, float]:
+    """Jain's index (Jain, Chiu and Hawe, DEC-TR-301, 1984) of the rate of service, which is the
+    service that requests got by the time that they spent in the engine: of tenants where any is
+    named, else of requests. The slowdown of a request is the rate of all by its own.
+    """
+    by_tenant: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for each in served:
+        seconds = each.finished - each.arrival
+        if seconds > 0:
+            service = each.num_prompt + _SERVICE_OF_OUTPUT * each.num_output
+            by_tenant[each.tenant].append((service, seconds))
+    requests = [pair for pairs in by_tenant.values() for pair in pairs]
+    if not requests:
+        return {}
+    rates = np.asarray([service / seconds for service, seconds in requests])
+    shared = rates
+    if any(by_tenant):
+        shared = np.asarray([_rate(pairs) for pairs in by_tenant.values()])
+    return {
+        "jain": float(shared.sum() ** 2 / (len(shared) * (shared**2).sum())),
+        "max_slowdown": float(_rate(requests) / rates.min()),
+    }
+
+
+def _rate(pairs: Sequence[tuple[int, float]]) -> float:
+    return sum(service for service, _ in pairs) / sum(seconds for _, seconds in pairs)
+
+
+def _of_totals(totals: RunTotals) -> dict[str, float]:
+    found = {
+        "preemptions": float(totals.num_preemptions),
+        "recomputed_tokens": float(totals.recomputed_tokens),
+        "evictions": float(totals.num_evictions),
+        "held_share": totals.held_share,
+        "reserved_share": totals.reserved_share,
+        "internal_share": totals.internal_share,
+        "external_share": totals.external_share,
+        "steps": float(totals.num_steps),
+        "makespan_s": totals.elapsed,
+    }
+    if totals.elapsed > 0:
+        found["idle_share"] = max(0.0, 1 - totals.busy_seconds / totals.elapsed)
+    return found

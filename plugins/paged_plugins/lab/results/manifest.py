@@ -1,0 +1,100 @@
+"""The manifest of a folder of results: what was run, with what, where and when."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from paged_core.registry import Registry
+from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.study.arm import Arm
+from paged_plugins.lab.study.yaml_file import Strict
+from paged_plugins.machine import cpu_model
+
+_PACKAGES = (
+    *("paged-core", "numpy", "pydantic", "torch", "transformers", "pyarrow", "ray", "triton"),
+)
+
+
+class RunEntry(Strict):
+    """A run, and where its record is."""
+
+    arm: str
+    workload: str
+    seed: int
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]+$")]
+    problem: str | None = None
+    """Why there is no record."""
+
+
+class Manifest(Strict):
+    """All that a reader of the tables needs to know about where they come from."""
+
+    format: Literal[1] = 1
+    command: str
+    arms: tuple[Arm, ...]
+    settings: dict[str, dict[str, Any]]
+    """Resolved, by the label of the arm."""
+    workloads: tuple[dict[str, Any], ...]
+    seeds: tuple[int, ...]
+    slo: ServiceLevel
+    runs: tuple[RunEntry, ...]
+    versions: dict[str, str]
+    git: str | None
+    """The revision, if the code is a checkout; it ends with ``+changes`` if files differ."""
+    machine: dict[str, Any]
+    started: str
+    """UTC, as ISO 8601."""
+    finished: str | None = None
+    """``None``: it was interrupted, or is under way."""
+
+
+def versions(registry: Registry) -> dict[str, str]:
+    """Return the versions of the packages that results may depend on."""
+    found = {one.distribution: one.version for one in registry.plugins if one.status == "active"}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return dict(sorted(found.items()))
+
+
+def machine() -> dict[str, Any]:
+    """Return the processor, its cores, Python and platform."""
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "platform": platform.platform(),
+    }
+
+
+def git_revision() -> str | None:
+    """Return the revision of the checkout that this code is in; ``None``: it is in none."""
+    file = Path(__file__)
+    if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
+        return None
+    revision = _git(file.parent, "rev-parse", "HEAD")
+    changed = _git(file.parent, "status", "--porcelain", "--untracked-files=no")
+    return f"{revision}+changes" if changed else revision
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
