@@ -31,6 +31,7 @@ from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.study.ablation import MAX_RUNS
 from paged_plugins.lab.study.arm import Arm
+from paged_plugins.lab.study.counted import counted
 from paged_plugins.lab.tasks.workers import num_workers
 from paged_plugins.workloads.named import workload_spec
 
@@ -99,7 +100,7 @@ def compare_command(
         num_seeds=seeds,
         slo=ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms),
     )
-    chosen = chosen_measures(measure) or comparison.measures
+    chosen = chosen_measures(measure, comparison.slo) or comparison.measures
     if output is not None:
         check_folder(output)
     if html is not None and not html.parent.is_dir():
@@ -156,9 +157,9 @@ def _check_executor(arms: list[tuple[Arm, EngineSettings]], *, real: bool) -> No
 
 
 def _text(findings: Findings, num_runs: int, width: int) -> Iterator[str]:
-    num_seeds = len(findings.results.seeds)
+    seeds = counted(len(findings.results.seeds), "seed")
     yield (
-        f"{findings.results.workloads[0]}: {num_runs} runs, {num_seeds} seeds, differences with "
+        f"{findings.results.workloads[0]}: {num_runs} runs, {seeds}, differences with "
         f"{CONFIDENCE:.0%} intervals for all of them together; * moved"
     )
     yield ""

@@ -15,6 +15,7 @@ from paged_core.cli.options import Given, flag
 from paged_core.errors import SettingsError
 from paged_plugins.lab.commands.progress import progress
 from paged_plugins.lab.results.results_folder import ResultsFolder
+from paged_plugins.lab.study.counted import counted
 from paged_plugins.lab.study.plan import Plan, read_plan
 from paged_plugins.lab.tasks.ray_cluster import LOCAL
 from paged_plugins.lab.tasks.run_tasks import open_runner
@@ -97,8 +98,7 @@ def run_command(
             "note: tables are in JSON alone; for Parquet, pip install 'paged-core[lab]'", err=True
         )
     if failed:
-        plural = "s" * (len(failed) > 1)
-        typer.echo(f"{len(failed)} run{plural} failed; run this again to retry", err=True)
+        typer.echo(f"{counted(len(failed), 'run')} failed; run this again to retry", err=True)
     typer.echo(f"results in {folder}; to read them: paged-core lab report {folder}")
     return FAILED if failed else OK
 

@@ -12,7 +12,7 @@ from pydantic import Field, StrictInt, model_validator
 from paged_core.config.suggest import did_you_mean
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_plugins.lab.measures.measure import MEASURES
+from paged_plugins.lab.measures.measure import GOODPUT, MEASURES
 from paged_plugins.lab.statistics.simultaneous import minimum_seeds
 from paged_plugins.lab.study.ablation import SIMULATED, Study
 from paged_plugins.lab.study.arms import PlannedArm, plan_arms
@@ -47,6 +47,8 @@ class Search(Study):
         if self.objective not in MEASURES:
             known = did_you_mean(self.objective, MEASURES)
             raise ValueError(f"no measure is called {self.objective!r:.80}{known}")
+        if self.objective == GOODPUT and not self.slo.has_limits:
+            raise ValueError(f"{GOODPUT} needs limits; give `slo`, such as `slo: {{ttft_ms: 500}}`")
         if self.executor != SIMULATED:
             raise ValueError("executor: a search is made in simulation; leave it out")
         num_arms = prod(map(len, self.axes.values()))
