@@ -463,6 +463,7 @@ def test_real_runs_that_share_the_machine_are_no_measure(tmp_path: Path) -> None
         (["--ray", "a.yaml"], ["--ray=local", "a.yaml"]),
         (["--ray", "auto"], ["--ray", "auto"]),
         (["--ray", "10.0.0.1:6379"], ["--ray", "10.0.0.1:6379"]),
+        (["--ray", "nosuch:x"], ["--ray", "nosuch:x"]),
         (["--ray=ray://head:10001"], ["--ray=ray://head:10001"]),
         (["a.yaml"], ["a.yaml"]),
     ],

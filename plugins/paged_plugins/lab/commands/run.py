@@ -29,7 +29,7 @@ Output = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="For the results (default: FILE's name and -results)."),
 ]
-_ADDRESS = re.compile(rf"auto|{LOCAL}|\S+:\d+")
+_ADDRESS = re.compile(rf"auto|{LOCAL}|\S+:\S*")
 OnRay = Annotated[
     str | None,
     typer.Option(
