@@ -161,7 +161,7 @@ class TestReplayCommand:
         ("arguments", "environ", "said"),
         [
             ((), {"PAGED_CORE_NUM_BLOCKS": "5"}, "num_blocks=5 (PAGED_CORE_NUM_BLOCKS)"),
-            (("--num-blocks", "5"), {}, "num_blocks=5 (--num_blocks)"),
+            (("--num-blocks", "5"), {}, "num_blocks=5 (--num-blocks)"),
             (
                 (),
                 {"PAGED_CORE_SCHEDULER": "prefill_or_decode"},

@@ -170,6 +170,9 @@ class TestEvents:
         assert record.failure is not None
         assert "'a'" in record.failure
         assert record.elapsed == 1.75
+        alone = listed(asks("a", 1.0, length=500))
+        record, _ = served(engine_settings(), alone, num_replicas=1)
+        assert (record.elapsed, record.num_served) == (0, 0)
 
     def test_a_scheduler_that_plans_nothing_is_reported(self) -> None:
         registry = registry_with(IDLE)

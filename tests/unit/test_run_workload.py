@@ -52,9 +52,17 @@ def test_a_follower_arrives_after_the_answer_and_finds_it_in_the_cache() -> None
 def test_what_can_never_run_is_recorded_with_all_that_follows_it() -> None:
     last = asks("C", 3, 1)
     follower = asks("B", 3, 1, followers=(last,))
-    record = run([asks("A", 8 * 64, 1, followers=(follower,)), asks("D", 8, 1)])
+    too_long = asks("A", 8 * 64, 1, followers=(follower,), deadline=9.0)
+    record = run([too_long, asks("D", 8, 1)])
     reasons = {each.id: each.finish_reason for each in record.requests}
     assert reasons == dict.fromkeys("ABC", "ignored") | {"D": "length"}
+    assert record.failure is not None
+    assert "'A' has a prompt of 512 tokens" in record.failure
+    assert record.requests[0].deadline == 9.0, "it is missed, as that of a request that waited"
+
+
+def test_a_run_that_serves_nothing_takes_no_time() -> None:
+    assert run([asks("A", 8 * 64, 1, at=3.0)]).totals.elapsed == 0
 
 
 def test_equal_seeds_give_equal_records() -> None:

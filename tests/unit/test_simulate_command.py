@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,21 @@ def test_equal_seeds_measure_the_same_and_others_do_not(capsys: Capture, workloa
 def test_a_limit_makes_goodput(capsys: Capture, workload: str) -> None:
     found = simulated(capsys, workload, "--slo-ttft-ms", "0.001")
     assert found["measures"]["goodput_per_s"] == 0
+    assert "goodput_per_s" not in simulated(capsys, workload)["measures"]
+
+
+@pytest.mark.parametrize("replicas", [(), ("--replicas", "2")])
+def test_requests_that_fail_are_explained(
+    capsys: Capture, workload: str, replicas: tuple[str, ...]
+) -> None:
+    assert run("simulate", workload, *replicas, "--max-model-len", "40") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"1 request failed, the first: request '\d' has a prompt of \d\d tokens", out)
+    assert "TTFT p50" in out
+    assert run("simulate", workload, *replicas, "--max-model-len", "8") == 0
+    out = capsys.readouterr().out
+    assert "6 requests failed, the first: request '0'" in out
+    assert "TTFT p50" not in out, "nothing was served"
 
 
 def test_an_executor_without_a_clock_needs_real(capsys: Capture, workload: str) -> None:

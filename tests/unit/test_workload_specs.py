@@ -47,6 +47,7 @@ class TestSpec:
             ({"lengths": "long"}, "lengths: there are sharegpt, alpaca"),
             ({"arrivals": {"poisson": {"rate": -1}}}, "arrivals.poisson.rate"),
             ({"arrivals": {"poisson": {"rate": 1e-308}}}, "arrivals.poisson.rate"),
+            ({"arrivals": {"interval": 1e9}}, "arrivals.interval.seconds"),
             ({"arrivals": {"poisson": {"rate": 1}, "gamma": 1}}, "give one kind"),
             ({"mix": [{"weigth": 3}]}, "mix.0.weigth"),
             ({"requests": 2.5}, "requests"),
@@ -57,7 +58,8 @@ class TestSpec:
                 {"mix": [{"prefixes": {"system": {"tokens": 1, "count": 60_000}}}] * 2},
                 "more than 100,000 shared texts",
             ),
-            ([], "is not a workload"),
+            ([], "give a mapping with the keys of a workload"),
+            (None, "give a mapping with the keys of a workload"),
         ],
     )
     def test_mistakes_are_named(self, values: Mapping[str, Any], problem: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import Given, flag
 from paged_core.cli.output import print_json, print_table
 from paged_core.errors import SettingsError
 from paged_plugins.bench.machine import machine
@@ -114,8 +114,7 @@ def _check_options(given: Given) -> None:
     for entry in given.options:
         if entry.path[0] in instead and entry.path[1:] in ((), ("name",)):
             raise SettingsError(
-                f"--{'.'.join(entry.path).replace('_', '-')} has no effect here; "
-                f"use {instead[entry.path[0]]}"
+                f"{flag(entry.path)} has no effect here; use {instead[entry.path[0]]}"
             )
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import Given, flag
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
 from paged_core.settings import Resolved
@@ -327,7 +327,7 @@ def _refuse_settings(given: Given) -> None:
         "--secrets-dir": given.secrets_dir,
     }
     named = [option for option, path in files.items() if path is not None]
-    named += [f"--{entry.key}" for entry in given.options]
+    named += [flag(entry.path) for entry in given.options]
     if named:
         raise SettingsError(f"{named[0]} has no effect here: a trace is compared as it is")
 

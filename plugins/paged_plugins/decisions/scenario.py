@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -98,6 +99,17 @@ def _named_workload(value: Any) -> Any:
     return workload_spec(value)
 
 
+def _without_files(workload: WorkloadSpec) -> WorkloadSpec:
+    """Refuse a workload that reads files: the scenario may be a stranger's."""
+    for trace in workload.traces():
+        raise ValueError(
+            f"it reads the file {str(trace.file)!r:.80}, and a scenario reads no other files; "
+            "write `requests`, or give the file to `paged-core simulate`"
+        )
+    return workload
+
+
+Workload = Annotated[WorkloadSpec, BeforeValidator(_named_workload), AfterValidator(_without_files)]
 Prompt = StrictInt | StrictStr
 """A length, or ranges of token ids."""
 
@@ -179,7 +191,7 @@ class Scenario(_Strict):
     settings: dict[StrictStr, Any]
     prefixes: Annotated[dict[StrictStr, Prompt], Field(max_length=_MAX_PREFIXES)] = {}
     requests: tuple[ScenarioRequest, ...] = ()
-    workload: Annotated[WorkloadSpec, BeforeValidator(_named_workload)] | None = None
+    workload: Workload | None = None
     seed: Annotated[int, Strict(), Field(ge=0, lt=2**63)] = 0
     aborts: tuple[ScenarioAbort, ...] = ()
     seconds_per_step: Annotated[Seconds, Field(gt=0)] = 1.0
@@ -194,11 +206,7 @@ class Scenario(_Strict):
 
     @cached_property
     def asked(self) -> tuple[ReplayRequest, ...]:
-        """All requests, those of the workload after the others.
-
-        Raises:
-            SettingsError: the file that the workload names is broken.
-        """
+        """All requests, those of the workload after the others."""
         prefixes = {
             name: (prefix_ids(number, prompt),)
             if isinstance(prompt, int)

@@ -114,6 +114,11 @@ def parse_spec(values: Any, source: str) -> WorkloadSpec:
     Raises:
         SettingsError: it is none; the message says which keys are wrong.
     """
+    if not isinstance(values, Mapping):
+        raise SettingsError(
+            f"{source} is not a workload: give a mapping with the keys of a workload, such as "
+            "`lengths: sharegpt`"
+        )
     try:
         return WorkloadSpec.model_validate(values)
     except ValidationError as error:

@@ -17,6 +17,7 @@ from paged_plugins.lab.cluster.simulate_cluster import router_options, simulate_
 from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.statistics.wording import value_text
+from paged_plugins.lab.study.counted import counted
 from paged_plugins.workloads.spec import WorkloadSpec
 
 _EXTREMES = 3
@@ -88,13 +89,18 @@ class ClusterRun:
         """
         record, replicas = self.record, self.record.replicas
         number = record.num_served + record.num_failed
-        some = "1 replica" if len(replicas) == 1 else f"{len(replicas):,} replicas"
         typer.echo(
-            f"{self.what}: {number:,} requests on {some} behind {self.router}, "
-            f"{record.elapsed:,.0f} s in {seconds:.1f} s"
+            f"{self.what}: {number:,} requests on {counted(len(replicas), 'replica')} behind "
+            f"{self.router}, {value_text('makespan_s', record.elapsed)} in {seconds:.1f} s"
         )
-        if record.failure:
-            typer.echo(f"{record.num_failed:,} requests failed, the first: {record.failure}")
+        if record.num_failed:
+            failed = counted(record.num_failed, "request")
+            typer.echo(
+                f"{failed} failed, the first: {record.failure}\n"
+                "TTFT, TPOT, completion and queueing are those of the other requests"
+            )
+        if not record.num_served:
+            return  # there is nothing to measure
         print_table("", ["measure", "value"], self._measure_rows())
         typer.echo("Replicas by generated tokens, the most first")
         columns = ["replica", "requests", "generated tokens", "hit rate", "busy"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from paged_plugins.lab.cluster.latency import Latency
 from paged_plugins.lab.cluster.timeline import LoadSample
+from paged_plugins.lab.measures.measure import GOODPUT
 from paged_plugins.lab.runs.gap_histogram import percentile
 
 
@@ -40,8 +41,8 @@ class ClusterRecord:
     """Requests that were refused, ignored, or ended by an error; latencies are without them."""
     failure: str | None = None
     """What the first of them was told."""
-    num_good: int = 0
-    """Requests that met the service level."""
+    num_good: int | None = None
+    """Requests that met the service level; ``None``: it has no limits."""
     num_preemptions: int = 0
     num_evictions: int = 0
     """Cached blocks whose content was given up to make room."""
@@ -66,7 +67,8 @@ class ClusterRecord:
         generated = [float(each.num_generated) for each in replicas]
         found: dict[str, float] = {}
         if seconds > 0:
-            found["goodput_per_s"] = self.num_good / seconds
+            if self.num_good is not None:
+                found[GOODPUT] = self.num_good / seconds
             found["throughput_tokens_per_s"] = sum(generated) / seconds
             found["requests_per_s"] = self.num_served / seconds
         num_prompt = sum(each.num_prompt for each in replicas)

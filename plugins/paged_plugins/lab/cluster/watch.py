@@ -31,7 +31,10 @@ class Watch:
     def __init__(
         self, num_replicas: int, slo: ServiceLevel, on_request: OnRequest, max_samples: int
     ) -> None:
-        self.record = ClusterRecord(replicas=[ReplicaTotals() for _ in range(num_replicas)])
+        self.record = ClusterRecord(
+            replicas=[ReplicaTotals() for _ in range(num_replicas)],
+            num_good=0 if slo.has_limits else None,
+        )
         """Complete once :meth:`finish` has returned it."""
         self._slo = slo
         self._on_request = on_request
@@ -58,6 +61,7 @@ class Watch:
 
     def refused(self, arrival: Arrival, replica: int, reason: str) -> int:
         """A request was refused by a replica when it arrived; return how many ended with it."""
+        self._last_end = max(self._last_end, arrival.at)
         records = list(refused_records(arrival, arrival.at))
         for record in records:
             self._add(record, replica)
@@ -97,7 +101,8 @@ class Watch:
             record.num_failed += 1
             return
         record.num_served += 1
-        record.num_good += meets(request, self._slo)
+        if record.num_good is not None:
+            record.num_good += meets(request, self._slo)
         self._add_latencies(request)
 
     def _add_latencies(self, request: RequestRecord) -> None:

@@ -29,6 +29,7 @@ from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.study.ablation import MAX_RUNS
+from paged_plugins.lab.study.counted import counted
 from paged_plugins.lab.tasks.workers import num_workers
 from paged_plugins.output_option import check_writable
 from paged_plugins.progress import progress
@@ -96,7 +97,7 @@ def compare_command(
         num_seeds=seeds,
         slo=ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms),
     )
-    chosen = chosen_measures(measure) or comparison.measures
+    chosen = chosen_measures(measure, comparison.slo) or comparison.measures
     if output is not None:
         check_folder(output)
     num_runs = len(arms) * seeds
@@ -139,9 +140,9 @@ def _write(
 
 
 def _text(findings: Findings, num_runs: int, width: int) -> Iterator[str]:
-    num_seeds = len(findings.results.seeds)
+    seeds = counted(len(findings.results.seeds), "seed")
     yield (
-        f"{findings.results.workloads[0]}: {num_runs} runs, {num_seeds} seeds, differences with "
+        f"{findings.results.workloads[0]}: {num_runs} runs, {seeds}, differences with "
         f"{CONFIDENCE:.0%} intervals for all of them together; * moved"
     )
     yield ""

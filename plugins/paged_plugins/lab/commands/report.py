@@ -46,8 +46,8 @@ def report_command(
     from paged_plugins.lab.statistics.differences import differences
     from paged_plugins.lab.statistics.sentences import sentences
 
-    measures = chosen_measures(measure) or list(MEASURES)
     results = load_results(folder)
+    measures = chosen_measures(measure, results.slo) or list(MEASURES)
     blocks = None if block_map is None else BlockHistory(block_map)
     if html is None and markdown is None:
         html, markdown = folder / "report.html", folder / "report.md"

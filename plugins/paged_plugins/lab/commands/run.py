@@ -13,6 +13,7 @@ from paged_plugins.lab.commands.options import Workers
 from paged_plugins.lab.commands.ray_option import OnRay
 from paged_plugins.lab.commands.study_file import refuse_settings
 from paged_plugins.lab.results.results_folder import ResultsFolder
+from paged_plugins.lab.study.counted import counted
 from paged_plugins.lab.study.plan import Plan, read_plan
 from paged_plugins.lab.tasks.run_tasks import open_runner
 from paged_plugins.lab.tasks.task import Ran
@@ -66,8 +67,7 @@ def run_command(
             "note: tables are in JSON alone; for Parquet, pip install 'paged-core[lab]'", err=True
         )
     if failed:
-        plural = "s" * (len(failed) > 1)
-        typer.echo(f"{len(failed)} run{plural} failed; run this again to retry", err=True)
+        typer.echo(f"{counted(len(failed), 'run')} failed; run this again to retry", err=True)
     typer.echo(f"results in {folder}; to read them: paged-core lab report {folder}")
     return FAILED if failed else OK
 

@@ -50,7 +50,7 @@ def search_command(
         open_runner(given.registry, workers=count, cluster=ray) as runner,
         progress(total, "searching") as advance,
     ):
-        found = run_search(search, arms, given.registry, runner, advance)
+        found = run_search(search, arms, runner, advance)
     if output is not None:
         write_json(output, document(found))
     if as_json:

@@ -21,6 +21,7 @@ from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.statistics.wording import value_text
+from paged_plugins.lab.study.counted import counted
 from paged_plugins.output_option import check_writable
 from paged_plugins.progress import counting
 from paged_plugins.workloads.named import workload_spec
@@ -111,6 +112,7 @@ def _serve_alone(
                 "executor": settings.executor.name,
                 "requests": len(record.requests),
                 "measures": found,
+                "failure": record.failure,
                 "cpu_seconds": round(seconds, 3),
             }
         )
@@ -121,16 +123,21 @@ def _serve_alone(
 def _print(
     what: str, settings: EngineSettings, record: RunRecord, found: dict[str, float], seconds: float
 ) -> None:
+    num_failed, num_requests = int(found["failed"]), len(record.requests)
+    title = f"{what}: {num_requests:,} requests on executor {settings.executor.name}"
+    if settings.executor.name == "simulated":
+        title += f", {value_text('makespan_s', found['makespan_s'])} in {seconds:.1f} s"
+    typer.echo(title)
+    if num_failed:
+        typer.echo(f"{counted(num_failed, 'request')} failed, the first: {record.failure}")
+    if num_failed == num_requests:
+        return  # nothing was served, so there is nothing to measure
     shares = ("held_share", "reserved_share", "internal_share", "external_share")
     rows = [
         [MEASURES[name].title, value_text(name, value)]
         for name, value in found.items()
         if name not in shares
     ]
-    title = f"{what}: {len(record.requests):,} requests on executor {settings.executor.name}"
-    if settings.executor.name == "simulated":
-        title += f", {found['makespan_s']:,.0f} s in {seconds:.1f} s"
-    typer.echo(title)
     print_table("", ["measure", "value"], rows)
     size = settings.block_size
     typer.echo(f"Memory while busy, of {_num_blocks(record):,} blocks of {size} tokens")

@@ -30,10 +30,8 @@ class Comparison:
 
     @property
     def measures(self) -> list[str]:
-        """Names of those that are compared: the ones that a table shows; goodput under limits."""
-        has_limits = self.slo != ServiceLevel()
-        shown = [name for name, measure in MEASURES.items() if measure.shown]
-        return [name for name in shown if has_limits or name != "goodput_per_s"]
+        """Names of those that are compared: the ones that a table shows."""
+        return [name for name, measure in MEASURES.items() if measure.shown]
 
     def tasks(self) -> Iterator[Task]:
         """Yield the runs: those of a seed one after another, and of the next in turned order, so

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
+GOODPUT: Final = "goodput_per_s"
+"""The measure that limits on latencies make: requests within all of them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
@@ -44,9 +47,7 @@ def _latencies() -> Iterator[Measure]:
 
 
 def _all() -> Iterator[Measure]:
-    yield Measure(
-        name="goodput_per_s", title="goodput", unit="requests/s", better="higher", shown=True
-    )
+    yield Measure(name=GOODPUT, title="goodput", unit="requests/s", better="higher", shown=True)
     yield Measure(
         name="throughput_tokens_per_s",
         title="throughput",

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paged_plugins.lab.measures.measure import MEASURES
+from paged_plugins.lab.measures.measure import GOODPUT, MEASURES
 from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.runs.gap_histogram import percentile
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals
@@ -30,7 +30,8 @@ language models", OSDI 2024."""
 def measures(record: RunRecord, slo: ServiceLevel) -> dict[str, float]:
     """Return the measures of a run, by name, in the order of :data:`MEASURES`.
 
-    What the run cannot tell is left out: latencies of no requests, rates of no time.
+    What the run cannot tell is left out: latencies of no requests, rates of no time, goodput
+    without limits.
     """
     served = [each for each in record.requests if each.finish_reason in _SERVED]
     found = _rates(served, record.totals.elapsed, slo)
@@ -81,11 +82,13 @@ def time_per_token(request: RequestRecord) -> float | None:
 def _rates(served: Sequence[RequestRecord], seconds: float, slo: ServiceLevel) -> dict[str, float]:
     if seconds <= 0:
         return {}
-    return {
+    found = {
         "throughput_tokens_per_s": sum(each.num_output for each in served) / seconds,
         "requests_per_s": len(served) / seconds,
-        "goodput_per_s": sum(meets(each, slo) for each in served) / seconds,
     }
+    if slo.has_limits:
+        found[GOODPUT] = sum(meets(each, slo) for each in served) / seconds
+    return found
 
 
 def _request_latencies(record: RunRecord) -> dict[str, float]:

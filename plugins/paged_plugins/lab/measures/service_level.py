@@ -12,3 +12,8 @@ class ServiceLevel:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether there is one at all; without, there is no goodput."""
+        return self != ServiceLevel()

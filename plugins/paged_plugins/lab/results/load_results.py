@@ -95,6 +95,8 @@ def _read(path: Path, kind: TypeAdapter[_Read]) -> _Read:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         where = ".".join(map(str, problem["loc"]))
-        raise SettingsError(f"{path} is damaged: {where}: {problem['msg']:.200}") from None
+        what = ": ".join(filter(None, (where, f"{problem['msg']:.200}")))
+        raise SettingsError(f"{path} is damaged: {what}; run the study again") from None
     except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot read {path}: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise SettingsError(f"cannot read {path}: {reason}") from None

@@ -57,4 +57,5 @@ def refused_records(arrival: Arrival, now: float) -> Iterator[RequestRecord]:
             tenant=request.tenant,
             session=request.session,
             priority=request.priority,
+            deadline=None if request.deadline is None else arrival.at + request.deadline,
         )

@@ -59,9 +59,11 @@ class RunCollector(Observer):
         if self._first_arrival is None:
             self._first_arrival = arrival.at
 
-    def refused(self, arrival: Arrival, now: float) -> None:
+    def refused(self, arrival: Arrival, now: float, reason: str) -> None:
         """The engine can never serve a request."""
         self.record.requests += refused_records(arrival, now)
+        self._last_end = now
+        self._note_failure(reason)
 
     def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
         """A request ended; ``group`` is as it stands after that."""
@@ -71,6 +73,10 @@ class RunCollector(Observer):
         if record.num_output:
             computed = record.num_prompt - record.num_cached
             self._needed_tokens += computed + record.num_output - len(group.sequences)
+        self._note_failure(group.sequences[0].error)
+
+    def _note_failure(self, reason: str | None) -> None:
+        self.record.failure = self.record.failure or reason
 
     # ------------------------------------------------------------------ steps
 

@@ -98,6 +98,8 @@ class RunRecord:
     steps: list[StepSample] = field(default_factory=list)
     """In order; thinned out evenly once they are too many for a picture."""
     totals: RunTotals = field(default_factory=RunTotals)
+    failure: str | None = None
+    """What the first request was told that was refused, ignored or ended by an error."""
     token_gaps: dict[int, int] = field(default_factory=dict)
     """Times between tokens of a sequence: how many fell into each bucket, see
     :mod:`paged_plugins.lab.runs.gap_histogram`."""

@@ -90,8 +90,8 @@ class ServingLoop:
             self._collector.arrived(arrival)
             try:
                 self._engine.add(engine_request(arrival, self._collector.start))
-            except RequestError:
-                self._collector.refused(arrival, now)
+            except RequestError as error:
+                self._collector.refused(arrival, now, str(error))
             else:
                 self._under_way[arrival.request.id] = arrival
 

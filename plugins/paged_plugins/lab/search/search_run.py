@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from paged_core.registry import Registry
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.search.halving import Round, best_first, halve
 from paged_plugins.lab.search.main_effects import MainEffect, main_effects
@@ -72,7 +71,6 @@ def num_runs(search: Search, planned: Sequence[Rung]) -> int:
 def run_search(
     search: Search,
     arms: Sequence[PlannedArm],
-    registry: Registry,
     runner: Runner,
     advance: Callable[[int], None] = lambda count: None,
 ) -> SearchResult:
@@ -104,7 +102,7 @@ def run_search(
     return SearchResult(
         search=search,
         rounds=rounds,
-        effects=main_effects(rounds[0].scores, search.levels(arms, registry)),
+        effects=main_effects(rounds[0].scores, search.levels(arms)),
         finalists=ordered,
         scores=found,
         results=results,

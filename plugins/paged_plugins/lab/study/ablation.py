@@ -13,6 +13,7 @@ from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.study.arms import PlannedArm, layer, plan_arms
+from paged_plugins.lab.study.counted import counted
 from paged_plugins.lab.study.yaml_file import Strict, parse
 from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
@@ -109,8 +110,9 @@ class Ablation(Study):
         num_runs = arms * len(self.workloads) * len(self.seeds)
         if num_runs > MAX_RUNS:
             raise ValueError(
-                f"these are up to {num_runs:,} runs ({arms:,} arms, {len(self.workloads)} "
-                f"workloads, {len(self.seeds)} seeds), and {MAX_RUNS:,} is the most"
+                f"these are up to {num_runs:,} runs ({counted(arms, 'arm')}, "
+                f"{counted(len(self.workloads), 'workload')}, "
+                f"{counted(len(self.seeds), 'seed')}), and {MAX_RUNS:,} is the most"
             )
         return self
 

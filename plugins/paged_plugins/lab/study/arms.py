@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product as combinations
@@ -44,40 +44,26 @@ def plan_arms(
     """
     settings = partial(_settings, base, registry)
     own = settings({})
-    values = {
-        axis: [value for value in each if settings({axis: value}) != own]
-        for axis, each in axes.items()
-    }
+    single = [
+        (axis, value, settings({axis: value})) for axis, each in axes.items() for value in each
+    ]
+    held = {axis: value for axis, value, made in single if made == own}
+    varied = [one for one in single if one[2] != own]
     if product:
-        held = {axis: len(values[axis]) < len(each) for axis, each in axes.items()}
-        changes: Iterator[dict[str, Any]] = _combined(values, held)
+        values = {axis: [value for name, value, _ in varied if name == axis] for axis in axes}
+        arms = ((change, settings(change)) for change in _combined(values, held))
     else:
-        changes = ({axis: value} for axis, each in values.items() for value in each)
-    planned = {
-        _identity(own): PlannedArm(Arm(label=BASE, held=own_values(base, axes, registry)), own)
-    }
+        arms = (({axis: value}, made) for axis, value, made in varied)
+    planned = {_identity(own): PlannedArm(Arm(label=BASE, held=held), own)}
     labels = {BASE}
-    for change in changes:
-        made = PlannedArm(_arm(change), settings(change))
+    for change, changed in arms:
+        made = PlannedArm(_arm(change), changed)
         if planned.setdefault(_identity(made.settings), made) is not made:
             continue
         if made.arm.label in labels:
             raise SettingsError(f"two arms would be called {made.arm.label!r}; write them apart")
         labels.add(made.arm.label)
     return list(planned.values())
-
-
-def own_values(
-    base: Sequence[Layer], axes: Mapping[str, Sequence[Any]], registry: Registry
-) -> dict[str, Any]:
-    """Return the values that the base has, of the axes that list them."""
-    settings = partial(_settings, base, registry)
-    return {
-        axis: value
-        for axis, each in axes.items()
-        for value in each
-        if settings({axis: value}) == settings({})
-    }
 
 
 def layer(settings: Mapping[str, Any], where: str = "") -> Layer:
@@ -111,16 +97,16 @@ def _settings(
 
 
 def _combined(
-    values: Mapping[str, Sequence[Any]], held: Mapping[str, bool]
+    values: Mapping[str, Sequence[Any]], held: Collection[str]
 ) -> Iterator[dict[str, Any]]:
     """Yield the changes of every combination but the base's.
 
     Args:
         values: by axis, those that the base does not have.
-        held: whether the axis has the base's value too.
+        held: the axes that have the base's value too.
     """
     choices = [
-        [*([{}] if held[axis] else []), *({axis: value} for value in each)]
+        [*([{}] if axis in held else []), *({axis: value} for value in each)]
         for axis, each in values.items()
     ]
     for chosen in combinations(*choices):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_plugins.lab.study.ablation import SIMULATED, Ablation, parse_ablation
 from paged_plugins.lab.study.arms import PlannedArm
+from paged_plugins.lab.study.counted import counted
 from paged_plugins.lab.study.yaml_file import read_file
 from paged_plugins.lab.tasks.task import Task
 
@@ -45,8 +47,8 @@ class Plan:
             "workload": len(self.ablation.workloads),
             "seed": len(self.ablation.seeds),
         }
-        parts = (f"{count} {noun}{'s' * (count != 1)}" for noun, count in counts.items())
-        return f"{len(list(self.tasks()))} runs: {' x '.join(parts)}"
+        parts = (counted(count, noun) for noun, count in counts.items())
+        return f"{counted(prod(counts.values()), 'run')}: {' x '.join(parts)}"
 
 
 def read_plan(path: Path, registry: Registry) -> Plan:
