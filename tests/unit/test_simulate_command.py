@@ -12,7 +12,8 @@ import yaml
 
 from paged_core.cli import main
 from paged_plugins.lab.calibration.scene import Scene
-from paged_plugins.lab.commands import calibrate, progress, validate
+from paged_plugins.lab.commands import calibrate, validate
+from paged_plugins.progress import counting
 
 Capture = pytest.CaptureFixture[str]
 SMALL = """\
@@ -97,7 +98,7 @@ def test_real_time_passes_on_an_executor_without_a_model(capsys: Capture, worklo
 
 def test_progress_is_counted_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with progress.counting("requests") as advance:
+    with counting("requests") as advance:
         advance(3)
 
 

@@ -21,7 +21,8 @@ import pytest
 from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_plugins.lab.commands.run import beginning, with_address
+from paged_plugins.lab.commands.ray_option import with_address
+from paged_plugins.lab.commands.run import beginning
 from paged_plugins.lab.results.atomic_file import PARTIAL
 from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.lab.results.run_store import read_record

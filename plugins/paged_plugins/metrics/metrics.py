@@ -10,8 +10,8 @@ from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
 from paged_core.sequence import SequenceGroup
 from paged_plugins.metrics.instrument_set import InstrumentSet
 from paged_plugins.metrics.instruments import exposition
-from paged_plugins.metrics.output_file import open_file
 from paged_plugins.metrics.settings import MetricsSettings
+from paged_plugins.output_file import open_file
 
 _LONGEST = 10_000_000
 """Where the settings do not say how long a sequence may become."""

@@ -13,6 +13,7 @@ from typing import Any
 from paged_core.errors import SettingsError
 from paged_plugins.lab.cluster.watch import OnRequest
 from paged_plugins.lab.runs.run_record import RequestRecord
+from paged_plugins.output_file import unwritable
 
 _ROWS = 10_000
 """That are gathered before they are written to Parquet, which keeps columns."""
@@ -37,7 +38,7 @@ def request_log(path: Path | None) -> Iterator[OnRequest]:
         try:
             file = path.open("w", encoding="utf-8")
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise unwritable(path, error) from error
         with file:
             yield lambda request, replica: print(json.dumps(_row(request, replica)), file=file)
 
@@ -49,7 +50,7 @@ def _parquet_log(path: Path) -> Iterator[OnRequest]:
     try:
         writer = parquet.ParquetWriter(path, schema)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
     rows: list[dict[str, Any]] = []
 
     def flush() -> None:
@@ -89,7 +90,3 @@ def _pyarrow() -> tuple[ModuleType, ModuleType]:
             "or name a file that ends with .jsonl"
         ) from error
     return pyarrow, pyarrow.parquet
-
-
-def _unwritable(path: Path, error: OSError) -> SettingsError:
-    return SettingsError(f"{path} cannot be written: {error.strerror or error}; name another file")

@@ -17,28 +17,26 @@ from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
 from paged_plugins.lab.calibration.calibrate import Calibration, calibrate, choose_scenes
 from paged_plugins.lab.calibration.processor_clock import ProcessorClock
-from paged_plugins.lab.commands.progress import progress
+from paged_plugins.lab.commands.options import AsJson, CpuTime
 from paged_plugins.lab.cost_models.weights_file import write_weights
 from paged_plugins.lab.runs.warm_up import warm_up
 from paged_plugins.machine import cpu_model
+from paged_plugins.output_option import check_writable
+from paged_plugins.progress import progress
 
 
 def calibrate_command(
     given: Given,
     output: Annotated[
-        Path, typer.Option(metavar="FILE", help="Where the weights are written.")
+        Path,
+        typer.Option(
+            metavar="FILE", help="Where the weights are written.", callback=check_writable
+        ),
     ] = Path("cost_model.yaml"),
     steps: Annotated[int, typer.Option(min=50, help="Steps to measure, about.")] = 300,
     repeats: Annotated[int, typer.Option(min=1, help="Times that each is measured.")] = 3,
-    cpu_time: Annotated[
-        bool,
-        typer.Option(
-            "--cpu-time",
-            help="Measure the processor time of this process instead, for a busy machine; the "
-            "model then gets one thread.",
-        ),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    cpu_time: CpuTime = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the steps of a real engine over a grid of batches, contexts and chunks, and fit them.
 
@@ -46,8 +44,6 @@ def calibrate_command(
     the repeats counts. A fifth of the steps is not fitted to: the errors are of these. Simulate the
     engine with --cost-model.name linear --cost-model.file FILE.
     """
-    if not output.parent.is_dir():
-        raise SettingsError(f"--output {output}: there is no folder {output.parent}; make it first")
     resolved = given.resolve(**({"threads": 1} if cpu_time else {}))
     settings = resolved.settings
     engine = build_engine(settings, resolved.registry)

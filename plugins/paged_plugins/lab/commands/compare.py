@@ -15,12 +15,11 @@ import typer
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json
-from paged_core.config.entry import Entry, Layer, Origin
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
 from paged_plugins.lab.commands.chosen_measures import chosen_measures
-from paged_plugins.lab.commands.progress import progress
+from paged_plugins.lab.commands.options import AsJson, Limit, Workers, WorkloadName
+from paged_plugins.lab.commands.real_option import Real, check_executor, executor_layer
 from paged_plugins.lab.comparison.comparison import Comparison
 from paged_plugins.lab.comparison.differences_table import table_lines
 from paged_plugins.lab.comparison.findings import CONFIDENCE, Findings
@@ -30,21 +29,19 @@ from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.study.ablation import MAX_RUNS
-from paged_plugins.lab.study.arm import Arm
 from paged_plugins.lab.study.counted import counted
 from paged_plugins.lab.tasks.workers import num_workers
+from paged_plugins.output_option import check_writable
+from paged_plugins.progress import progress
 from paged_plugins.workloads.named import workload_spec
 
 _PLAIN_WIDTH = 100
 """Columns, where the output is no terminal."""
-_VIRTUAL = "simulated"
-_SIMULATED: Layer = (Entry(("executor",), _VIRTUAL, Origin("default", "compare")),)
-_Limit = Annotated[float | None, typer.Option(min=0, help="A limit for goodput (default: none).")]
 
 
 def compare_command(
     given: Given,
-    workload: Annotated[str, typer.Argument(help="A workload's name, or a file.")],
+    workload: WorkloadName,
     vary: Annotated[
         list[str],
         typer.Option(
@@ -55,13 +52,8 @@ def compare_command(
         ),
     ],
     seeds: Annotated[int, typer.Option(min=1, help="Runs of every arm.")] = 6,
-    real: Annotated[
-        bool, typer.Option("--real", help="Run the model, in real time, instead of a simulation.")
-    ] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Runs at a time (default: one a core; one, if they are real)."),
-    ] = None,
+    real: Real = False,
+    workers: Workers = None,
     measure: Annotated[
         list[str] | None,
         typer.Option(
@@ -70,11 +62,14 @@ def compare_command(
             f"narrower the intervals. {', '.join(MEASURES)}.",
         ),
     ] = None,
-    slo_ttft_ms: _Limit = None,
-    slo_tpot_ms: _Limit = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    slo_ttft_ms: Limit = None,
+    slo_tpot_ms: Limit = None,
+    as_json: AsJson = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report with pictures, too.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a report with pictures, too.", callback=check_writable
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -88,8 +83,10 @@ def compare_command(
     paired over the seeds; with 95% confidence none of all the intervals misses. A star marks a
     difference that is not chance.
     """
-    arms = plan_arms([parse_variation(each) for each in vary], given, () if real else _SIMULATED)
-    _check_executor(arms, real=real)
+    variations = [parse_variation(each) for each in vary]
+    arms = plan_arms(variations, given, executor_layer("compare", real=real))
+    for arm, settings in arms:
+        check_executor(settings, real=real, arm=arm.label)
     if len(arms) * seeds > MAX_RUNS:
         raise SettingsError(
             f"--seeds {seeds}: these are {len(arms) * seeds:,} runs, and {MAX_RUNS:,} is the most"
@@ -103,8 +100,6 @@ def compare_command(
     chosen = chosen_measures(measure, comparison.slo) or comparison.measures
     if output is not None:
         check_folder(output)
-    if html is not None and not html.parent.is_dir():
-        raise SettingsError(f"--html {html}: there is no folder {html.parent}; make it first")
     num_runs = len(arms) * seeds
     with progress(num_runs, "comparing") as advance:
         results = comparison.run(
@@ -142,18 +137,6 @@ def _write(
 
         described = replace(results, manifest=manifest.model_dump(mode="json"))
         write_html(described, html, measures=measures)
-
-
-def _check_executor(arms: list[tuple[Arm, EngineSettings]], *, real: bool) -> None:
-    for arm, settings in arms:
-        name = settings.executor.name
-        if not real and name != _VIRTUAL:
-            raise SettingsError(
-                f"executor {name!r} ({arm.label}) takes real time; give --real as well, or "
-                f"--executor {_VIRTUAL}"
-            )
-        if real and name == _VIRTUAL:
-            raise SettingsError(f"--real: executor {name!r} ({arm.label}) runs no model")
 
 
 def _text(findings: Findings, num_runs: int, width: int) -> Iterator[str]:

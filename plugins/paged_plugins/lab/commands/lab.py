@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import typer
 
+from paged_plugins.lab.commands.ray_option import RayCommand
 from paged_plugins.lab.commands.report import report_command
-from paged_plugins.lab.commands.run import RunCommand, run_command
+from paged_plugins.lab.commands.run import run_command
 from paged_plugins.lab.commands.search import search_command
 from paged_plugins.lab.commands.validate import validate_command
 from paged_plugins.lab.commands.workload import workload_command
 
 app = typer.Typer(rich_markup_mode=None)
-app.command("run", cls=RunCommand)(run_command)
+app.command("run", cls=RayCommand)(run_command)
 app.command("report")(report_command)
-app.command("search", cls=RunCommand)(search_command)
+app.command("search", cls=RayCommand)(search_command)
 app.command("workload")(workload_command)
 app.command("validate")(validate_command)
 

@@ -7,16 +7,18 @@ from typing import Annotated
 
 import typer
 
+from paged_plugins.output_option import check_writable
+
 
 def report_command(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="As `lab run` has written it.")],
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", dir_okay=False, help="Write a page with plots."),
+        typer.Option(metavar="FILE", help="Write a page with plots.", callback=check_writable),
     ] = None,
     markdown: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", dir_okay=False, help="Write tables in Markdown."),
+        typer.Option(metavar="FILE", help="Write tables in Markdown.", callback=check_writable),
     ] = None,
     measure: Annotated[
         list[str] | None,

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from paged_core.cli import FAILED, OK
-from paged_core.cli.frame import SettingsCommand
-from paged_core.cli.options import Given, flag
-from paged_core.errors import SettingsError
-from paged_plugins.lab.commands.progress import progress
+from paged_core.cli.options import Given
+from paged_plugins.lab.commands.options import Workers
+from paged_plugins.lab.commands.ray_option import OnRay
+from paged_plugins.lab.commands.study_file import refuse_settings
 from paged_plugins.lab.results.results_folder import ResultsFolder
 from paged_plugins.lab.study.counted import counted
 from paged_plugins.lab.study.plan import Plan, read_plan
-from paged_plugins.lab.tasks.ray_cluster import LOCAL
 from paged_plugins.lab.tasks.run_tasks import open_runner
 from paged_plugins.lab.tasks.task import Ran
 from paged_plugins.lab.tasks.workers import num_workers
+from paged_plugins.progress import progress
 
 Ablation = Annotated[
     Path, typer.Argument(metavar="FILE", help="The ablation, YAML.", show_default=False)
@@ -29,35 +27,6 @@ Output = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="For the results (default: FILE's name and -results)."),
 ]
-_ADDRESS = re.compile(rf"auto|{LOCAL}|\S+:\S*")
-OnRay = Annotated[
-    str | None,
-    typer.Option(
-        "--ray",
-        metavar="[ADDRESS]",
-        help="Run on a Ray cluster: auto or host:port; alone, one is started here.",
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(min=1, help="Runs at a time (default: one a core; one, if they are real)."),
-]
-
-
-class RunCommand(SettingsCommand):
-    """Takes ``--ray`` with and without an address."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Let ``--ray`` alone mean a cluster that is started here."""
-        return super().parse_args(ctx, list(with_address(args)))
-
-
-def with_address(args: Sequence[str]) -> Iterator[str]:
-    """Yield arguments, those of ``--ray`` completed."""
-    for place, word in enumerate(args):
-        following = args[place + 1] if place + 1 < len(args) else ""
-        alone = word == "--ray" and not _ADDRESS.fullmatch(following)
-        yield f"--ray={LOCAL}" if alone else word
 
 
 def run_command(
@@ -101,23 +70,6 @@ def run_command(
         typer.echo(f"{counted(len(failed), 'run')} failed; run this again to retry", err=True)
     typer.echo(f"results in {folder}; to read them: paged-core lab report {folder}")
     return FAILED if failed else OK
-
-
-def refuse_settings(given: Given) -> None:
-    """Refuse options that are settings: those of a study are in its file.
-
-    Raises:
-        SettingsError: one was given.
-    """
-    files = {
-        "--config": given.config,
-        "--env-file": given.env_file,
-        "--secrets-dir": given.secrets_dir,
-    }
-    named = [option for option, path in files.items() if path is not None]
-    named += [flag(entry.path) for entry in given.options]
-    if named:
-        raise SettingsError(f"{named[0]} has no effect here; write it under `base` in the file")
 
 
 def beginning(plan: Plan, num_missing: int, workers: int | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +9,17 @@ import typer
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json
-from paged_core.errors import SettingsError
-from paged_plugins.lab.commands.progress import progress
-from paged_plugins.lab.commands.run import OnRay, Workers, refuse_settings
+from paged_plugins.lab.commands.options import AsJson, Workers
+from paged_plugins.lab.commands.ray_option import OnRay
+from paged_plugins.lab.commands.study_file import refuse_settings
 from paged_plugins.lab.search.search_file import arms_of, read_search
 from paged_plugins.lab.search.search_report import document, print_search
 from paged_plugins.lab.search.search_run import num_runs, planned_rungs, run_search
 from paged_plugins.lab.tasks.run_tasks import open_runner
 from paged_plugins.lab.tasks.workers import num_workers
+from paged_plugins.output_file import write_json
+from paged_plugins.output_option import JsonFile
+from paged_plugins.progress import progress
 
 
 def search_command(
@@ -27,10 +29,8 @@ def search_command(
     ],
     workers: Workers = None,
     ray: OnRay = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the same JSON to a file.")
-    ] = None,
+    as_json: AsJson = False,
+    output: JsonFile = None,
 ) -> None:
     """Search all combinations of settings for the best, in simulation.
 
@@ -39,8 +39,6 @@ def search_command(
     base. Settings are those of the file alone.
     """
     refuse_settings(given)
-    if output is not None and not output.parent.is_dir():
-        raise SettingsError(f"--output {output}: there is no folder {output.parent}; make it first")
     search = read_search(file)
     arms = arms_of(search, file, given.registry)
     planned = planned_rungs(search, len(arms))
@@ -54,7 +52,7 @@ def search_command(
     ):
         found = run_search(search, arms, runner, advance)
     if output is not None:
-        output.write_text(json.dumps(document(found), indent=2) + "\n", "utf-8")
+        write_json(output, document(found))
     if as_json:
         print_json(document(found))
     else:

@@ -10,11 +10,11 @@ import typer
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
-from paged_core.config.entry import Entry, Layer, Origin
 from paged_core.errors import SettingsError
 from paged_core.settings import EngineSettings, Resolved
 from paged_plugins.lab.cluster.cluster_run import ClusterRun
-from paged_plugins.lab.commands.progress import counting
+from paged_plugins.lab.commands.options import AsJson, Limit, WorkloadName
+from paged_plugins.lab.commands.real_option import Real, check_executor, executor_layer
 from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.measures.run_measures import measures
 from paged_plugins.lab.measures.service_level import ServiceLevel
@@ -22,22 +22,19 @@ from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.statistics.wording import value_text
 from paged_plugins.lab.study.counted import counted
+from paged_plugins.output_option import check_writable
+from paged_plugins.progress import counting
 from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
-
-_SIMULATED: Layer = (Entry(("executor",), "simulated", Origin("default", "simulate")),)
-_Limit = Annotated[float | None, typer.Option(min=0, help="A limit for goodput (default: none).")]
 
 
 def simulate_command(
     given: Given,
-    workload: Annotated[str, typer.Argument(help="A workload's name, or a file.")],
+    workload: WorkloadName,
     seed: Annotated[
         int, typer.Option(min=0, help="Of the workload, and of the engine's own draws.")
     ] = 0,
-    real: Annotated[
-        bool, typer.Option("--real", help="Run the model, in real time, instead of a simulation.")
-    ] = False,
+    real: Real = False,
     replicas: Annotated[
         int | None,
         typer.Option(min=1, help="Engines behind a --router (default: one engine alone)."),
@@ -47,11 +44,12 @@ def simulate_command(
         typer.Option(
             metavar="FILE",
             help="Write a line for each request, as JSON or, by its suffix, to .parquet.",
+            callback=check_writable,
         ),
     ] = None,
-    slo_ttft_ms: _Limit = None,
-    slo_tpot_ms: _Limit = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    slo_ttft_ms: Limit = None,
+    slo_tpot_ms: Limit = None,
+    as_json: AsJson = False,
 ) -> None:
     """Serve a workload once on a virtual clock, and say what it would have taken.
 
@@ -60,7 +58,7 @@ def simulate_command(
     name, and arrivals are waited for. --replicas simulates a cluster, in memory that does not grow
     with the number of requests.
     """
-    resolved = given.resolve(() if real else _SIMULATED)
+    resolved = given.resolve(executor_layer("simulate", real=real))
     settings = resolved.settings
     check_executor(settings, real=real)
     spec = workload_spec(workload)
@@ -120,21 +118,6 @@ def _serve_alone(
         )
     else:
         _print(f"{spec.name}, seed {seed}", settings, record, found, seconds)
-
-
-def check_executor(settings: EngineSettings, *, real: bool) -> None:
-    """Refuse an executor that contradicts ``--real``.
-
-    Raises:
-        SettingsError: it does; the message says what to give instead.
-    """
-    name = settings.executor.name
-    if real and name == "simulated":
-        raise SettingsError("--real: executor 'simulated' runs no model; give --executor local")
-    if not real and name != "simulated":
-        raise SettingsError(
-            f"executor {name!r} takes real time; give --real as well, or --executor simulated"
-        )
 
 
 def _print(

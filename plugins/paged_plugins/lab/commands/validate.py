@@ -11,8 +11,9 @@ from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
 from paged_plugins.lab.calibration.processor_clock import ProcessorClock
 from paged_plugins.lab.calibration.validation import Check, validate
-from paged_plugins.lab.commands.progress import progress
+from paged_plugins.lab.commands.options import AsJson, CpuTime
 from paged_plugins.lab.statistics.wording import value_text
+from paged_plugins.progress import progress
 
 
 def validate_command(
@@ -28,15 +29,8 @@ def validate_command(
     tolerance: Annotated[
         float, typer.Option(min=0, help="Relative error above which the command fails.")
     ] = 0.1,
-    cpu_time: Annotated[
-        bool,
-        typer.Option(
-            "--cpu-time",
-            help="Measure the processor time of this process instead, for a busy machine; the "
-            "model then gets one thread.",
-        ),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    cpu_time: CpuTime = False,
+    as_json: AsJson = False,
 ) -> int:
     """Serve four workloads on a real engine and on its simulation, and compare what they measure.
 

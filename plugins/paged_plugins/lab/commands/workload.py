@@ -12,8 +12,10 @@ import typer
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
-from paged_core.errors import SettingsError
+from paged_plugins.lab.commands.options import AsJson
 from paged_plugins.lab.results.atomic_file import replacing
+from paged_plugins.output_file import unwritable
+from paged_plugins.output_option import check_writable
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 from paged_plugins.workloads.summary import WorkloadSummary
@@ -41,9 +43,14 @@ def workload_command(
         int | None, typer.Option(min=1, help="Requests in all (default: as the workload says).")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the requests, a line of JSON each.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the requests, a line of JSON each.",
+            callback=check_writable,
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Draw a workload, print what it asks, and write it to a file.
 
@@ -98,7 +105,7 @@ def _lines(path: Path | None) -> Iterator[TextIO | None]:
         with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
             yield file
     except OSError as error:
-        raise SettingsError(f"{path} cannot be written: {error.strerror}") from None
+        raise unwritable(path, error) from None
 
 
 def _print(spec: WorkloadSpec, figures: dict[str, Any]) -> None:

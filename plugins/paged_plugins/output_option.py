@@ -1,4 +1,4 @@
-"""The option ``--output`` of the benchmarks."""
+"""Options that name a file to write."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import Annotated
 import typer
 
 
-def _check(path: Path | None) -> Path | None:
-    """Refuse what cannot be written before anything is measured."""
+def check_writable(path: Path | None) -> Path | None:
+    """Refuse a file that cannot be written, before anything is measured: a callback of options.
+
+    Raises:
+        BadParameter: its folder is missing, or it is one, or may not be written.
+    """
     if path is None:
         return None
     if path.is_dir():
@@ -23,7 +27,7 @@ def _check(path: Path | None) -> Path | None:
     return path
 
 
-OutputFile = Annotated[
+JsonFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write the same JSON to a file.", callback=_check),
+    typer.Option(metavar="FILE", help="Write the same JSON to a file.", callback=check_writable),
 ]

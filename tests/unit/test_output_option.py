@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 from typer import BadParameter
 
-from paged_plugins.bench.output_file import _check
+from paged_plugins.output_option import check_writable
 
 
 def test_a_file_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "results.json"
-    assert _check(None) is None
-    assert _check(file) == file
+    assert check_writable(None) is None
+    assert check_writable(file) == file
     file.touch()
-    assert _check(file) == file
+    assert check_writable(file) == file
     with pytest.raises(BadParameter, match="is a folder; give the name of a file"):
-        _check(tmp_path)
+        check_writable(tmp_path)
     with pytest.raises(BadParameter, match=r"there is no folder .*missing; make it first"):
-        _check(tmp_path / "missing" / "results.json")
+        check_writable(tmp_path / "missing" / "results.json")
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(BadParameter, match="cannot be written here; choose another file"):
-        _check(file)
+        check_writable(file)
