@@ -16,7 +16,8 @@ def unwritable(path: Path, error: OSError, key: str = "") -> SettingsError:
         key: of the setting that names it, if one does.
     """
     where = f"{key}: " if key else ""
-    return SettingsError(f"{where}{path} cannot be written: {error.strerror}; name another file")
+    why = error.strerror or error
+    return SettingsError(f"{where}{path} cannot be written: {why}; name another file")
 
 
 def open_file(path: Path, key: str) -> TextIO:

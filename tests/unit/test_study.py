@@ -300,7 +300,7 @@ def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
 def test_damaged_results_are_named(tmp_path: Path, name: str, content: str) -> None:
     assert run(write(tmp_path, seeds=1), tmp_path / "results") == 0
     (tmp_path / "results" / name).write_text(content, "utf-8")
-    with pytest.raises(SettingsError, match=rf"{name} is damaged"):
+    with pytest.raises(SettingsError, match=rf"{name} is damaged: \w.*; run the study again"):
         load_results(tmp_path / "results")
 
 

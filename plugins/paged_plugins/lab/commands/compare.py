@@ -23,7 +23,7 @@ from paged_plugins.lab.commands.real_option import Real, check_executor, executo
 from paged_plugins.lab.comparison.comparison import Comparison
 from paged_plugins.lab.comparison.differences_table import table_lines
 from paged_plugins.lab.comparison.findings import CONFIDENCE, Findings
-from paged_plugins.lab.comparison.folder import check_folder, manifest_of, write_folder
+from paged_plugins.lab.comparison.folder import make_folder, manifest_of, write_folder
 from paged_plugins.lab.comparison.variation import parse_variation, plan_arms
 from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.measures.service_level import ServiceLevel
@@ -99,7 +99,7 @@ def compare_command(
     )
     chosen = chosen_measures(measure, comparison.slo) or comparison.measures
     if output is not None:
-        check_folder(output)
+        make_folder(output)
     num_runs = len(arms) * seeds
     with progress(num_runs, "comparing") as advance:
         results = comparison.run(

@@ -14,7 +14,6 @@ from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
 from paged_plugins.lab.commands.options import AsJson
 from paged_plugins.lab.results.atomic_file import replacing
-from paged_plugins.output_file import unwritable
 from paged_plugins.output_option import check_writable
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
@@ -101,11 +100,8 @@ def _lines(path: Path | None) -> Iterator[TextIO | None]:
     if path is None:
         yield None
         return
-    try:
-        with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
-            yield file
-    except OSError as error:
-        raise unwritable(path, error) from None
+    with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
+        yield file
 
 
 def _print(spec: WorkloadSpec, figures: dict[str, Any]) -> None:

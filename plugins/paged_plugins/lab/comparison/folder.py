@@ -14,16 +14,21 @@ from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.results.results_folder import MANIFEST, RECORDS
 from paged_plugins.lab.results.run_store import RunStore
 from paged_plugins.lab.results.tables import write_tables
+from paged_plugins.output_file import unwritable
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that has something in it already.
+def make_folder(folder: Path) -> None:
+    """Make the folder, before anything is run.
 
     Raises:
-        SettingsError: it has, or it is a file.
+        SettingsError: it has something in it already, or cannot be made.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingsError(f"--output {folder}: there is something already; give a new folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error, "--output") from None
 
 
 def manifest_of(comparison: Comparison, registry: Registry, command: str) -> Manifest:
@@ -55,9 +60,9 @@ def write_folder(
     """Write the manifest, the tables and the records of all runs.
 
     Args:
+        folder: as :func:`make_folder` has made it.
         results: with all records.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     store = RunStore(folder / RECORDS, registry)
     entries = []
     rows = []

@@ -23,6 +23,7 @@ from paged_plugins.lab.study.ablation import parse_ablation
 from paged_plugins.lab.study.plan import Plan
 from paged_plugins.lab.study.yaml_file import read_file
 from paged_plugins.lab.tasks.task import Ran, Task
+from paged_plugins.output_file import unwritable
 
 ABLATION, MANIFEST, RECORDS = "ablation.yaml", "manifest.json", "runs"
 """Names in a folder of results."""
@@ -38,13 +39,16 @@ class ResultsFolder:
         fresh: remove the results that are in it.
 
     Raises:
-        SettingsError: it is no folder of results, or of another ablation's.
+        SettingsError: it is no folder of results, or of another ablation's, or cannot be made.
     """
 
     def __init__(self, folder: Path, plan: Plan, registry: Registry, *, fresh: bool) -> None:
         _check(folder, plan, fresh)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(folder)
+        except OSError as error:
+            raise unwritable(folder, error, "--output") from None
         write_bytes(folder / ABLATION, plan.text.encode())  # first: the folder is known by it
         self._folder = folder
         self._plan = plan
