@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+MANY = 1000
+"""Items that are checked in milliseconds: from so many on it is shown how far that is."""
+
+
 class Advance(Protocol):
     """Moves a bar on."""
 
@@ -19,9 +23,13 @@ class Advance(Protocol):
 
 
 @contextmanager
-def progress(total: int, what: str) -> Iterator[Advance]:
-    """Show a bar and the time that is left; call what is yielded for every item."""
-    if total < 2 or not sys.stderr.isatty():
+def progress(total: int, what: str, *, least: int = 2) -> Iterator[Advance]:
+    """Show a bar and the time that is left; call what is yielded for every item.
+
+    Args:
+        least: fewer items show nothing.
+    """
+    if total < least or not sys.stderr.isatty():
         yield lambda count=1, /: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn

@@ -18,6 +18,7 @@ from paged_plugins.lab.comparison.comparison import Comparison
 from paged_plugins.lab.comparison.findings import Findings
 from paged_plugins.lab.comparison.variation import parse_variation, plan_arms
 from paged_plugins.lab.results.load_results import load_results
+from paged_plugins.lab.study.cache_sizes import block_size_note
 from paged_plugins.workloads.spec import parse_spec
 from unit.planted_policies import PLANTED
 
@@ -200,6 +201,25 @@ def test_each_combination_of_the_further_settings_has_its_reference() -> None:
     settings = planned[3][1].model_dump()
     assert settings["evictor"] == {"name": "slru", "protected": 0.5}
     assert settings["scheduler"]["max_num_seqs"] == 16
+
+
+def test_blocks_of_several_sizes_make_caches_of_several_sizes() -> None:
+    def note(vary: str, **settings: Any) -> str | None:
+        arms = plan_arms([parse_variation(vary)], Given(registry_with(), {}), layer(**settings))
+        return block_size_note(settings for _, settings in arms)
+
+    expected = "num_blocks is 100 everywhere (tokens: 800 at 8, 1,600 at 16)"
+    assert expected in str(note("block_size=8,16", num_blocks=100))
+    assert note("block_size=8,16") is None
+    assert note("num_blocks=64,128", block_size=8) is None
+
+
+def test_observers_of_several_runs_are_refused(
+    capsys: pytest.CaptureFixture[str], burst: str
+) -> None:
+    command = ["compare", burst, "--vary", "victim=newest,fewest_computed"]
+    assert main([*command, "--observers", '["block_map"]'], {}) == BAD_USAGE
+    assert "all runs would write the same files" in capsys.readouterr().err
 
 
 def test_too_many_arms_are_refused_before_any_runs() -> None:

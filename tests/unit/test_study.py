@@ -71,6 +71,15 @@ def test_one_axis_is_varied_at_a_time() -> None:
     assert labels(base={"num_blocks": 64}, **axes) == ["base", "evictor=slru", "num_blocks=128"]
 
 
+@pytest.mark.parametrize(("product", "checked"), [(False, 1 + 4), (True, 1 + 4 + 3)])
+def test_settings_are_checked_once_and_counted(product: bool, checked: int) -> None:
+    counts: list[int] = []
+    axes = {"evictor": ["lru", "slru"], "num_blocks": [64, 128]}
+    base = [layer({"num_blocks": 64})]
+    plan_arms(base, axes, REGISTRY, product=product, advance=lambda: counts.append(1))
+    assert len(counts) == checked
+
+
 def test_the_base_says_what_it_has_of_each_axis() -> None:
     found = plan_arms([], {"evictor": ["lru", "slru"], "block_size": [32]}, REGISTRY)
     assert found[0].arm.held == {"evictor": "lru"}

@@ -41,6 +41,16 @@ class TestSpec:
         assert list(spec.build().draw(1)) == list(spec.build().draw(1))
         assert list(spec.build().draw(1)) != list(spec.build().draw(2))
 
+    def test_lengths_are_written_though_they_are_those_by_default(self) -> None:
+        sharegpt = NAMED_LENGTHS["sharegpt"].model_dump(mode="json", exclude_defaults=True)
+        assert parse_spec({}, "").written() == {"name": "workload", "lengths": sharegpt}
+        mixed = parse_spec({"mix": [{"tenants": "a"}, {"lengths": "alpaca"}]}, "")
+        assert mixed.written()["mix"][0]["lengths"] == sharegpt
+        assert "lengths" not in mixed.written()
+        traced = parse_spec({"trace": "requests.jsonl"}, "")
+        for spec in (mixed, traced):
+            assert parse_spec(spec.written(), "written") == spec
+
     @pytest.mark.parametrize(
         ("values", "problem"),
         [

@@ -101,8 +101,17 @@ class WorkloadSpec(RequestClass):
         return {key: getattr(self, key) for key in RequestClass.model_fields}
 
     def written(self) -> dict[str, Any]:
-        """Return it as a mapping of plain values, which reads back as an equal specification."""
-        return self.model_dump(mode="json", exclude_defaults=True) | {"name": self.name}
+        """Return it as a mapping of plain values, which reads back as an equal specification.
+
+        What is as by default is left out, but for the lengths: a reader asks for them first.
+        """
+        written = self.model_dump(mode="json", exclude_defaults=True) | {"name": self.name}
+        classes: list[tuple[RequestClass, dict[str, Any]]] = [(self, written)]
+        if self.mix:
+            classes = list(zip(self.mix, written["mix"], strict=True))
+        for each, values in classes if self.trace is None else ():
+            values["lengths"] = each.lengths.model_dump(mode="json", exclude_defaults=True)
+        return written
 
 
 def parse_spec(values: Any, source: str) -> WorkloadSpec:

@@ -29,6 +29,7 @@ from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.study.ablation import MAX_RUNS
+from paged_plugins.lab.study.cache_sizes import block_size_note
 from paged_plugins.lab.study.counted import counted
 from paged_plugins.lab.tasks.workers import num_workers
 from paged_plugins.output_option import check_writable
@@ -87,6 +88,11 @@ def compare_command(
     arms = plan_arms(variations, given, executor_layer("compare", real=real))
     for arm, settings in arms:
         check_executor(settings, real=real, arm=arm.label)
+        if settings.observers:
+            raise SettingsError(
+                "leave observers out: all runs would write the same files; give --observers to "
+                "`paged-core simulate`"
+            )
     if len(arms) * seeds > MAX_RUNS:
         raise SettingsError(
             f"--seeds {seeds}: these are {len(arms) * seeds:,} runs, and {MAX_RUNS:,} is the most"
@@ -100,6 +106,8 @@ def compare_command(
     chosen = chosen_measures(measure, comparison.slo) or comparison.measures
     if output is not None:
         make_folder(output)
+    if note := block_size_note(settings for _, settings in arms):
+        typer.echo(note, err=True)
     num_runs = len(arms) * seeds
     with progress(num_runs, "comparing") as advance:
         results = comparison.run(

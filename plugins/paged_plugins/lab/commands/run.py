@@ -13,6 +13,7 @@ from paged_plugins.lab.commands.options import Workers
 from paged_plugins.lab.commands.ray_option import OnRay
 from paged_plugins.lab.commands.study_file import refuse_settings
 from paged_plugins.lab.results.results_folder import ResultsFolder
+from paged_plugins.lab.study.cache_sizes import block_size_note
 from paged_plugins.lab.study.counted import counted
 from paged_plugins.lab.study.plan import Plan, read_plan
 from paged_plugins.lab.tasks.run_tasks import open_runner
@@ -51,6 +52,8 @@ def run_command(
     all_of_cluster = ray is not None and workers is None and not plan.is_real
     count = None if all_of_cluster else num_workers(len(missing), workers, is_real=plan.is_real)
     typer.echo(beginning(plan, len(missing), count), err=True)
+    if note := block_size_note(one.settings for one in plan.arms):
+        typer.echo(note, err=True)
     failed: list[Ran] = []
     with (
         open_runner(given.registry, workers=count, cluster=ray if missing else None) as runner,

@@ -15,6 +15,7 @@ from paged_plugins.lab.commands.study_file import refuse_settings
 from paged_plugins.lab.search.search_file import arms_of, read_search
 from paged_plugins.lab.search.search_report import document, print_search
 from paged_plugins.lab.search.search_run import num_runs, planned_rungs, run_search
+from paged_plugins.lab.study.cache_sizes import block_size_note
 from paged_plugins.lab.tasks.run_tasks import open_runner
 from paged_plugins.lab.tasks.workers import num_workers
 from paged_plugins.output_file import write_json
@@ -44,6 +45,8 @@ def search_command(
     planned = planned_rungs(search, len(arms))
     total = num_runs(search, planned)
     typer.echo(f"up to {total} runs: {', then '.join(map(str, planned))}", err=True)
+    if note := block_size_note(one.settings for one in arms):
+        typer.echo(note, err=True)
     all_of_cluster = ray is not None and workers is None
     count = None if all_of_cluster else num_workers(total, workers, is_real=False)
     with (

@@ -24,6 +24,7 @@ from paged_plugins.lab.study.plan import Plan
 from paged_plugins.lab.study.yaml_file import read_file
 from paged_plugins.lab.tasks.task import Ran, Task
 from paged_plugins.output_file import unwritable
+from paged_plugins.progress import MANY, progress
 
 ABLATION, MANIFEST, RECORDS = "ablation.yaml", "manifest.json", "runs"
 """Names in a folder of results."""
@@ -53,7 +54,12 @@ class ResultsFolder:
         self._folder = folder
         self._plan = plan
         self._store = RunStore(folder / RECORDS, registry)
-        self._keys = {task.place: self._store.key(task) for task in plan.tasks()}
+        self._keys: dict[tuple[str, str, int], str] = {}
+        tasks = list(plan.tasks())
+        with progress(len(tasks), "looking for results", least=MANY) as advance:
+            for task in tasks:
+                self._keys[task.place] = self._store.key(task)
+                advance()
         self._store.keep_only(() if fresh else set(self._keys.values()))
         for name in TABLES:
             (folder / name).unlink(missing_ok=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product as combinations
 from typing import Any
 
@@ -30,6 +29,7 @@ def plan_arms(
     registry: Registry,
     *,
     product: bool = False,
+    advance: Callable[[], None] = lambda: None,
 ) -> list[PlannedArm]:
     """Return the base and the arms around it.
 
@@ -38,11 +38,16 @@ def plan_arms(
         axes: values by setting; the key may be dotted (``scheduler.max_num_seqs``), a value may be
             a table with options of a component. The base's own values make no arm.
         product: all combinations; otherwise one axis is varied at a time.
+        advance: called when the settings of one were checked.
 
     Raises:
         SettingsError: the settings of an arm are invalid; the message names the axis.
     """
-    settings = partial(_settings, base, registry)
+
+    def settings(changes: Mapping[str, Any]) -> EngineSettings:
+        advance()
+        return _settings(base, registry, changes)
+
     own = settings({})
     single = [
         (axis, value, settings({axis: value})) for axis, each in axes.items() for value in each

@@ -14,6 +14,7 @@ from paged_plugins.lab.study.arms import PlannedArm
 from paged_plugins.lab.study.counted import counted
 from paged_plugins.lab.study.yaml_file import read_file
 from paged_plugins.lab.tasks.task import Task
+from paged_plugins.progress import MANY, progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ def read_plan(path: Path, registry: Registry) -> Plan:
     text = read_file(path)
     ablation = parse_ablation(text, path)
     try:
-        arms = ablation.arms(registry)
+        with progress(ablation.most_arms, "checking arms", least=MANY) as advance:
+            arms = ablation.arms(registry, advance)
     except SettingsError as error:
         raise SettingsError(f"{path}: {'; '.join(str(error).splitlines())}") from None
     return Plan(ablation, text, path, arms)
