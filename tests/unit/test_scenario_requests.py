@@ -23,9 +23,13 @@ from paged_core.settings import EngineSettings
 from paged_core.testing.memory_engine import build_memory_engine
 from paged_core.testing.text_alone import check_nothing_leaked
 from paged_plugins.block_history import BlockHistory
-from paged_plugins.decisions.replay import LastStep, Outcome, replay, settings_of
+from paged_plugins.decisions.case import read_case
+from paged_plugins.decisions.outcome import Outcome
+from paged_plugins.decisions.replay import replay
+from paged_plugins.decisions.replay_run import LastStep
+from paged_plugins.decisions.replay_settings import settings_of
 from paged_plugins.decisions.request_times import RequestTimes
-from paged_plugins.decisions.scenario import Scenario, read_case
+from paged_plugins.decisions.scenario import Scenario
 from paged_plugins.workloads.named import workload_spec
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
 

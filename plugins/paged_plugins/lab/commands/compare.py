@@ -38,44 +38,48 @@ from paged_plugins.workloads.named import workload_spec
 
 _PLAIN_WIDTH = 100
 """Columns, where the output is no terminal."""
+Vary = Annotated[
+    list[str],
+    typer.Option(
+        metavar="KEY=A,B",
+        help="A setting and its values; the others are compared with the first. Repeatable: "
+        "within each combination of the further settings. A value may be a table: "
+        "'scheduler={name: token_budget, max_num_seqs: 8},prefill_or_decode'.",
+    ),
+]
+Measure = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="What to compare instead of the usual measures; repeatable. The fewer, the "
+        f"narrower the intervals. {', '.join(MEASURES)}.",
+    ),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Write a report with pictures, too.", callback=check_writable
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Keep all results, for paged-core lab report."),
+]
 
 
 def compare_command(
     given: Given,
     workload: WorkloadName,
-    vary: Annotated[
-        list[str],
-        typer.Option(
-            metavar="KEY=A,B",
-            help="A setting and its values; the others are compared with the first. Repeatable: "
-            "within each combination of the further settings. A value may be a table: "
-            "'scheduler={name: token_budget, max_num_seqs: 8},prefill_or_decode'.",
-        ),
-    ],
+    vary: Vary,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of every arm.")] = 6,
     real: Real = False,
     workers: Workers = None,
-    measure: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="What to compare instead of the usual measures; repeatable. The fewer, the "
-            f"narrower the intervals. {', '.join(MEASURES)}.",
-        ),
-    ] = None,
+    measure: Measure = None,
     slo_ttft_ms: Limit = None,
     slo_tpot_ms: Limit = None,
     as_json: AsJson = False,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write a report with pictures, too.", callback=check_writable
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Keep all results, for paged-core lab report."),
-    ] = None,
+    html: Html = None,
+    output: Output = None,
 ) -> None:
     """Vary settings under one workload, and say what that changes, and what is chance.
 
@@ -122,9 +126,7 @@ def compare_command(
     if as_json:
         print_json(findings.document())
     else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
-        for line in _text(findings, num_runs, width):
-            typer.echo(line)
+        _print(findings, num_runs)
 
 
 def _write(
@@ -145,6 +147,12 @@ def _write(
 
         described = replace(results, manifest=manifest.model_dump(mode="json"))
         write_html(described, html, measures=measures)
+
+
+def _print(findings: Findings, num_runs: int) -> None:
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
+    for line in _text(findings, num_runs, width):
+        typer.echo(line)
 
 
 def _text(findings: Findings, num_runs: int, width: int) -> Iterator[str]:

@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+STUDY_FILE = "the settings of a study are in its file; write it under `base`"
+"""Why options that are settings are refused."""
+
 WorkloadName = Annotated[str, typer.Argument(help="A workload's name, or a file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[float | None, typer.Option(min=0, help="A limit for goodput (default: none).")]

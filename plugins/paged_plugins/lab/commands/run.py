@@ -9,9 +9,9 @@ import typer
 
 from paged_core.cli import FAILED, OK
 from paged_core.cli.options import Given
-from paged_plugins.lab.commands.options import Workers
+from paged_plugins.given_settings import refuse_settings
+from paged_plugins.lab.commands.options import STUDY_FILE, Workers
 from paged_plugins.lab.commands.ray_option import OnRay
-from paged_plugins.lab.commands.study_file import refuse_settings
 from paged_plugins.lab.results.results_folder import ResultsFolder
 from paged_plugins.lab.study.cache_sizes import block_size_note
 from paged_plugins.lab.study.counted import counted
@@ -44,7 +44,7 @@ def run_command(
     again; runs that failed are tried again. Settings are those of the file alone: neither options
     nor the environment change them.
     """
-    refuse_settings(given)
+    refuse_settings(given, STUDY_FILE)
     plan = read_plan(file, given.registry)
     folder = output or Path(f"{file.stem}-results")
     results = ResultsFolder(folder, plan, given.registry, fresh=fresh)

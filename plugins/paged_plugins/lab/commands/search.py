@@ -9,9 +9,9 @@ import typer
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json
-from paged_plugins.lab.commands.options import AsJson, Workers
+from paged_plugins.given_settings import refuse_settings
+from paged_plugins.lab.commands.options import STUDY_FILE, AsJson, Workers
 from paged_plugins.lab.commands.ray_option import OnRay
-from paged_plugins.lab.commands.study_file import refuse_settings
 from paged_plugins.lab.search.search_file import arms_of, read_search
 from paged_plugins.lab.search.search_report import document, print_search
 from paged_plugins.lab.search.search_run import num_runs, planned_rungs, run_search
@@ -39,7 +39,7 @@ def search_command(
     better ones go on, with more. The best are run again with fresh seeds and compared with the
     base. Settings are those of the file alone.
     """
-    refuse_settings(given)
+    refuse_settings(given, STUDY_FILE)
     search = read_search(file)
     arms = arms_of(search, file, given.registry)
     planned = planned_rungs(search, len(arms))

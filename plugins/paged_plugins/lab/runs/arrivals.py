@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from itertools import count
 
+from paged_plugins.workloads.arrival_queue import ArrivalQueue
 from paged_plugins.workloads.content import token_ids
 from paged_plugins.workloads.request import WorkloadRequest
 
@@ -34,20 +34,18 @@ class Arrivals:
         self._drawn = drawn
         self._vocab_size = vocab_size
         self._numbers = count()
-        self._to_come: list[tuple[float, int, WorkloadRequest, Sequence[int]]] = []
-        """A heap: seconds, a number that breaks ties, the request, and the tokens that it follows;
-        of the drawn requests it holds one, the next."""
+        self._to_come = ArrivalQueue[float, tuple[WorkloadRequest, Sequence[int]]]()
+        """Requests and the tokens that they follow; of the drawn ones it holds one, the next."""
         self._draw_next()
 
     @property
     def next_at(self) -> float | None:
         """Seconds from the start at which the next request arrives; ``None``: none will."""
-        return self._to_come[0][0] if self._to_come else None
+        return self._to_come.next_at
 
     def due(self, now: float) -> Iterator[Arrival]:
         """Yield the requests that have arrived, ``now`` seconds from the start."""
-        while self._to_come and self._to_come[0][0] <= now:
-            at, _, request, before = heappop(self._to_come)
+        for at, (request, before) in self._to_come.due(now):
             if not before:
                 self._draw_next()
             own = token_ids(request.prompt, self._vocab_size)
@@ -61,9 +59,9 @@ class Arrivals:
             tokens: its prompt and the answer of its first sequence.
         """
         for follower in request.followers:
-            heappush(self._to_come, (ended + follower.at, next(self._numbers), follower, tokens))
+            self._to_come.add(ended + follower.at, next(self._numbers), (follower, tokens))
 
     def _draw_next(self) -> None:
         request = next(self._drawn, None)
         if request is not None:
-            heappush(self._to_come, (request.at, next(self._numbers), request, ()))
+            self._to_come.add(request.at, next(self._numbers), (request, ()))

@@ -15,7 +15,7 @@ from paged_plugins.lab.runs.run_collector import RunCollector
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.serving_loop import ServingLoop
 from paged_plugins.lab.runs.warm_up import warm_up
-from paged_plugins.workloads.rehearsal import Admissions, LookUps, RehearsedFuture
+from paged_plugins.workloads.rehearsal import Admissions, RehearsedFuture
 from paged_plugins.workloads.workload import Workload
 
 
@@ -37,7 +37,7 @@ def run_workload(
     Requests generate exactly as many tokens as the workload says, unless the model's length or the
     cache ends them earlier: greedily, or sampled where there are several sequences.
 
-    An evictor that asks for the future gets that of a rehearsal with ``lru``, see
+    An evictor that asks for the future gets that of a rehearsal, see
     :class:`~paged_plugins.workloads.rehearsal.RehearsedFuture`.
 
     Args:
@@ -56,9 +56,9 @@ def run_workload(
     def run(
         settings: EngineSettings,
         watch: Observer,
-        future: Future | None,
-        max_samples: int,
-        advance: Callable[[int], None],
+        future: Future | None = None,
+        max_samples: int = 2,
+        advance: Callable[[int], None] = lambda count: None,
     ) -> RunRecord:
         collector = RunCollector(max_samples)
         engine = build_engine(
@@ -71,17 +71,5 @@ def run_workload(
         finally:
             engine.close()
 
-    def rehearse() -> dict[str, list[int]]:
-        look_ups = LookUps(settings.block_size)
-        lru = registry.get("evictor", "lru").settings.model_validate({})
-        run(
-            settings.model_copy(update={"evictor": lru, "observers": ()}),
-            look_ups,
-            None,
-            2,
-            lambda count: None,
-        )
-        return look_ups.found
-
-    future = RehearsedFuture(rehearse)
+    future = RehearsedFuture(settings, registry, run)
     return run(settings, Admissions(future), future, max_samples, advance)

@@ -67,7 +67,7 @@ class ServingLoop:
                 collector.step(engine, outcome, self._work, now, ended)
                 self._work.clear()
                 for group in outcome.finished:
-                    self._end(group)
+                    self._end(group, ended)
                 if outcome.finished:
                     advance(len(outcome.finished))
             elif (following := self._arrivals.next_at) is not None:
@@ -95,11 +95,9 @@ class ServingLoop:
             else:
                 self._under_way[arrival.request.id] = arrival
 
-    def _end(self, group: SequenceGroup) -> None:
+    def _end(self, group: SequenceGroup, now: float) -> None:
         """Record a request that ended, and let those arrive that follow it."""
         arrival = self._under_way.pop(group.id)
         self._collector.ended(group, arrival)
         if arrival.request.followers:
-            assert group.finished_at is not None
-            ended = group.finished_at - self._collector.start
-            self._arrivals.follow(arrival.request, ended, tuple(group.sequences[0].tokens))
+            self._arrivals.follow(arrival.request, now, tuple(group.sequences[0].tokens))

@@ -6,20 +6,18 @@ died, and that a worker whose parent was killed finds the pipe closed and ends.
 
 from __future__ import annotations
 
-import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from multiprocessing.resource_tracker import ensure_running
 from types import TracebackType
 from typing import Self
 
 from paged_core.registry import Registry
 from paged_plugins.lab.tasks.task import Ran, Task, run
+from paged_plugins.lab.tasks.worker_process import start_worker
 
 
 @dataclass(slots=True)
@@ -47,7 +45,6 @@ class WorkerPool:
         self._registry = registry
         self._busy: list[_Worker] = []
         self._idle: list[_Worker] = []
-        self._context = get_context("spawn")
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Ran]:
         """Run tasks and yield each when it has ended. A worker that dies is replaced."""
@@ -74,18 +71,8 @@ class WorkerPool:
             worker.pipe.send(task)
 
     def _start(self, task: Task) -> _Worker:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=_serve, args=(theirs, self._registry), daemon=True, name="lab worker"
-        )
-        ensure_running()  # which unblocks SIGINT, if the start below has to call it
-        old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            process.start()  # with the mask, so that Ctrl-C finds it quiet while it imports, too
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, old)
-        theirs.close()
-        return _Worker(process, ours, task)
+        process, pipe = start_worker(_serve, self._registry, name="lab worker")
+        return _Worker(process, pipe, task)
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +92,6 @@ class WorkerPool:
 
 def _serve(pipe: Connection, registry: Registry) -> None:
     """Be a worker: run what comes until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process
     try:
         while True:
             pipe.send(run(pipe.recv(), registry))

@@ -1,4 +1,4 @@
-"""Commands whose settings are in the file of a study."""
+"""Settings that were given to a command which takes none."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from paged_core.cli.options import Given, flag
 from paged_core.errors import SettingsError
 
 
-def refuse_settings(given: Given) -> None:
-    """Refuse options that are settings: those of a study are in its file.
+def refuse_settings(given: Given, reason: str) -> None:
+    """Refuse the options that are settings.
+
+    Args:
+        reason: why one has no effect, and what to do instead.
 
     Raises:
         SettingsError: one was given.
@@ -20,4 +23,4 @@ def refuse_settings(given: Given) -> None:
     named = [option for option, path in files.items() if path is not None]
     named += [flag(entry.path) for entry in given.options]
     if named:
-        raise SettingsError(f"{named[0]} has no effect here; write it under `base` in the file")
+        raise SettingsError(f"{named[0]} has no effect here: {reason}")

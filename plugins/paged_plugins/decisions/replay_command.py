@@ -1,4 +1,4 @@
-"""``paged-core replay`` and ``paged-core diff``."""
+"""``paged-core replay``: the decisions of scenarios, without a model."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from typing import Annotated, Any
 
 import typer
 
-from paged_core.cli.options import Given, flag
+from paged_core.cli.options import Given
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
 from paged_core.settings import Resolved
-from paged_plugins.decisions.diff import Difference, first_difference
-from paged_plugins.decisions.replay import Outcome, check_settings, replay, settings_layer
+from paged_plugins.decisions.case import Case, find_cases, read_case
+from paged_plugins.decisions.diff import first_difference
+from paged_plugins.decisions.outcome import Outcome
+from paged_plugins.decisions.replay import replay
+from paged_plugins.decisions.replay_settings import check_settings, settings_layer
 from paged_plugins.decisions.request_times import RequestTimes
-from paged_plugins.decisions.scenario import Case, find_cases, read_case
-from paged_plugins.decisions.side_by_side import one_step, side_by_side, totals
+from paged_plugins.decisions.shown_difference import show_difference
+from paged_plugins.decisions.text import echo, listed
 from paged_plugins.decisions.trace import (
     UNFINISHED,
     VERSION,
     in_version,
-    read_traces,
     version_of,
 )
 
@@ -34,8 +36,6 @@ _OF_MODELS = {
     *("enforce_eager", "trust_remote_code", "allow_pickle", "attention", "runner"),
 }
 """Settings on which no decision depends."""
-
-Trace = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _print(run: Run, as_json: bool, by_request: bool, names_scenario: bool) -> b
     outcome, scenario = Outcome(), run.case.scenario
     named = {"scenario": run.name} if names_scenario else {}
     if not as_json:
-        print_heading(run.name, scenario.about)
+        echo(f"{run.name}: {scenario.about}" if scenario.about else run.name)
     if by_request:
         for _ in run.trace(outcome):
             pass
@@ -126,7 +126,7 @@ def _print(run: Run, as_json: bool, by_request: bool, names_scenario: bool) -> b
             echo(f"{name} was not completed: {reason}")
     if outcome.unfinished:
         stopped = f"stopped after {scenario.max_steps} steps; unfinished: "
-        stopped += _names(outcome.unfinished)
+        stopped += listed(outcome.unfinished)
         if as_json:
             sys.stderr.write(f"{run.name}: {stopped}; raise max_steps\n")
         else:
@@ -197,45 +197,10 @@ def _print_trace(run: Run, outcome: Outcome, named: dict[str, str]) -> None:
         echo(json.dumps({**named, **last, **cut}))
 
 
-def diff_command(
-    given: Given,
-    first: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace or a recorded case.")],
-    second: Annotated[Path, typer.Argument(metavar="TRACE", help="The one to compare it with.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> int:
-    """Show the first step in which two decision traces differ; exit 1 if there is one."""
-    _refuse_settings(given)
-    ours, theirs = read_traces(first), read_traces(second)
-    if len(ours) == len(theirs) == 1:
-        pairs = [("", next(iter(ours.values())), next(iter(theirs.values())))]
-    else:
-        only = sorted(set(ours) ^ set(theirs))
-        if only:
-            named = ", ".join(name or "no name" for name in only)
-            raise SettingsError(
-                f"only one of the two files has a trace of {named}; where a file has several, "
-                "traces are matched by the scenario name, which `replay --json` writes when it is "
-                "given several files"
-            )
-        pairs = [(name, ours[name], theirs[name]) for name in ours]
-    found = False
-    for name, one, other in pairs:
-        difference = first_difference(one, other)
-        if difference is not None:
-            found = True
-            _show(difference, name, (str(first), str(second)), (one, other), as_json)
-    if not found:
-        if as_json:
-            echo(json.dumps({"equal": True}))
-        else:
-            echo(f"equal: {sum(len(one) for _, one, _ in pairs)} steps")
-    return int(found)
-
-
 def _check(runs: Sequence[Run], as_json: bool) -> int:
     missing = [str(run.case.path) for run in runs if run.case.trace is None]
     if missing:
-        raise SettingsError(f"no recorded trace to compare with in {_names(missing)}")
+        raise SettingsError(f"no recorded trace to compare with in {listed(missing)}")
     num_different = 0
     for run in runs:
         case, name, trace = run.case, run.name, list(run.trace())
@@ -250,49 +215,11 @@ def _check(runs: Sequence[Run], as_json: bool) -> int:
             echo(f"equal    {name}")
         else:
             sides = ("replayed", "recorded")
-            _show(difference, name, sides, (trace, case.trace), as_json)
+            show_difference(difference, name, sides, (trace, case.trace), as_json)
         num_different += difference is not None
     if not as_json:
         echo(f"{len(runs) - num_different} of {len(runs)} traces equal")
     return int(num_different > 0)
-
-
-def _show(
-    difference: Difference,
-    name: str,
-    sides: tuple[str, str],
-    traces: tuple[Trace, Trace],
-    as_json: bool,
-) -> None:
-    if as_json:
-        row: dict[str, Any] = {
-            "equal": False,
-            "step": difference.step,
-            "keys": list(difference.keys),
-            "first": difference.first,
-            "second": difference.second,
-            "before": difference.before,
-        }
-        echo(json.dumps({"scenario": name, **row} if name else row))
-        return
-    where = f" of {name}" if name else ""
-    echo(f"DIFFERENT at step {difference.step}{where}")
-    if difference.before is not None:
-        echo(f"\n  step {difference.before['step']}, the same in both")
-        for text in one_step(difference.before):
-            echo(text)
-    echo(f"\n  step {difference.step}")
-    if difference.first is None or difference.second is None:
-        for side, line in zip(sides, (difference.first, difference.second), strict=True):
-            echo(f"    {side} {'has ended' if line is None else 'goes on'}")
-            for text in one_step(line) if line else ():
-                echo(text)
-    else:
-        for text in side_by_side(sides, (difference.first, difference.second)):
-            echo(text)
-    echo("\n  in all")
-    for text in totals(sides, traces):
-        echo(text)
 
 
 def _in_words(line: dict[str, Any], shows_time: bool) -> str:
@@ -307,34 +234,9 @@ def _in_words(line: dict[str, Any], shows_time: bool) -> str:
         if isinstance(value, dict):
             value = [f"{name}:{count}" for name, count in value.items() if count]
         if value:
-            parts.append(f"{key.replace('_', ' ')} {_names(value)}")
+            parts.append(f"{key.replace('_', ' ')} {listed(value)}")
     if line["evicted"]:
         parts.append(f"{len(line['evicted'])} blocks evicted")
-    parts += [f"{key} {_names(line[key])}" for key in ("waiting", "swapped") if line[key]]
+    parts += [f"{key} {listed(line[key])}" for key in ("waiting", "swapped") if line[key]]
     parts.append(f"{line['free_blocks']} blocks free")
     return " | ".join(parts)
-
-
-def _names(names: Sequence[str]) -> str:
-    shown = " ".join(names[:12])
-    return f"{shown} (+{len(names) - 12})" if len(names) > 12 else shown or "-"
-
-
-def _refuse_settings(given: Given) -> None:
-    files = {
-        "--config": given.config,
-        "--env-file": given.env_file,
-        "--secrets-dir": given.secrets_dir,
-    }
-    named = [option for option, path in files.items() if path is not None]
-    named += [flag(entry.path) for entry in given.options]
-    if named:
-        raise SettingsError(f"{named[0]} has no effect here: a trace is compared as it is")
-
-
-def print_heading(name: str, about: str) -> None:
-    echo(f"{name}: {about}" if about else name)
-
-
-def echo(text: str) -> None:
-    sys.stdout.write(text + "\n")
