@@ -21,9 +21,9 @@ from paged_plugins.lab.commands.chosen_measures import chosen_measures
 from paged_plugins.lab.commands.options import AsJson, Limit, Workers, WorkloadName
 from paged_plugins.lab.commands.real_option import Real, check_executor, executor_layer
 from paged_plugins.lab.comparison.comparison import Comparison
-from paged_plugins.lab.comparison.differences_table import table_lines
 from paged_plugins.lab.comparison.findings import CONFIDENCE, Findings
 from paged_plugins.lab.comparison.folder import make_folder, manifest_of, write_folder
+from paged_plugins.lab.comparison.text_table import table_lines
 from paged_plugins.lab.comparison.variation import parse_variation, plan_arms
 from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.measures.service_level import ServiceLevel

@@ -13,7 +13,7 @@ language models", OSDI 2024."""
 
 
 def jain_index(shares: Sequence[float]) -> float:
-    """Return the fairness of shares, from 1 by their number (one has all) to 1 (all are equal).
+    """Return the fairness of shares, from 1/n (one of n has all) to 1 (all are equal).
 
     Jain, Chiu and Hawe, DEC-TR-301, 1984.
 
