@@ -110,10 +110,13 @@ FEW = [
     for batch, context, shares in ((1, 16, False), (2, 40, True), (4, 24, False), (1, 90, True))
 ]
 
+SWAPS = [Scene(batch=3, context=250, output=9), Scene(batch=2, context=380, output=9)]
+
 
 def calibrated(monkeypatch: pytest.MonkeyPatch, path: Path) -> str:
     """Measure a few steps of the shipped model; return the name of the file of weights."""
     monkeypatch.setattr(calibrate, "choose_scenes", lambda engine, steps: FEW)
+    monkeypatch.setattr(calibrate, "choose_swap_scenes", lambda engine: SWAPS)
     assert run("calibrate", *MODEL, "--output", str(path), "--repeats", "1") == 0
     return str(path)
 
@@ -127,6 +130,18 @@ def test_a_model_is_calibrated(
     assert written["measured"]["clock"] == "processor"
     assert (written["max_model_len"], written["num_tokens"]) == (1024, 4800)
     assert written["weights"]["fixed"] > 0
+    assert written["weights"]["per_swapped_block"] > 0
+    assert list(written["unmeasured"]) == ["wake", "per_copied_block"]
+
+
+def test_what_cannot_be_measured_is_said(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "weights.yaml"
+    few = ("--executor", "memory", "--num-blocks", "300", "--max-model-len", "600")
+    command = ["calibrate", *few, "--cpu-time", "--repeats", "1", "--steps", "50"]
+    assert run(*command, "--block-allocator", "contiguous", "--output", str(path)) == 0
+    unmeasured = yaml.safe_load(path.read_text("utf-8"))["unmeasured"]
+    assert {"per_copied_block", "per_swapped_block"} <= set(unmeasured)
+    assert "per_copied_block was not measured, and takes no time" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -19,9 +19,10 @@ WEIGHTS: Mapping[str, str] = {
     "per_context_token": "decode_context",
     "per_sampled_row": "sampled_rows",
     "wake": "after_idle",
+    "per_copied_block": "copied_blocks",
+    "per_swapped_block": "swapped_blocks",
 }
-"""The weights that are measured, and the part of the work that each belongs to; there is also
-``fixed``."""
+"""The weights, and the part of the work that each belongs to; there is also ``fixed``."""
 _Array = NDArray[np.float64]
 _ROUNDS = 8
 _SWEEPS = 2000
@@ -30,7 +31,8 @@ _LARGE = 0.1
 
 
 def fit(steps: Sequence[MeasuredStep]) -> dict[str, float]:
-    """Return the weights, none below 0, that predict these steps with the least relative error.
+    """Return the weights, none below 0, that predict these steps with the least relative error;
+    that of a part which no step has is 0.
 
     Least squares of relative errors, in which steps with large ones count less (Huber, "Robust
     estimation of a location parameter", 1964), by coordinate descent.

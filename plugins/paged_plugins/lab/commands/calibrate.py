@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,13 +11,22 @@ import typer
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
-from paged_core.clock import SystemClock
-from paged_core.errors import SettingsError
+from paged_core.clock import Clock, SystemClock
+from paged_core.engine import Engine
+from paged_core.errors import PagedCoreError, SettingsError
 from paged_core.interfaces.executor import SupportsClock
+from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
-from paged_plugins.lab.calibration.calibrate import Calibration, calibrate, choose_scenes
+from paged_plugins.lab.calibration.calibrate import Calibration, calibrate
+from paged_plugins.lab.calibration.chosen_scenes import (
+    choose_scenes,
+    choose_swap_scenes,
+    swap_settings,
+)
+from paged_plugins.lab.calibration.measurement import Measurement, measure
 from paged_plugins.lab.calibration.processor_clock import ProcessorClock
+from paged_plugins.lab.calibration.scene import Scene
 from paged_plugins.lab.commands.options import AsJson, CpuTime
 from paged_plugins.lab.cost_models.weights_file import write_weights
 from paged_plugins.lab.runs.warm_up import warm_up
@@ -41,29 +51,26 @@ def calibrate_command(
     """Measure the steps of a real engine over a grid of batches, contexts and chunks, and fit them.
 
     Everything between the plan of a step and its recorded tokens is measured, and the median of
-    the repeats counts. A fifth of the steps is not fitted to: the errors are of these. Simulate the
-    engine with --cost-model.name linear --cost-model.file FILE.
+    the repeats counts. Swaps are those of a second engine, with a small cache. A fifth of the steps
+    is not fitted to: the errors are of these. Simulate the engine with --cost-model.name linear
+    --cost-model.file FILE.
     """
     resolved = given.resolve(**({"threads": 1} if cpu_time else {}))
-    settings = resolved.settings
-    engine = build_engine(settings, resolved.registry)
+    settings, registry = resolved.settings, resolved.registry
+
+    def measured(settings: EngineSettings, choose: Callable[[Engine], list[Scene]]) -> Measurement:
+        clock = ProcessorClock() if cpu_time else SystemClock()
+        return _measured(settings, registry, choose, repeats, clock)
+
+    ordinary = measured(settings, lambda engine: choose_scenes(engine, steps))
+    swaps, reasons = None, {}
     try:
-        if isinstance(engine.executor, SupportsClock):
-            raise SettingsError(f"executor {settings.executor.name!r} runs no model; set another")
-        warm_up(engine)
-        chosen = choose_scenes(engine, steps)
-        with progress(repeats * len(chosen), "measuring") as advance:
-            found = calibrate(
-                engine,
-                settings,
-                chosen,
-                repeats=repeats,
-                clock=ProcessorClock() if cpu_time else SystemClock(),
-                advance=advance,
-            )
-    finally:
-        engine.close()
-    file = found.file(_measured(settings, repeats, cpu_time=cpu_time))
+        swapping = swap_settings(settings, registry, ordinary.max_model_len)
+        swaps = measured(swapping, choose_swap_scenes)
+    except PagedCoreError as error:
+        reasons["per_swapped_block"] = str(error)
+    found = calibrate(ordinary, settings, swaps=swaps, reasons=reasons)
+    file = found.file(_origin(settings, repeats, cpu_time=cpu_time))
     write_weights(output, file)
     if as_json:
         print_json(file.model_dump(mode="json"))
@@ -71,7 +78,27 @@ def calibrate_command(
         _print(found, output)
 
 
-def _measured(settings: EngineSettings, repeats: int, *, cpu_time: bool) -> dict[str, Any]:
+def _measured(
+    settings: EngineSettings,
+    registry: Registry,
+    choose: Callable[[Engine], list[Scene]],
+    repeats: int,
+    clock: Clock,
+) -> Measurement:
+    """Build an engine and measure the scenes that are chosen for it."""
+    engine = build_engine(settings, registry)
+    try:
+        if isinstance(engine.executor, SupportsClock):
+            raise SettingsError(f"executor {settings.executor.name!r} runs no model; set another")
+        warm_up(engine)
+        chosen = choose(engine)
+        with progress(repeats * len(chosen), "measuring") as advance:
+            return measure(engine, chosen, repeats=repeats, clock=clock, advance=advance)
+    finally:
+        engine.close()
+
+
+def _origin(settings: EngineSettings, repeats: int, *, cpu_time: bool) -> dict[str, Any]:
     return {
         "model": settings.model,
         "dtype": settings.dtype,
@@ -86,6 +113,8 @@ def _measured(settings: EngineSettings, repeats: int, *, cpu_time: bool) -> dict
 def _print(found: Calibration, output: Path) -> None:
     typer.echo(f"Weights of {found.num_steps} steps, written to {output}")
     print_table("", ["weight", "seconds"], [[n, f"{w:.3g}"] for n, w in found.weights.items()])
+    for name, reason in found.unmeasured.items():
+        typer.echo(f"{name} was not measured, and takes no time in a simulation: {reason}")
     typer.echo("Errors of the prediction on steps that it was not fitted to")
     print_table(
         "",

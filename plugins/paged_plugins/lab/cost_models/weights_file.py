@@ -29,6 +29,8 @@ class WeightsFile(BaseModel):
     """Slots of the cache."""
     measured: Mapping[str, Any] = {}
     """Model, machine, number of steps."""
+    unmeasured: Mapping[str, str] = {}
+    """Why there is no weight of this name: work of this kind takes no time in a simulation."""
     errors: Mapping[str, Any] = {}
     """Relative errors on steps that the weights were not fitted to, by kind of step."""
 
