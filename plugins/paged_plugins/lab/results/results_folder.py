@@ -12,6 +12,7 @@ from typing import IO
 
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
+from paged_plugins.input_file import read_file
 from paged_plugins.lab.measures.run_measures import measures
 from paged_plugins.lab.results.atomic_file import PARTIAL, write_bytes
 from paged_plugins.lab.results.manifest import Manifest, RunEntry, git_revision, machine, versions
@@ -21,7 +22,6 @@ from paged_plugins.lab.results.tables import TABLES, write_tables
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.ablation import parse_ablation
 from paged_plugins.lab.study.plan import Plan
-from paged_plugins.lab.study.yaml_file import read_file
 from paged_plugins.lab.tasks.task import Ran, Task
 from paged_plugins.output_file import unwritable
 from paged_plugins.progress import MANY, progress
