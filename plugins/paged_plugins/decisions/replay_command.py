@@ -15,6 +15,7 @@ from paged_core.cli.options import Given
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
 from paged_core.settings import Resolved
+from paged_plugins.counted import counted
 from paged_plugins.decisions.case import Case, find_cases, read_case
 from paged_plugins.decisions.diff import first_difference
 from paged_plugins.decisions.outcome import Outcome
@@ -231,7 +232,7 @@ def _in_words(line: dict[str, Any], shows_time: bool) -> str:
         if value:
             parts.append(f"{key.replace('_', ' ')} {listed(value)}")
     if line["evicted"]:
-        parts.append(f"{len(line['evicted'])} blocks evicted")
+        parts.append(f"{counted(len(line['evicted']), 'block')} evicted")
     parts += [f"{key} {listed(line[key])}" for key in ("waiting", "swapped") if line[key]]
-    parts.append(f"{line['free_blocks']} blocks free")
+    parts.append(f"{counted(line['free_blocks'], 'block')} free")
     return " | ".join(parts)

@@ -11,13 +11,13 @@ import typer
 from paged_core.cli.output import print_table
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
+from paged_plugins.counted import counted
 from paged_plugins.lab.cluster.record import ClusterRecord, ReplicaTotals
 from paged_plugins.lab.cluster.request_log import request_log
 from paged_plugins.lab.cluster.simulate_cluster import router_options, simulate_cluster
 from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.statistics.wording import value_text
-from paged_plugins.lab.study.counted import counted
 from paged_plugins.workloads.spec import WorkloadSpec
 
 _EXTREMES = 3

@@ -9,12 +9,12 @@ import typer
 
 from paged_core.cli import FAILED, OK
 from paged_core.cli.options import Given
+from paged_plugins.counted import counted
 from paged_plugins.given_settings import refuse_settings
 from paged_plugins.lab.commands.options import STUDY_FILE, Workers
 from paged_plugins.lab.commands.ray_option import OnRay
 from paged_plugins.lab.results.results_folder import ResultsFolder
 from paged_plugins.lab.study.cache_sizes import block_size_note
-from paged_plugins.lab.study.counted import counted
 from paged_plugins.lab.study.plan import Plan, read_plan
 from paged_plugins.lab.tasks.run_tasks import open_runner
 from paged_plugins.lab.tasks.task import Ran

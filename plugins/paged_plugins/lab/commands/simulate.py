@@ -12,6 +12,7 @@ from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
 from paged_core.errors import SettingsError
 from paged_core.settings import EngineSettings, Resolved
+from paged_plugins.counted import counted
 from paged_plugins.lab.cluster.cluster_run import ClusterRun
 from paged_plugins.lab.commands.options import AsJson, Limit, WorkloadName
 from paged_plugins.lab.commands.real_option import Real, check_executor, executor_layer
@@ -21,7 +22,6 @@ from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.statistics.wording import value_text
-from paged_plugins.lab.study.counted import counted
 from paged_plugins.output_option import check_writable
 from paged_plugins.progress import counting
 from paged_plugins.workloads.named import workload_spec
