@@ -20,13 +20,13 @@ from paged_plugins.lab.calibration.chosen_scenes import (
     swap_settings,
 )
 from paged_plugins.lab.calibration.errors import kind_of, relative_errors
-from paged_plugins.lab.calibration.fit import WEIGHTS, fit
+from paged_plugins.lab.calibration.fit import fit
 from paged_plugins.lab.calibration.measurement import Measurement, measure
 from paged_plugins.lab.calibration.scene import Scene, fork_scenes
 from paged_plugins.lab.calibration.step_meter import MeasuredStep
 from paged_plugins.lab.calibration.validation import COMPARED, validate
 from paged_plugins.lab.cost_model import CostModelParts, StepWork
-from paged_plugins.lab.cost_models.linear import LinearCost
+from paged_plugins.lab.cost_models.linear import PARTS, LinearCost
 from paged_plugins.lab.cost_models.settings import LinearSettings
 from paged_plugins.lab.cost_models.weights_file import read_weights, write_weights
 from unit.lab_runs import REGISTRY, simulated
@@ -91,7 +91,7 @@ def drawn(random: Random) -> StepWork:
 
 
 def planted(work: StepWork) -> float:
-    return PLANTED["fixed"] + sum(PLANTED[w] * getattr(work, part) for w, part in WEIGHTS.items())
+    return PLANTED["fixed"] + sum(PLANTED[w] * getattr(work, part) for w, part in PARTS.items())
 
 
 def test_planted_weights_are_found_through_noise_and_outliers() -> None:
@@ -103,7 +103,7 @@ def test_planted_weights_are_found_through_noise_and_outliers() -> None:
         steps.append(MeasuredStep(work, planted(work) * noise))
     found = fit(steps)
     for work in (drawn(random) for _ in range(50)):
-        predicted = found["fixed"] + sum(found[w] * getattr(work, p) for w, p in WEIGHTS.items())
+        predicted = found["fixed"] + sum(found[w] * getattr(work, p) for w, p in PARTS.items())
         assert predicted == pytest.approx(planted(work), rel=0.05)
     assert min(found.values()) >= 0
 

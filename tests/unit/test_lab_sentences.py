@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paged_plugins.lab.comparison.differences_table import table_lines
+from paged_plugins.lab.comparison.text_table import table_lines
 from paged_plugins.lab.results.results import Results, RunResult
 from paged_plugins.lab.statistics.differences import Difference, differences
 from paged_plugins.lab.statistics.sentences import sentences

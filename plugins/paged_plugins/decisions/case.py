@@ -14,12 +14,11 @@ from pydantic import (
 from paged_core.config.documents import parse_json, parse_yaml
 from paged_core.errors import SettingsError
 from paged_plugins.decisions.scenario import Scenario
-from paged_plugins.decisions.trace import read_file, trace_problem
+from paged_plugins.decisions.trace import trace_problem
+from paged_plugins.input_file import mistakes, read_file
 
 MAX_FILE_SIZE = 2**28
 """Bytes of a scenario or a recorded case."""
-_SHOWN = 5
-"""Mistakes of a scenario that its error names."""
 _SUFFIXES = (".json", ".yaml", ".yml")
 
 
@@ -48,14 +47,8 @@ def read_case(path: Path) -> Case:
     try:
         return Case(Scenario.model_validate(content), trace, path)
     except ValidationError as error:
-        items = error.errors(include_url=False)
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or 'scenario':.80}: "
-            f"{item['msg'].removeprefix('Value error, '):.200}"
-            for item in items[:_SHOWN]
-        )
-        more = f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-        raise SettingsError(f"{path} is not a scenario: {problems}{more}") from None
+        problems = mistakes(error, Scenario)
+        raise SettingsError(f"{path} is not a scenario: {problems}") from None
 
 
 def find_cases(paths: Iterable[Path]) -> list[Path]:

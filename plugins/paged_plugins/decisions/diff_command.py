@@ -13,9 +13,7 @@ from paged_core.errors import SettingsError
 from paged_plugins.decisions.diff import first_difference
 from paged_plugins.decisions.shown_difference import show_difference
 from paged_plugins.decisions.text import echo
-from paged_plugins.decisions.trace import (
-    read_traces,
-)
+from paged_plugins.decisions.trace import read_traces
 from paged_plugins.given_settings import refuse_settings
 
 

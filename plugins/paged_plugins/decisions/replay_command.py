@@ -24,12 +24,7 @@ from paged_plugins.decisions.replay_settings import check_settings, settings_lay
 from paged_plugins.decisions.request_times import RequestTimes
 from paged_plugins.decisions.shown_difference import show_difference
 from paged_plugins.decisions.text import echo, listed
-from paged_plugins.decisions.trace import (
-    UNFINISHED,
-    VERSION,
-    in_version,
-    version_of,
-)
+from paged_plugins.decisions.trace import UNFINISHED, VERSION, in_version, version_of
 
 _IN_WORDS = ("cached", "preempted", "swapped_out", "swapped_in", "ignored", "finished")
 _OF_MODELS = {

@@ -9,6 +9,7 @@ from pydantic import Field, Strict, StrictStr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from paged_core.errors import SettingsError
+from paged_plugins.input_file import mistakes
 from paged_plugins.workloads.arrivals import Arrivals, AtOnce, Replay
 from paged_plugins.workloads.drawn import DrawnWorkload
 from paged_plugins.workloads.lengths import TraceLengths
@@ -21,8 +22,6 @@ from paged_plugins.workloads.workload import Workload
 
 MAX_REQUESTS = 10**9
 DEFAULT_REQUESTS = 100
-_SHOWN = 3
-"""Mistakes that an error names."""
 
 
 class WorkloadSpec(RequestClass):
@@ -131,11 +130,5 @@ def parse_spec(values: Any, source: str) -> WorkloadSpec:
     try:
         return WorkloadSpec.model_validate(values)
     except ValidationError as error:
-        items = error.errors(include_url=False)
-        problems = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'workload':.80}: "
-            f"{item['msg'].removeprefix('Value error, '):.200}"
-            for item in items[:_SHOWN]
-        )
-        more = f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-        raise SettingsError(f"{source} is not a workload: {problems}{more}") from None
+        problems = mistakes(error, WorkloadSpec)
+        raise SettingsError(f"{source} is not a workload: {problems}") from None

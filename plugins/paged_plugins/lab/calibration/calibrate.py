@@ -9,11 +9,11 @@ from typing import Any
 
 from paged_core.settings import EngineSettings
 from paged_plugins.lab.calibration.errors import relative_errors
-from paged_plugins.lab.calibration.fit import WEIGHTS, fit
+from paged_plugins.lab.calibration.fit import fit
 from paged_plugins.lab.calibration.measurement import Measurement
 from paged_plugins.lab.calibration.step_meter import MeasuredStep
 from paged_plugins.lab.cost_model import CostModelParts
-from paged_plugins.lab.cost_models.linear import LinearCost
+from paged_plugins.lab.cost_models.linear import PARTS, LinearCost
 from paged_plugins.lab.cost_models.settings import LinearSettings
 from paged_plugins.lab.cost_models.weights_file import WeightsFile
 
@@ -67,7 +67,7 @@ def calibrate(
     fitted = list(chain.from_iterable(s for n, s in enumerate(scenes) if n % _HELD_OUT))
     unmeasured = {
         name: (reasons or {}).get(name, f"no step that was measured has {part.replace('_', ' ')}")
-        for name, part in WEIGHTS.items()
+        for name, part in PARTS.items()
         if not any(getattr(step.work, part) for step in fitted)
     }
     weights = {name: each for name, each in fit(fitted).items() if name not in unmeasured}

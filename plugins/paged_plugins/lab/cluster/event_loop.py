@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from math import inf
-from operator import itemgetter
 
 from paged_core.request import Request
 from paged_plugins.lab.cluster.fleet import Fleet
 from paged_plugins.lab.cluster.load import Load
 from paged_plugins.lab.cluster.pauses import Pauses
-from paged_plugins.lab.cluster.step_end import EndedRequest, StepEnd
+from paged_plugins.lab.cluster.step_end import EndedRequest
 from paged_plugins.lab.cluster.watch import Watch
 from paged_plugins.lab.router import Router
 from paged_plugins.lab.runs.arrivals import Arrival, Arrivals
@@ -68,23 +66,18 @@ class EventLoop:
 
     def run(self) -> None:
         """Serve all requests."""
-        fleet, now, is_event = self._fleet, 0.0, False
+        fleet, event = self._fleet, False
+        now = 0.0
         while (until := self._horizon()) < inf or fleet.next_at < inf:
             fleet.start(until)
             self._settle()
-            if is_event:
+            if event:
                 self._watch.passed(now, self._loads)
-            now, is_event = until, False
-            for (time, _), ends in groupby(fleet.ends(), itemgetter(0, 1)):
-                self._end_steps(ends)
-                if time < now:
-                    self._watch.passed(time, self._loads)
-                else:  # requests that arrive then come first
-                    is_event = True
+            now, event = until, self._end_steps(until)
             for arrival in self._arrivals.due(now):
                 self._settle()
                 self._route(arrival)
-                is_event = True
+                event = True
 
     def _horizon(self) -> float:
         """Return a time before which no request arrives.
@@ -95,27 +88,38 @@ class EventLoop:
         following = self._fleet.next_at + self._pauses.shortest
         return following if arrival is None else min(arrival, following)
 
-    def _end_steps(self, ends: Iterable[StepEnd]) -> None:
-        """Apply the ends of steps at one time."""
-        num_ended = 0
-        for end in ends:
-            load = self._loads[end.replica]
-            load.num_tokens += end.num_tokens
-            load.num_requests -= len(end.ended)
-            for ended in end.ended:
-                self._finish(ended, end)
-            num_ended += len(end.ended)
-        if num_ended:
-            self._advance(num_ended)
+    def _end_steps(self, until: float) -> bool:
+        """Apply the steps that end; return whether some end ``until`` then, and none after it.
 
-    def _finish(self, ended: EndedRequest, end: StepEnd) -> None:
-        routed = self._live.pop(ended.record.id)
-        arrival = routed.arrival
-        self._router.finished(routed.request, end.replica)
-        self._watch.ended(ended.record, end.replica, ended.error)
-        if arrival.request.followers:
-            self._pauses.remove(arrival.request)
-            self._arrivals.follow(arrival.request, end.time, (*arrival.prompt, *ended.answer))
+        Of events before, all has happened; requests may arrive beside the last.
+        """
+        loads, watch = self._loads, self._watch
+        now, event = 0.0, None
+        for time, repeat, number, num_tokens, ended in self._fleet.ends():
+            if (time, repeat) != event:
+                if event is not None:
+                    watch.passed(now, loads)
+                now, event = time, (time, repeat)
+            loads[number].num_tokens += num_tokens
+            if ended:
+                self._end(ended, number, time)
+        if event is None or now == until:
+            return event is not None
+        watch.passed(now, loads)
+        return False
+
+    def _end(self, requests: Sequence[EndedRequest], number: int, now: float) -> None:
+        """Requests ended on a replica."""
+        self._loads[number].num_requests -= len(requests)
+        for record, error, answer in requests:
+            routed = self._live.pop(record.id)
+            arrival = routed.arrival
+            self._router.finished(routed.request, number)
+            self._watch.ended(record, number, error)
+            if arrival.request.followers:
+                self._pauses.remove(arrival.request)
+                self._arrivals.follow(arrival.request, now, (*arrival.prompt, *answer))
+        self._advance(len(requests))
 
     def _route(self, arrival: Arrival) -> None:
         """Send a request to a replica."""

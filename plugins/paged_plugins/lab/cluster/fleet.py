@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from operator import itemgetter
 from typing import Any
 
 from paged_core.interfaces.executor import Capacity
@@ -78,7 +79,7 @@ class Fleet:
             for shard in behind:
                 shard.send("run", self._until)
             waiting.sort()
-            num_known = bisect_left(waiting, (known_until,))
+            num_known = bisect_left(waiting, known_until, key=itemgetter(0))
             yield from waiting[:num_known]
             del waiting[:num_known]
             running = behind

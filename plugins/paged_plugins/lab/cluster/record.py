@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from paged_plugins.lab.cluster.latency import Latency
 from paged_plugins.lab.cluster.timeline import LoadSample
+from paged_plugins.lab.measures.fairness import jain_index
 from paged_plugins.lab.measures.measure import GOODPUT
-from paged_plugins.lab.runs.gap_histogram import percentile
+from paged_plugins.lab.measures.percentiles import percentiles
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class ClusterRecord:
         """Return what the run is judged by, under the names that runs of one engine have too.
 
         Those of replicas are added: ``replica_jain`` is Jain's index of fairness over the tokens
-        that replicas generated (1: equal; Jain, Chiu and Hawe, DEC-TR-301, 1984), and
+        that replicas generated (1: equal), and
         ``replica_max_over_mean`` the share of the busiest, by the same tokens.
         """
         replicas, seconds = self.replicas, self.elapsed
@@ -76,10 +77,7 @@ class ClusterRecord:
             found["hit_rate"] = sum(each.num_cached for each in replicas) / num_prompt
         for kind, latency in self.latencies.items():
             found |= latency.measures(kind)
-        for share in (50, 90, 99):
-            gap = percentile(self.token_gaps, share / 100)
-            if gap is not None:
-                found[f"itl_ms_p{share}"] = 1e3 * gap
+        found |= percentiles("itl", self.token_gaps)
         found["preemptions"] = float(self.num_preemptions)
         found["recomputed_tokens"] = float(self.recomputed_tokens)
         found["evictions"] = float(self.num_evictions)
@@ -90,7 +88,6 @@ class ClusterRecord:
         found["makespan_s"] = seconds
         found["failed"] = float(self.num_failed)
         if any(generated):
-            total, squares = sum(generated), sum(tokens**2 for tokens in generated)
-            found["replica_jain"] = total**2 / (len(replicas) * squares)
-            found["replica_max_over_mean"] = max(generated) * len(replicas) / total
+            found["replica_jain"] = jain_index(generated)
+            found["replica_max_over_mean"] = max(generated) * len(replicas) / sum(generated)
         return found

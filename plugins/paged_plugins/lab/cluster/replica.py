@@ -148,6 +148,7 @@ class Replica:
             raise EngineError(
                 f"replica {self.number}: scheduler {type(self.engine.scheduler).__qualname__} has "
                 f"planned nothing for {STALL_SECONDS:.0f} s although "
-                f"{self.engine.metrics.num_unfinished} requests wait; this is a fault of that scheduler"
+                f"{self.engine.metrics.num_unfinished} requests wait; this is a fault of that "
+                "scheduler"
             )
         return self._clock()

@@ -110,8 +110,8 @@ class Shard:
         while ends and ends[0][0] <= now:
             number = heappop(ends)[1]
             num_tokens, groups = self._replicas[number].end_step()
-            ended = [self._ended(group) for group in groups]
-            found.append(StepEnd(now, repeat, number, num_tokens, ended))
+            ended = [self._ended(group) for group in groups] if groups else ()
+            found.append((now, repeat, number, num_tokens, ended))
             self._may_begin.append(number)
 
     def _ended(self, group: SequenceGroup) -> EndedRequest:

@@ -18,15 +18,14 @@ class EndedRequest(NamedTuple):
     """Tokens of its first sequence, if requests follow it."""
 
 
-class StepEnd(NamedTuple):
-    """The end of a step. In their order they are sorted as the events of the cluster."""
+StepEnd = tuple[float, int, int, int, Sequence[EndedRequest]]
+"""The end of a step; tuples, since there are millions of them. Sorted, they are in the order of the
+events of a cluster.
 
-    time: float
-    """Seconds from the start of the run."""
-    repeat: int
-    """How many events of the cluster at this very time came before, each of which let steps begin
-    that took no time: one that plans nothing may."""
-    replica: int
-    num_tokens: int
-    """By which the load of the replica changes: those drawn, without those of requests that ended."""
-    ended: Sequence[EndedRequest]
+0. Seconds from the start of the run.
+1. How many events of the cluster at this very time came before, in each of which a step began that
+   took no time, since it computed nothing.
+2. The number of the replica.
+3. By how many tokens its load changes: those drawn, without all those of the requests that ended.
+4. The requests that ended.
+"""

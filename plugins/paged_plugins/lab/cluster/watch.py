@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from paged_core.request import FinishReason
 from paged_plugins.lab.cluster.record import ClusterRecord, ReplicaTotals
 from paged_plugins.lab.cluster.replica import ReplicaCounts
 from paged_plugins.lab.cluster.timeline import Timeline
-from paged_plugins.lab.measures.run_measures import meets, time_per_token
+from paged_plugins.lab.measures.run_measures import meets
 from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.router import ReplicaLoad
 from paged_plugins.lab.runs.arrivals import Arrival
@@ -17,8 +16,6 @@ from paged_plugins.lab.runs.run_record import RequestRecord
 
 OnRequest = Callable[[RequestRecord, int], None]
 """Called with each request that ended, and the number of its replica."""
-
-_SERVED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
 
 
 class Watch:
@@ -103,7 +100,7 @@ class Watch:
         totals.num_requests += 1
         totals.num_prompt += request.num_prompt
         totals.num_cached += request.num_cached
-        if request.finish_reason not in _SERVED:
+        if not request.is_served:
             record.num_failed += 1
             return
         record.num_served += 1
@@ -118,6 +115,6 @@ class Watch:
             latencies["queueing"].add(request.admitted - arrival)
         if request.first_token is not None:
             latencies["ttft"].add(request.first_token - arrival)
-        per_token = time_per_token(request)
+        per_token = request.time_per_token
         if per_token is not None:
             latencies["tpot"].add(per_token)

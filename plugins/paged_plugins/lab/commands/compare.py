@@ -22,10 +22,10 @@ from paged_plugins.lab.commands.chosen_measures import chosen_measures
 from paged_plugins.lab.commands.options import AsJson, Limit, Workers, WorkloadName
 from paged_plugins.lab.commands.real_option import Real, check_executor, executor_layer
 from paged_plugins.lab.comparison.comparison import Comparison
-from paged_plugins.lab.comparison.differences_table import table_lines
 from paged_plugins.lab.comparison.findings import CONFIDENCE, Findings
 from paged_plugins.lab.comparison.folder import make_folder, manifest_of, write_folder
-from paged_plugins.lab.comparison.variation import parse_variation, plan_arms
+from paged_plugins.lab.comparison.text_table import table_lines
+from paged_plugins.lab.comparison.variation import parse_variation, varied_arms
 from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.results.results import Results
@@ -89,10 +89,10 @@ def compare_command(
     difference that is not chance.
     """
     variations = [parse_variation(each) for each in vary]
-    arms = plan_arms(variations, given, executor_layer("compare", real=real))
-    for arm, settings in arms:
-        check_executor(settings, real=real, arm=arm.label)
-        if settings.observers:
+    arms = varied_arms(variations, given, executor_layer("compare", real=real))
+    for one in arms:
+        check_executor(one.settings, real=real, arm=one.arm.label)
+        if one.settings.observers:
             raise SettingsError(
                 "leave observers out: all runs would write the same files; give --observers to "
                 "`paged-core simulate`"
@@ -110,7 +110,7 @@ def compare_command(
     chosen = chosen_measures(measure, comparison.slo) or comparison.measures
     if output is not None:
         make_folder(output)
-    if note := block_size_note(settings for _, settings in arms):
+    if note := block_size_note(one.settings for one in arms):
         typer.echo(note, err=True)
     num_runs = len(arms) * seeds
     with progress(num_runs, "comparing") as advance:

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 from paged_core.errors import EngineError
 from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
 from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.measures.run_measures import measures
 from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.results.results import Results, RunResult
 from paged_plugins.lab.runs.run_record import RunRecord
-from paged_plugins.lab.study.arm import Arm
+from paged_plugins.lab.study.arms import PlannedArm
 from paged_plugins.lab.tasks.run_tasks import run_tasks
 from paged_plugins.lab.tasks.task import Task
 from paged_plugins.workloads.spec import WorkloadSpec
@@ -23,7 +22,7 @@ from paged_plugins.workloads.spec import WorkloadSpec
 class Comparison:
     """What is compared."""
 
-    arms: Sequence[tuple[Arm, EngineSettings]]
+    arms: Sequence[PlannedArm]
     workload: WorkloadSpec
     num_seeds: int
     slo: ServiceLevel = field(default_factory=ServiceLevel)
@@ -38,8 +37,10 @@ class Comparison:
         that a machine that becomes slower or faster does so to all arms alike.
         """
         for seed in range(self.num_seeds):
-            for arm, settings in self.arms if seed % 2 == 0 else reversed(self.arms):
-                yield Task(arm=arm.label, settings=settings, workload=self.workload, seed=seed)
+            for one in self.arms if seed % 2 == 0 else reversed(self.arms):
+                yield Task(
+                    arm=one.arm.label, settings=one.settings, workload=self.workload, seed=seed
+                )
 
     def run(
         self,
@@ -71,7 +72,7 @@ class Comparison:
             if keeps_records:
                 records[place] = ran.record
         return Results(
-            arms=[arm for arm, _ in self.arms],
+            arms=[one.arm for one in self.arms],
             workloads=[self.workload.name],
             seeds=range(self.num_seeds),
             runs=[found[task.place] for task in tasks],

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_plugins.lab.comparison.comparison import Comparison
-from paged_plugins.lab.results.atomic_file import write_bytes
-from paged_plugins.lab.results.manifest import Manifest, RunEntry, git_revision, machine, versions
+from paged_plugins.lab.results.manifest import Manifest, RunEntry, new_manifest, now, write_manifest
 from paged_plugins.lab.results.results import Results
-from paged_plugins.lab.results.results_folder import MANIFEST, RECORDS
+from paged_plugins.lab.results.results_folder import RECORDS
 from paged_plugins.lab.results.run_store import RunStore
 from paged_plugins.lab.results.tables import write_tables
 from paged_plugins.output_file import unwritable
@@ -37,21 +35,15 @@ def manifest_of(comparison: Comparison, registry: Registry, command: str) -> Man
     Args:
         command: as it was given.
     """
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Manifest(
-        command=command,
-        arms=tuple(arm for arm, _ in comparison.arms),
-        settings={arm.label: settings.model_dump(mode="json") for arm, settings in comparison.arms},
-        workloads=(comparison.workload.written(),),
-        seeds=tuple(range(comparison.num_seeds)),
-        slo=comparison.slo,
-        runs=(),
-        versions=versions(registry),
-        git=git_revision(),
-        machine=machine(),
-        started=now,
-        finished=now,
+    made = new_manifest(
+        command,
+        comparison.arms,
+        [comparison.workload],
+        range(comparison.num_seeds),
+        comparison.slo,
+        registry,
     )
+    return made.model_copy(update={"finished": now()})
 
 
 def write_folder(
@@ -74,4 +66,4 @@ def write_folder(
         rows.append((run, record))
     write_tables(folder, rows)
     whole = manifest.model_copy(update={"runs": tuple(entries)})
-    write_bytes(folder / MANIFEST, (whole.model_dump_json(indent=2) + "\n").encode())
+    write_manifest(folder, whole)

@@ -12,8 +12,8 @@ from paged_core.cli.options import Given
 from paged_core.config.documents import parse_yaml
 from paged_core.config.entry import Entry, Layer, Origin, Text
 from paged_core.errors import SettingsError
-from paged_core.settings import EngineSettings
 from paged_plugins.lab.study.arm import Arm
+from paged_plugins.lab.study.arms import PlannedArm
 from paged_plugins.lab.study.setting_text import settings_text
 
 _OPENING, _CLOSING = "{[(", "}])"
@@ -61,9 +61,7 @@ def parse_variation(text: str) -> Variation:
     return Variation(key, texts, [_value(key, each) for each in texts])
 
 
-def plan_arms(
-    variations: Sequence[Variation], given: Given, below: Layer
-) -> list[tuple[Arm, EngineSettings]]:
+def varied_arms(variations: Sequence[Variation], given: Given, below: Layer) -> list[PlannedArm]:
     """Return an arm for every combination, with its settings.
 
     The first setting is the axis: within each combination of the others, its values are compared
@@ -82,7 +80,7 @@ def plan_arms(
     planned = []
     for arm, entries in _arms(axis, others):
         with_arm = replace(given, options=[*given.options, *entries])
-        planned.append((arm, with_arm.resolve(below).settings))
+        planned.append(PlannedArm(arm, with_arm.resolve(below).settings))
     _refuse_equal(planned)
     return planned
 
@@ -100,13 +98,14 @@ def _arms(axis: Variation, others: Sequence[Variation]) -> Iterator[tuple[Arm, l
             yield arm, [each.entry(number) for each, number in chosen]
 
 
-def _refuse_equal(planned: Sequence[tuple[Arm, EngineSettings]]) -> None:
+def _refuse_equal(planned: Sequence[PlannedArm]) -> None:
     known: dict[str, Arm] = {}
-    for arm, settings in planned:
-        other = known.setdefault(settings.model_dump_json(), arm)
-        if other is not arm:
+    for one in planned:
+        other = known.setdefault(one.settings.model_dump_json(), one.arm)
+        if other is not one.arm:
             raise SettingsError(
-                f"--vary: {other.label!r} and {arm.label!r} are the same settings; leave one out"
+                f"--vary: {other.label!r} and {one.arm.label!r} are the same settings; leave one "
+                "out"
             )
 
 

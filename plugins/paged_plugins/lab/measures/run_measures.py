@@ -16,15 +16,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paged_plugins.lab.measures.fairness import fairness
 from paged_plugins.lab.measures.measure import GOODPUT, MEASURES
+from paged_plugins.lab.measures.percentiles import percentiles
 from paged_plugins.lab.measures.service_level import ServiceLevel
-from paged_plugins.lab.runs.gap_histogram import percentile
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals
-
-_SERVED = frozenset({"stop", "length"})
-_SERVICE_OF_OUTPUT = 2
-"""What a generated token counts for, in prompt tokens: Sheng et al., "Fairness in serving large
-language models", OSDI 2024."""
 
 
 def measures(record: RunRecord, slo: ServiceLevel) -> dict[str, float]:
@@ -33,19 +29,16 @@ def measures(record: RunRecord, slo: ServiceLevel) -> dict[str, float]:
     What the run cannot tell is left out: latencies of no requests, rates of no time, goodput
     without limits.
     """
-    served = [each for each in record.requests if each.finish_reason in _SERVED]
+    served = [each for each in record.requests if each.is_served]
     found = _rates(served, record.totals.elapsed, slo)
     found |= _request_latencies(record)
-    for share in (50, 90, 99):
-        gap = percentile(record.token_gaps, share / 100)
-        if gap is not None:
-            found[f"itl_ms_p{share}"] = 1e3 * gap
+    found |= percentiles("itl", record.token_gaps)
     if due := [each for each in record.requests if each.deadline is not None]:
         found["missed_deadlines"] = sum(map(_is_late, due)) / len(due)
     admitted = [each for each in record.requests if each.admitted is not None]
     if num_prompt := sum(each.num_prompt for each in admitted):
         found["hit_rate"] = sum(each.num_cached for each in admitted) / num_prompt
-    found |= _fairness(served)
+    found |= fairness(served)
     found |= _of_totals(record.totals)
     found["failed"] = float(len(record.requests) - len(served))
     return {name: found[name] for name in MEASURES if name in found}
@@ -53,9 +46,9 @@ def measures(record: RunRecord, slo: ServiceLevel) -> dict[str, float]:
 
 def meets(request: RequestRecord, slo: ServiceLevel) -> bool:
     """Say whether a request was served within every limit of ``slo``."""
-    if request.finish_reason not in _SERVED or request.first_token is None:
+    if not request.is_served or request.first_token is None:
         return False
-    per_token = time_per_token(request)
+    per_token = request.time_per_token
     taken = (
         (slo.ttft_ms, request.first_token - request.arrival),
         (slo.tpot_ms, 0.0 if per_token is None else per_token),
@@ -65,18 +58,8 @@ def meets(request: RequestRecord, slo: ServiceLevel) -> bool:
 
 
 def _is_late(request: RequestRecord) -> bool:
-    is_served = request.finish_reason in _SERVED
+    is_served = request.is_served
     return request.deadline is not None and not (is_served and request.finished <= request.deadline)
-
-
-def time_per_token(request: RequestRecord) -> float | None:
-    """Return the seconds per output token of a sequence after its first; ``None``: it has no
-    second one.
-    """
-    later = request.num_output / request.num_sequences - 1
-    if request.first_token is None or later <= 0:
-        return None
-    return (request.finished - request.first_token) / later
 
 
 def _rates(served: Sequence[RequestRecord], seconds: float, slo: ServiceLevel) -> dict[str, float]:
@@ -95,12 +78,12 @@ def _request_latencies(record: RunRecord) -> dict[str, float]:
     end = max((each.finished for each in record.requests), default=0.0)
     times: dict[str, list[float]] = defaultdict(list)
     for each in record.requests:
-        is_served = each.finish_reason in _SERVED
+        is_served = each.is_served
         first = each.first_token if is_served else None
         times["ttft"].append((end if first is None else first) - each.arrival)
         times["e2e"].append((each.finished if is_served else end) - each.arrival)
         times["queueing"].append((end if each.admitted is None else each.admitted) - each.arrival)
-        per_token = time_per_token(each) if is_served else None
+        per_token = each.time_per_token if is_served else None
         if per_token is not None:
             times["tpot"].append(per_token)
     found = {}
@@ -111,34 +94,6 @@ def _request_latencies(record: RunRecord) -> dict[str, float]:
         found |= {f"{name}_ms_p50": float(p50), f"{name}_ms_p90": float(p90)}
         found[f"{name}_ms_p99"] = float(p99)
     return found
-
-
-def _fairness(served: Sequence[RequestRecord]) -> dict[str, float]:
-    """Jain's index (Jain, Chiu and Hawe, DEC-TR-301, 1984) of the rate of service, which is the
-    service that requests got by the time that they spent in the engine: of tenants where any is
-    named, else of requests. The slowdown of a request is the rate of all by its own.
-    """
-    by_tenant: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    for each in served:
-        seconds = each.finished - each.arrival
-        if seconds > 0:
-            service = each.num_prompt + _SERVICE_OF_OUTPUT * each.num_output
-            by_tenant[each.tenant].append((service, seconds))
-    requests = [pair for pairs in by_tenant.values() for pair in pairs]
-    if not requests:
-        return {}
-    rates = np.asarray([service / seconds for service, seconds in requests])
-    shared = rates
-    if any(by_tenant):
-        shared = np.asarray([_rate(pairs) for pairs in by_tenant.values()])
-    return {
-        "jain": float(shared.sum() ** 2 / (len(shared) * (shared**2).sum())),
-        "max_slowdown": float(_rate(requests) / rates.min()),
-    }
-
-
-def _rate(pairs: Sequence[tuple[int, float]]) -> float:
-    return sum(service for service, _ in pairs) / sum(seconds for _, seconds in pairs)
 
 
 def _of_totals(totals: RunTotals) -> dict[str, float]:

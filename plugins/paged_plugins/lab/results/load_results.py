@@ -11,9 +11,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from paged_core.config.documents import read_text
 from paged_core.errors import SettingsError
 from paged_plugins.lab.measures.measure import MEASURES
-from paged_plugins.lab.results.manifest import Manifest
+from paged_plugins.lab.results.manifest import MANIFEST, Manifest
 from paged_plugins.lab.results.results import Results, RunResult
-from paged_plugins.lab.results.results_folder import MANIFEST, RECORDS
+from paged_plugins.lab.results.results_folder import RECORDS
 from paged_plugins.lab.results.run_store import read_record, record_path
 from paged_plugins.lab.results.tables import RUNS
 from paged_plugins.lab.runs.run_record import RunRecord

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,10 +15,15 @@ from pydantic import Field
 
 from paged_core.registry import Registry
 from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.results.atomic_file import write_bytes
 from paged_plugins.lab.study.arm import Arm
+from paged_plugins.lab.study.arms import PlannedArm
 from paged_plugins.lab.study.yaml_file import Strict
 from paged_plugins.machine import cpu_model
+from paged_plugins.workloads.spec import WorkloadSpec
 
+MANIFEST = "manifest.json"
+"""Name in a folder of results."""
 _PACKAGES = (
     *("paged-core", "numpy", "pydantic", "torch", "transformers", "pyarrow", "ray", "triton"),
 )
@@ -44,7 +51,7 @@ class Manifest(Strict):
     workloads: tuple[dict[str, Any], ...]
     seeds: tuple[int, ...]
     slo: ServiceLevel
-    runs: tuple[RunEntry, ...]
+    runs: tuple[RunEntry, ...] = ()
     versions: dict[str, str]
     git: str | None
     """The revision, if the code is a checkout; it ends with ``+changes`` if files differ."""
@@ -53,6 +60,44 @@ class Manifest(Strict):
     """UTC, as ISO 8601."""
     finished: str | None = None
     """``None``: it was interrupted, or is under way."""
+
+
+def new_manifest(
+    command: str,
+    arms: Sequence[PlannedArm],
+    workloads: Iterable[WorkloadSpec],
+    seeds: Iterable[int],
+    slo: ServiceLevel,
+    registry: Registry,
+) -> Manifest:
+    """Return the manifest of runs that start now.
+
+    Args:
+        command: as it was given.
+        arms: the first is the base.
+    """
+    return Manifest(
+        command=command,
+        arms=tuple(one.arm for one in arms),
+        settings={one.arm.label: one.settings.model_dump(mode="json") for one in arms},
+        workloads=tuple(workload.written() for workload in workloads),
+        seeds=tuple(seeds),
+        slo=slo,
+        versions=versions(registry),
+        git=git_revision(),
+        machine=machine(),
+        started=now(),
+    )
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write a manifest into a folder of results."""
+    write_bytes(folder / MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
+
+
+def now() -> str:
+    """Return the time, UTC, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def versions(registry: Registry) -> dict[str, str]:

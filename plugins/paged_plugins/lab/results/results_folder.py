@@ -5,28 +5,27 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import IO
 
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
+from paged_plugins.input_file import read_file
 from paged_plugins.lab.measures.run_measures import measures
 from paged_plugins.lab.results.atomic_file import PARTIAL, write_bytes
-from paged_plugins.lab.results.manifest import Manifest, RunEntry, git_revision, machine, versions
+from paged_plugins.lab.results.manifest import Manifest, RunEntry, new_manifest, now, write_manifest
 from paged_plugins.lab.results.results import RunResult
 from paged_plugins.lab.results.run_store import RunStore
 from paged_plugins.lab.results.tables import TABLES, write_tables
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.ablation import parse_ablation
 from paged_plugins.lab.study.plan import Plan
-from paged_plugins.lab.study.yaml_file import read_file
 from paged_plugins.lab.tasks.task import Ran, Task
 from paged_plugins.output_file import unwritable
 from paged_plugins.progress import MANY, progress
 
-ABLATION, MANIFEST, RECORDS = "ablation.yaml", "manifest.json", "runs"
+ABLATION, RECORDS = "ablation.yaml", "runs"
 """Names in a folder of results."""
 _LOCK = "lock"
 """Locked while results are written."""
@@ -65,7 +64,7 @@ class ResultsFolder:
             (folder / name).unlink(missing_ok=True)
         self._problems: dict[tuple[str, str, int], str] = {}
         self._manifest = self._described(registry)
-        self._write(self._manifest)
+        write_manifest(self._folder, self._manifest)
 
     def missing(self) -> list[Task]:
         """Return the runs that have no record yet."""
@@ -85,7 +84,9 @@ class ResultsFolder:
             entry.model_copy(update={"problem": self._problems.get(place)})
             for place, entry in zip(self._places(), self._manifest.runs, strict=True)
         )
-        self._write(self._manifest.model_copy(update={"runs": entries, "finished": _now()}))
+        write_manifest(
+            self._folder, self._manifest.model_copy(update={"runs": entries, "finished": now()})
+        )
         self._lock.close()
         return is_whole
 
@@ -106,27 +107,20 @@ class ResultsFolder:
         return list(product(labels, names, ablation.seeds))
 
     def _described(self, registry: Registry) -> Manifest:
-        arms, ablation = self._plan.arms, self._plan.ablation
-        return Manifest(
-            command=f"paged-core lab run {self._plan.source}",
-            arms=tuple(one.arm for one in arms),
-            settings={one.arm.label: one.settings.model_dump(mode="json") for one in arms},
-            workloads=tuple(workload.written() for workload in ablation.workloads),
-            seeds=ablation.seeds,
-            slo=ablation.slo,
-            runs=tuple(
-                RunEntry(arm=arm, workload=name, seed=seed, key=self._keys[arm, name, seed])
-                for arm, name, seed in self._places()
-            ),
-            versions=versions(registry),
-            git=git_revision(),
-            machine=machine(),
-            started=_now(),
+        ablation = self._plan.ablation
+        made = new_manifest(
+            f"paged-core lab run {self._plan.source}",
+            self._plan.arms,
+            ablation.workloads,
+            ablation.seeds,
+            ablation.slo,
+            registry,
         )
-
-    def _write(self, manifest: Manifest) -> None:
-        text = manifest.model_dump_json(indent=2) + "\n"
-        write_bytes(self._folder / MANIFEST, text.encode())
+        runs = tuple(
+            RunEntry(arm=arm, workload=name, seed=seed, key=self._keys[arm, name, seed])
+            for arm, name, seed in self._places()
+        )
+        return made.model_copy(update={"runs": runs})
 
 
 def _check(folder: Path, plan: Plan, fresh: bool) -> None:
@@ -162,7 +156,3 @@ def _lock(folder: Path) -> IO[bytes]:
             "--output"
         ) from None
     return file
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from paged_core.request import FinishReason
+
+_SERVED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
@@ -29,6 +33,19 @@ class RequestRecord:
     priority: int = 0
     deadline: float | None = None
     """Seconds from the start of the run."""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether it ended by a stop condition or by its length."""
+        return self.finish_reason in _SERVED
+
+    @property
+    def time_per_token(self) -> float | None:
+        """Seconds per output token of a sequence after its first; ``None``: it has one at most."""
+        later = self.num_output / self.num_sequences - 1
+        if self.first_token is None or later <= 0:
+            return None
+        return (self.finished - self.first_token) / later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
