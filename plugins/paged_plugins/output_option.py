@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from errno import EACCES
 from pathlib import Path
 from typing import Annotated
 
@@ -22,9 +23,24 @@ def check_writable(path: Path | None) -> Path | None:
     folder = path.absolute().parent
     if not folder.is_dir():
         raise typer.BadParameter(f"there is no folder {folder}; make it first")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise typer.BadParameter(f"{path} cannot be written here; choose another file")
+    try:
+        _try(path)
+    except OSError as error:
+        why = f"{path} cannot be written: {error.strerror}; name another file"
+        raise typer.BadParameter(why) from None
     return path
+
+
+def _try(path: Path) -> None:
+    """Raise OSError if a file cannot be written; it stays as it is, or missing.
+
+    Permissions do not say it of every folder: to the superuser all seem to be writable.
+    """
+    if not path.exists():
+        path.touch()
+        path.unlink()
+    elif not os.access(path, os.W_OK):
+        raise PermissionError(EACCES, os.strerror(EACCES))
 
 
 JsonFile = Annotated[

@@ -178,6 +178,9 @@ def test_requests_that_fail_in_all_arms_are_said() -> None:
     some = [run if "twin" in run.arm else old for run, old in zip(runs, results.runs, strict=True)]
     text = said(replace(results, runs=some))
     assert text[0] == "chat: 14 requests a run failed in 1 of 2 arms"
+    told = [replace(run, failure="request 'a' is too long") for run in some[-2:]]
+    text = said(replace(results, runs=[*some[:-2], *told]))
+    assert text[0].endswith("in 1 of 2 arms, the first: request 'a' is too long")
 
 
 @pytest.mark.parametrize("num_seeds", [2, 6])

@@ -302,6 +302,13 @@ def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
         load_results(tmp_path)
 
 
+def test_what_requests_were_told_that_failed_is_kept(tmp_path: Path) -> None:
+    path = write(tmp_path, seeds=1, base={"max_model_len": 8}, axes={"victim": ["newest"]})
+    assert run(path, tmp_path / "results") == 0
+    (only,) = load_results(tmp_path / "results").runs
+    assert "leaves no room to generate within max_model_len=8" in str(only.failure)
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [("manifest.json", "{}"), ("manifest.json", "["), ("runs.json", "[{}]")],

@@ -68,7 +68,13 @@ class Comparison:
                 raise EngineError(f"{ran.task} failed: {ran.problem}")
             arm, workload, seed = place = ran.task.place
             measured = measures(ran.record, self.slo)
-            found[place] = RunResult(arm=arm, workload=workload, seed=seed, measures=measured)
+            found[place] = RunResult(
+                arm=arm,
+                workload=workload,
+                seed=seed,
+                measures=measured,
+                failure=ran.record.failure,
+            )
             if keeps_records:
                 records[place] = ran.record
         return Results(

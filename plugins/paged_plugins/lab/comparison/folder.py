@@ -62,7 +62,15 @@ def write_folder(
         record = results.record(*task.place)
         assert record is not None
         store.write(key := store.key(task), task, record)
-        entries.append(RunEntry(arm=run.arm, workload=run.workload, seed=run.seed, key=key))
+        entries.append(
+            RunEntry(
+                arm=run.arm,
+                workload=run.workload,
+                seed=run.seed,
+                key=key,
+                failure=run.failure,
+            )
+        )
         rows.append((run, record))
     write_tables(folder, rows)
     whole = manifest.model_copy(update={"runs": tuple(entries)})

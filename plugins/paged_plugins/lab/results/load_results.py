@@ -65,7 +65,7 @@ def load_results(folder: Path) -> Results:
         arms=manifest.arms,
         workloads=names,
         seeds=manifest.seeds,
-        runs=list(_runs(rows)),
+        runs=list(_runs(rows, manifest)),
         slo=manifest.slo,
         manifest=manifest.model_dump(mode="json"),
         record=record,
@@ -76,12 +76,19 @@ def _name(workload: Mapping[str, Any]) -> str:
     return str(workload.get("name", ""))
 
 
-def _runs(rows: Iterable[_Measured]) -> Iterable[RunResult]:
+def _runs(rows: Iterable[_Measured], manifest: Manifest) -> Iterable[RunResult]:
+    failures = {(run.arm, run.workload, run.seed): run.failure for run in manifest.runs}
     measured: dict[tuple[str, str, int], dict[str, float]] = {}
     for row in rows:
         measured.setdefault((row.arm, row.workload, row.seed), {})[row.measure] = row.value
     for (arm, workload, seed), found in measured.items():
-        yield RunResult(arm=arm, workload=workload, seed=seed, measures=found)
+        yield RunResult(
+            arm=arm,
+            workload=workload,
+            seed=seed,
+            measures=found,
+            failure=failures.get((arm, workload, seed)),
+        )
 
 
 def _read(path: Path, kind: TypeAdapter[_Read]) -> _Read:

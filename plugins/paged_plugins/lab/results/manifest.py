@@ -38,6 +38,8 @@ class RunEntry(Strict):
     key: Annotated[str, Field(pattern=r"^[0-9a-f]+$")]
     problem: str | None = None
     """Why there is no record."""
+    failure: str | None = None
+    """What the first request was told that failed."""
 
 
 class Manifest(Strict):

@@ -20,6 +20,8 @@ class RunResult:
     seed: int
     measures: Mapping[str, float]
     """By the names of :mod:`paged_plugins.lab.measures.run_measures`."""
+    failure: str | None = None
+    """What the first request was told that failed; ``None``: none did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

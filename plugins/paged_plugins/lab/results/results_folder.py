@@ -79,9 +79,12 @@ class ResultsFolder:
 
     def finish(self) -> bool:
         """Write the tables; return whether those in Parquet are among them."""
-        is_whole = write_tables(self._folder, self._results())
+        failures: dict[tuple[str, str, int], str | None] = {}
+        is_whole = write_tables(self._folder, self._results(failures))
         entries = tuple(
-            entry.model_copy(update={"problem": self._problems.get(place)})
+            entry.model_copy(
+                update={"problem": self._problems.get(place), "failure": failures.get(place)}
+            )
             for place, entry in zip(self._places(), self._manifest.runs, strict=True)
         )
         write_manifest(
@@ -90,12 +93,16 @@ class ResultsFolder:
         self._lock.close()
         return is_whole
 
-    def _results(self) -> Iterator[tuple[RunResult, RunRecord]]:
+    def _results(
+        self, failures: dict[tuple[str, str, int], str | None]
+    ) -> Iterator[tuple[RunResult, RunRecord]]:
+        """Yield the results with their records; enter what requests were told into ``failures``."""
         for arm, workload, seed in self._places():
             try:
                 record = self._store.read(self._keys[arm, workload, seed])
             except SettingsError:
                 continue  # the run failed
+            failures[arm, workload, seed] = record.failure
             found = measures(record, self._plan.ablation.slo)
             yield RunResult(arm=arm, workload=workload, seed=seed, measures=found), record
 

@@ -67,7 +67,12 @@ def _failures(results: Results) -> Iterator[str]:
         if means:
             texts = dict.fromkeys(value_text("failed", each) for each in (means[0], means[-1]))
             arms = "all" if len(means) == len(counts) else f"{len(means)} of {len(counts)}"
-            yield f"{workload}: {' to '.join(texts)} requests a run failed in {arms} arms"
+            told = (run.failure for run in results.runs if run.workload == workload)
+            first = next(filter(None, told), "")
+            yield (
+                f"{workload}: {' to '.join(texts)} requests a run failed in {arms} arms"
+                f"{first and ', the first: ' + first}"
+            )
 
 
 def _without_chance(results: Results) -> Iterator[str]:
