@@ -40,6 +40,13 @@ class RequestRecord:
         return self.finish_reason in _SERVED
 
     @property
+    def needed_tokens(self) -> int:
+        """Tokens that had to be computed for it, had it not been preempted."""
+        if not self.num_output:
+            return 0
+        return self.num_prompt - self.num_cached + self.num_output - self.num_sequences
+
+    @property
     def time_per_token(self) -> float | None:
         """Seconds per output token of a sequence after its first; ``None``: it has one at most."""
         later = self.num_output / self.num_sequences - 1
