@@ -126,4 +126,4 @@ class RunRecord:
     """What the first request was told that was refused, ignored or ended by an error."""
     token_gaps: dict[int, int] = field(default_factory=dict)
     """Times between tokens of a sequence: how many fell into each bucket, see
-    :mod:`paged_plugins.lab.runs.gap_histogram`."""
+    :mod:`paged_plugins.lab.runs.time_histogram`."""
