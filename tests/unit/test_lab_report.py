@@ -178,6 +178,13 @@ def test_any_results_can_be_reported(
     write_markdown(results, tmp_path / "report.md")
 
 
+def test_long_names_may_be_broken_where_columns_are_narrow(tmp_path: Path) -> None:
+    results = drawn_results({"victim=fewest_computed": 1.2}, seeds=2, records=False)
+    write_html(results, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "victim=<wbr>fewest_<wbr>computed" in page
+
+
 def test_measures_that_are_equal_in_all_arms_are_listed_not_tabulated() -> None:
     text = markdown(drawn_results({"victim=same": 1.0}, seeds=6))
     assert re.search(r"^Equal in all arms: goodput \d.*; failed requests 0\.$", text, re.MULTILINE)

@@ -89,18 +89,18 @@ class ClusterRun:
         """
         record, replicas = self.record, self.record.replicas
         number = record.num_served + record.num_failed
-        typer.echo(
-            f"{self.what}: {number:,} requests on {counted(len(replicas), 'replica')} behind "
-            f"{self.router}, {value_text('makespan_s', record.elapsed)} in {seconds:.1f} s"
-        )
+        title = f"{self.what}: {number:,} requests on {counted(len(replicas), 'replica')} behind "
+        title += self.router
+        if record.num_served:
+            title += f", {value_text('makespan_s', record.elapsed)} in {seconds:.1f} s"
+        typer.echo(title)
         if record.num_failed:
             failed = counted(record.num_failed, "request")
-            typer.echo(
-                f"{failed} failed, the first: {record.failure}\n"
-                "TTFT, TPOT, completion and queueing are those of the other requests"
-            )
+            typer.echo(f"{failed} failed, the first: {record.failure}")
         if not record.num_served:
             return  # there is nothing to measure
+        if record.num_failed:
+            typer.echo("TTFT, TPOT, completion and queueing are those of the other requests")
         print_table("", ["measure", "value"], self._measure_rows())
         typer.echo("Replicas by generated tokens, the most first")
         columns = ["replica", "requests", "generated tokens", "hit rate", "busy"]

@@ -125,7 +125,7 @@ def _print(
 ) -> None:
     num_failed, num_requests = int(found["failed"]), len(record.requests)
     title = f"{what}: {num_requests:,} requests on executor {settings.executor.name}"
-    if settings.executor.name == "simulated":
+    if settings.executor.name == "simulated" and num_failed < num_requests:
         title += f", {value_text('makespan_s', found['makespan_s'])} in {seconds:.1f} s"
     typer.echo(title)
     if num_failed:

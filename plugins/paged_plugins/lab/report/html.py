@@ -17,6 +17,7 @@ from paged_plugins.lab.report.pictures.svg import printable
 from paged_plugins.lab.results.results import Results
 from paged_plugins.output_file import write_text
 
+_BREAKS = re.compile(r"=(?=\w{9})|(?<=\w{3})_(?=\w{3})")
 _PACKAGE = "paged_plugins.lab.report"
 _MOST_DIFFERENCES = 5_000
 """Of all tables of every measure: the file stays small."""
@@ -66,5 +67,5 @@ def html(
 
 
 def _breakable(label: str) -> Markup:
-    """Return a label that may be broken before a long value."""
-    return Markup(re.sub(r"=(?=\w{9})", "=<wbr>", str(escape(label))))
+    """Return a label that may be broken before a long value, and within long names."""
+    return Markup(_BREAKS.sub(r"\g<0><wbr>", str(escape(label))))
