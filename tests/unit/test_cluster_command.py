@@ -81,6 +81,19 @@ def test_requests_are_written_to_a_file(capsys: Capture, workload: str, tmp_path
     assert {row["replica"] for row in rows} == {0, 1}
 
 
+def test_workers_change_nothing(capsys: Capture, workload: str) -> None:
+    alone, shared = (
+        simulated(capsys, workload, "--replicas", "2", "--workers", number) for number in "12"
+    )
+    del alone["cpu_seconds"], shared["cpu_seconds"]
+    assert shared == alone
+
+
+def test_workers_need_replicas(capsys: Capture, workload: str) -> None:
+    assert run("simulate", workload, "--workers", "2") == 2
+    assert "give --replicas too" in capsys.readouterr().err
+
+
 def test_a_cluster_is_never_real(capsys: Capture, workload: str) -> None:
     assert run("simulate", workload, "--replicas", "2", "--real", "--executor", "memory") == 2
     assert "--real: a cluster is simulated" in capsys.readouterr().err
