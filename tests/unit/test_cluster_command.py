@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paged_core.cli import main
+from unit.test_cluster_workers import copies_for_processes
 
 Capture = pytest.CaptureFixture[str]
 SMALL = """\
@@ -82,9 +83,10 @@ def test_requests_are_written_to_a_file(capsys: Capture, workload: str, tmp_path
 
 
 def test_workers_change_nothing(capsys: Capture, workload: str) -> None:
-    alone, shared = (
-        simulated(capsys, workload, "--replicas", "2", "--workers", number) for number in "12"
-    )
+    with copies_for_processes():
+        alone, shared = (
+            simulated(capsys, workload, "--replicas", "2", "--workers", number) for number in "12"
+        )
     del alone["cpu_seconds"], shared["cpu_seconds"]
     assert shared == alone
 

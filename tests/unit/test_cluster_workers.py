@@ -207,11 +207,6 @@ class TestProcess:
         progress = self.answer(engine_settings(), REGISTRY)
         assert (progress.ends, progress.is_complete) == ([], True)
 
-    def test_hands_on_why_engines_cannot_be_built(self) -> None:
-        found = self.answer(engine_settings(executor="memory"), REGISTRY)
-        assert isinstance(found, SettingsError)
-        assert "'memory' runs in real time" in str(found)
-
     def test_hands_on_what_an_engine_raises(self) -> None:
         registry = registry_with(IDLE)
         request = asks("a", 0.0)
@@ -227,6 +222,15 @@ class TestProcess:
         found = pickle.loads(shard_process._pickled(LocalError("of no module")))
         assert isinstance(found, EngineError)
         assert str(found) == "LocalError: of no module"
+
+    def test_raises_what_was_raised_in_it(self) -> None:
+        settings = engine_settings(executor="memory")
+        with (
+            pytest.raises(SettingsError, match="'memory' runs in real time"),
+            ShardProcess(range(2), settings, REGISTRY) as process,
+        ):
+            process.send("capacity")
+            process.receive()
 
     def test_that_dies_is_reported(self) -> None:
         with (
