@@ -28,6 +28,7 @@ class ClusterRun:
     """Serves a workload on replicas of an engine.
 
     Args:
+        num_workers: processes that share the replicas; 1: this one.
         requests_file: a line for each request is written to it; ``None``: nowhere.
 
     Raises:
@@ -42,6 +43,7 @@ class ClusterRun:
         seed: int,
         *,
         num_replicas: int,
+        num_workers: int,
         slo: ServiceLevel,
         requests_file: Path | None,
         advance: Callable[[int], None],
@@ -55,6 +57,7 @@ class ClusterRun:
                 spec.build(),
                 seed,
                 num_replicas=num_replicas,
+                num_workers=num_workers,
                 slo=slo,
                 on_request=on_request,
                 advance=advance,

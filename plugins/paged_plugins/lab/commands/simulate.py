@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from os import times
 from pathlib import Path
-from time import process_time
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +14,7 @@ from paged_core.errors import SettingsError
 from paged_core.settings import EngineSettings, Resolved
 from paged_plugins.counted import counted
 from paged_plugins.lab.cluster.cluster_run import ClusterRun
+from paged_plugins.lab.cluster.workers import num_workers
 from paged_plugins.lab.commands.options import AsJson, Limit, WorkloadName
 from paged_plugins.lab.commands.real_option import Real, check_executor, executor_layer
 from paged_plugins.lab.measures.measure import MEASURES
@@ -39,6 +40,14 @@ def simulate_command(
         int | None,
         typer.Option(min=1, help="Engines behind a --router (default: one engine alone)."),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes that share the replicas (default: one a core, 4 at most, with 16 "
+            "replicas or more each).",
+        ),
+    ] = None,
     requests: Annotated[
         Path | None,
         typer.Option(
@@ -62,19 +71,16 @@ def simulate_command(
     settings = resolved.settings
     check_executor(settings, real=real)
     spec = workload_spec(workload)
-    if (
-        requests is not None
-        and requests.exists()
-        and requests.resolve() == Path(workload).resolve()
-    ):
-        raise SettingsError(f"--requests {requests}: that is the workload; name another file")
+    _check_log(requests, workload)
     slo = ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms)
+    if replicas is None and workers is not None:
+        raise SettingsError("--workers: they share the replicas of a cluster; give --replicas too")
     if replicas is None and requests is None and dict(settings)["router"] is None:
         _serve_alone(resolved, spec, seed, slo, as_json=as_json)
         return
     if real:
         raise SettingsError("--real: a cluster is simulated; leave --real out")
-    started = process_time()
+    started = _cpu_seconds()
     with counting("requests") as advance:
         cluster = ClusterRun(
             settings,
@@ -82,11 +88,12 @@ def simulate_command(
             spec,
             seed,
             num_replicas=replicas or 1,
+            num_workers=num_workers(replicas or 1, workers),
             slo=slo,
             requests_file=requests,
             advance=advance,
         )
-    seconds = process_time() - started
+    seconds = _cpu_seconds() - started
     if as_json:
         head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
         print_json(head | cluster.document() | {"cpu_seconds": round(seconds, 3)})
@@ -94,15 +101,26 @@ def simulate_command(
         cluster.print(seconds)
 
 
+def _check_log(path: Path | None, workload: str) -> None:
+    """Check that the file of requests is not that of the workload."""
+    if path is not None and path.exists() and path.resolve() == Path(workload).resolve():
+        raise SettingsError(f"--requests {path}: that is the workload; name another file")
+
+
+def _cpu_seconds() -> float:
+    """Return the processor time of this process and of those that it started and that ended."""
+    return sum(times()[:4])
+
+
 def _serve_alone(
     resolved: Resolved, spec: WorkloadSpec, seed: int, slo: ServiceLevel, *, as_json: bool
 ) -> None:
     """Serve a workload on one engine, and print its measures."""
     settings = resolved.settings
-    started = process_time()
+    started = _cpu_seconds()
     with counting("requests") as advance:
         record = run_workload(settings, resolved.registry, spec.build(), seed, advance=advance)
-    seconds = process_time() - started
+    seconds = _cpu_seconds() - started
     found = measures(record, slo)
     if as_json:
         print_json(
