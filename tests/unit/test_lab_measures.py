@@ -11,8 +11,8 @@ import pytest
 from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.measures.run_measures import measures, meets
 from paged_plugins.lab.measures.service_level import ServiceLevel
-from paged_plugins.lab.runs.gap_histogram import bucket, percentile
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals
+from paged_plugins.lab.runs.time_histogram import bucket, percentile
 
 A = RequestRecord(
     id="a",

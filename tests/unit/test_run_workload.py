@@ -17,10 +17,10 @@ from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.schedule import Schedule
 from paged_core.sequence import SequenceGroup
 from paged_core.wiring import build_engine
-from paged_plugins.lab.runs.gap_histogram import bucket
 from paged_plugins.lab.runs.memory_use import memory_use
 from paged_plugins.lab.runs.run_collector import RunCollector
 from paged_plugins.lab.runs.serving_loop import ServingLoop
+from paged_plugins.lab.runs.time_histogram import bucket
 from paged_plugins.workloads.request import WorkloadRequest
 from unit.lab_runs import REGISTRY, asks, run, simulated
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paged_plugins.lab.measures.percentiles import percentiles
-from paged_plugins.lab.runs.gap_histogram import bucket
+from paged_plugins.lab.runs.time_histogram import bucket
 
 
 @dataclass(slots=True)
@@ -13,7 +13,7 @@ class Latency:
     """A histogram of times with their number and sum; percentiles are within 0.5%."""
 
     counts: dict[int, int] = field(default_factory=dict)
-    """How many times fell into each bucket, see :mod:`paged_plugins.lab.runs.gap_histogram`."""
+    """How many times fell into each bucket, see :mod:`paged_plugins.lab.runs.time_histogram`."""
     num: int = 0
     total: float = 0.0
 

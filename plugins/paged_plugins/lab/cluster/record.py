@@ -51,7 +51,7 @@ class ClusterRecord:
     """Those that had been computed before, and were lost by a preemption."""
     token_gaps: dict[int, int] = field(default_factory=dict)
     """Times between tokens of a sequence, by bucket, see
-    :mod:`paged_plugins.lab.runs.gap_histogram`."""
+    :mod:`paged_plugins.lab.runs.time_histogram`."""
     latencies: dict[str, Latency] = field(
         default_factory=lambda: {kind: Latency() for kind in ("ttft", "tpot", "e2e", "queueing")}
     )

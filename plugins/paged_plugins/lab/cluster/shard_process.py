@@ -29,6 +29,11 @@ class ShardProcess:
             _serve, numbers, settings, registry, name="cluster worker"
         )
 
+    @property
+    def pid(self) -> int | None:
+        """Number of the process."""
+        return self._process.pid
+
     def send(self, method: str, /, *arguments: Any) -> None:
         with suppress(OSError):  # it has died, which its answer will say
             self._pipe.send_bytes(pickle.dumps((method, arguments), pickle.HIGHEST_PROTOCOL))

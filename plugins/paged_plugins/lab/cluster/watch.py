@@ -39,7 +39,7 @@ class Watch:
         self._first_arrival: float | None = None
         self._last_end = 0.0
         self._needed_tokens = 0
-        """Tokens that had to be computed for the requests that ended, had none been preempted."""
+        """Of the requests that ended."""
 
     def arrived(self, arrival: Arrival) -> None:
         """A request arrived; they do so in the order of their time."""
@@ -50,9 +50,7 @@ class Watch:
         """A request ended on a replica; ``error``: why it failed, if it did."""
         self._last_end = request.finished
         self._add(request, replica)
-        if request.num_output:
-            computed = request.num_prompt - request.num_cached
-            self._needed_tokens += computed + request.num_output - request.num_sequences
+        self._needed_tokens += request.needed_tokens
         self._note_failure(error)
 
     def refused(self, arrival: Arrival, replica: int, reason: str) -> int:

@@ -14,7 +14,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[float | None, typer.Option(min=0, help="A limit for goodput (default: none).")]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="Runs at a time (default: one a core; one, if they are real)."),
+    typer.Option(min=1, help="Runs at a time (default: one per core; one, if they are real)."),
 ]
 CpuTime = Annotated[
     bool,

@@ -47,25 +47,26 @@ def run_command(
     refuse_settings(given, STUDY_FILE)
     plan = read_plan(file, given.registry)
     folder = output or Path(f"{file.stem}-results")
-    results = ResultsFolder(folder, plan, given.registry, fresh=fresh)
-    missing = results.missing()
-    all_of_cluster = ray is not None and workers is None and not plan.is_real
-    count = None if all_of_cluster else num_workers(len(missing), workers, is_real=plan.is_real)
-    typer.echo(beginning(plan, len(missing), count), err=True)
-    if note := block_size_note(one.settings for one in plan.arms):
-        typer.echo(note, err=True)
     failed: list[Ran] = []
-    with (
-        open_runner(given.registry, workers=count, cluster=ray if missing else None) as runner,
-        progress(len(missing), "running") as advance,
-    ):
-        for ran in runner(missing):
-            results.keep(ran)
-            advance()
-            if ran.problem:
-                failed.append(ran)
-                typer.echo(f"failed: {ran.task}: {ran.problem}", err=True)
-    if not results.finish():
+    with ResultsFolder(folder, plan, given.registry, fresh=fresh) as results:
+        missing = results.missing()
+        all_of_cluster = ray is not None and workers is None and not plan.is_real
+        count = None if all_of_cluster else num_workers(len(missing), workers, is_real=plan.is_real)
+        typer.echo(beginning(plan, len(missing), count), err=True)
+        if note := block_size_note(one.settings for one in plan.arms):
+            typer.echo(note, err=True)
+        with (
+            open_runner(given.registry, workers=count, cluster=ray if missing else None) as runner,
+            progress(len(missing), "running") as advance,
+        ):
+            for ran in runner(missing):
+                results.keep(ran)
+                advance()
+                if ran.problem:
+                    failed.append(ran)
+                    typer.echo(f"failed: {ran.task}: {ran.problem}", err=True)
+        has_parquet = results.finish()
+    if not has_parquet:
         typer.echo(
             "note: tables are in JSON alone; for Parquet, pip install 'paged-core[lab]'", err=True
         )

@@ -2,51 +2,62 @@
 
 from __future__ import annotations
 
+from os import times
 from pathlib import Path
-from time import process_time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from paged_core.cli.options import Given
-from paged_core.cli.output import print_json, print_table
+from paged_core.cli.output import print_json
 from paged_core.errors import SettingsError
-from paged_core.settings import EngineSettings, Resolved
-from paged_plugins.counted import counted
-from paged_plugins.lab.cluster.cluster_run import ClusterRun
+from paged_core.settings import Resolved
+from paged_plugins.lab.cluster.request_log import request_log
+from paged_plugins.lab.cluster.simulate_cluster import router_options, simulate_cluster
+from paged_plugins.lab.cluster.workers import num_workers
 from paged_plugins.lab.commands.options import AsJson, Limit, WorkloadName
 from paged_plugins.lab.commands.real_option import Real, check_executor, executor_layer
-from paged_plugins.lab.measures.measure import MEASURES
+from paged_plugins.lab.commands.shown_cluster import cluster_document, print_cluster
+from paged_plugins.lab.commands.shown_run import print_run
 from paged_plugins.lab.measures.run_measures import measures
 from paged_plugins.lab.measures.service_level import ServiceLevel
-from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
-from paged_plugins.lab.statistics.wording import value_text
 from paged_plugins.output_option import check_writable
 from paged_plugins.progress import counting
 from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 
+Seed = Annotated[int, typer.Option(min=0, help="Of the workload, and of the engine's own draws.")]
+Replicas = Annotated[
+    int | None,
+    typer.Option(min=1, help="Engines behind a --router (default: one engine alone)."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Processes that share the replicas (default: one per core, 4 at most, with 16 "
+        "replicas or more each).",
+    ),
+]
+Requests = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write a line for each request, as JSON or, by its suffix, to .parquet.",
+        callback=check_writable,
+    ),
+]
+
 
 def simulate_command(
     given: Given,
     workload: WorkloadName,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Of the workload, and of the engine's own draws.")
-    ] = 0,
+    seed: Seed = 0,
     real: Real = False,
-    replicas: Annotated[
-        int | None,
-        typer.Option(min=1, help="Engines behind a --router (default: one engine alone)."),
-    ] = None,
-    requests: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write a line for each request, as JSON or, by its suffix, to .parquet.",
-            callback=check_writable,
-        ),
-    ] = None,
+    replicas: Replicas = None,
+    workers: Workers = None,
+    requests: Requests = None,
     slo_ttft_ms: Limit = None,
     slo_tpot_ms: Limit = None,
     as_json: AsJson = False,
@@ -62,36 +73,47 @@ def simulate_command(
     settings = resolved.settings
     check_executor(settings, real=real)
     spec = workload_spec(workload)
-    if (
-        requests is not None
-        and requests.exists()
-        and requests.resolve() == Path(workload).resolve()
-    ):
-        raise SettingsError(f"--requests {requests}: that is the workload; name another file")
+    _check_log(requests, workload)
     slo = ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms)
+    if replicas is None and workers is not None:
+        raise SettingsError("--workers: they share the replicas of a cluster; give --replicas too")
     if replicas is None and requests is None and dict(settings)["router"] is None:
         _serve_alone(resolved, spec, seed, slo, as_json=as_json)
         return
     if real:
         raise SettingsError("--real: a cluster is simulated; leave --real out")
-    started = process_time()
-    with counting("requests") as advance:
-        cluster = ClusterRun(
+    started = _cpu_seconds()
+    with counting("requests") as advance, request_log(requests) as on_request:
+        record = simulate_cluster(
             settings,
             resolved.registry,
-            spec,
+            spec.build(),
             seed,
             num_replicas=replicas or 1,
+            num_workers=num_workers(replicas or 1, workers),
             slo=slo,
-            requests_file=requests,
+            on_request=on_request,
             advance=advance,
         )
-    seconds = process_time() - started
+    seconds = _cpu_seconds() - started
+    router = router_options(settings, resolved.registry).name
     if as_json:
         head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
-        print_json(head | cluster.document() | {"cpu_seconds": round(seconds, 3)})
+        document = cluster_document(record, router)
+        print_json(head | document | {"cpu_seconds": round(seconds, 3)})
     else:
-        cluster.print(seconds)
+        print_cluster(f"{spec.name}, seed {seed}", record, router, seconds)
+
+
+def _check_log(path: Path | None, workload: str) -> None:
+    """Check that the file of requests is not that of the workload."""
+    if path is not None and path.exists() and path.resolve() == Path(workload).resolve():
+        raise SettingsError(f"--requests {path}: that is the workload; name another file")
+
+
+def _cpu_seconds() -> float:
+    """Return the processor time of this process and of those that it started and that ended."""
+    return sum(times()[:4])
 
 
 def _serve_alone(
@@ -99,10 +121,10 @@ def _serve_alone(
 ) -> None:
     """Serve a workload on one engine, and print its measures."""
     settings = resolved.settings
-    started = process_time()
+    started = _cpu_seconds()
     with counting("requests") as advance:
         record = run_workload(settings, resolved.registry, spec.build(), seed, advance=advance)
-    seconds = process_time() - started
+    seconds = _cpu_seconds() - started
     found = measures(record, slo)
     if as_json:
         print_json(
@@ -117,43 +139,4 @@ def _serve_alone(
             }
         )
     else:
-        _print(f"{spec.name}, seed {seed}", settings, record, found, seconds)
-
-
-def _print(
-    what: str, settings: EngineSettings, record: RunRecord, found: dict[str, float], seconds: float
-) -> None:
-    num_failed, num_requests = int(found["failed"]), len(record.requests)
-    title = f"{what}: {num_requests:,} requests on executor {settings.executor.name}"
-    if settings.executor.name == "simulated" and num_failed < num_requests:
-        title += f", {value_text('makespan_s', found['makespan_s'])} in {seconds:.1f} s"
-    typer.echo(title)
-    if num_failed:
-        typer.echo(f"{counted(num_failed, 'request')} failed, the first: {record.failure}")
-    if num_failed == num_requests:
-        return  # nothing was served, so there is nothing to measure
-    shares = ("held_share", "reserved_share", "internal_share", "external_share")
-    rows = [
-        [MEASURES[name].title, value_text(name, value)]
-        for name, value in found.items()
-        if name not in shares
-    ]
-    print_table("", ["measure", "value"], rows)
-    size = settings.block_size
-    typer.echo(f"Memory while busy, of {_num_blocks(record):,} blocks of {size} tokens")
-    print_table("", ["use", "share"], _memory_rows(found))
-
-
-def _num_blocks(record: RunRecord) -> int:
-    return record.steps[-1].num_blocks if record.steps else 0
-
-
-def _memory_rows(found: dict[str, float]) -> list[list[Any]]:
-    parts = {
-        "states of tokens": found["held_share"],
-        "reserved for tokens to come": found["reserved_share"],
-        "internal fragmentation": found["internal_share"],
-        "external fragmentation": found["external_share"],
-    }
-    parts["free"] = max(0.0, 1 - sum(parts.values()))
-    return [[use, f"{100 * share:.1f}%"] for use, share in parts.items()]
+        print_run(f"{spec.name}, seed {seed}", settings, record, found, seconds)

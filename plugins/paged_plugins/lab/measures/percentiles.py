@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paged_plugins.lab.runs.gap_histogram import percentile
+from paged_plugins.lab.runs.time_histogram import percentile
 
 
 def percentiles(kind: str, counts: Mapping[int, int]) -> dict[str, float]:
     """Return the measures ``KIND_ms_p50``, ``_p90`` and ``_p99``; none if there are no times.
 
     Args:
-        counts: by bucket, see :mod:`paged_plugins.lab.runs.gap_histogram`.
+        counts: by bucket, see :mod:`paged_plugins.lab.runs.time_histogram`.
     """
     found = {share: percentile(counts, share / 100) for share in (50, 90, 99)}
     return {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import subprocess
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -19,7 +17,7 @@ from paged_plugins.lab.results.atomic_file import write_bytes
 from paged_plugins.lab.study.arm import Arm
 from paged_plugins.lab.study.arms import PlannedArm
 from paged_plugins.lab.study.yaml_file import Strict
-from paged_plugins.machine import cpu_model
+from paged_plugins.machine import summary
 from paged_plugins.workloads.spec import WorkloadSpec
 
 MANIFEST = "manifest.json"
@@ -87,7 +85,7 @@ def new_manifest(
         slo=slo,
         versions=versions(registry),
         git=git_revision(),
-        machine=machine(),
+        machine=summary(),
         started=now(),
     )
 
@@ -111,16 +109,6 @@ def versions(registry: Registry) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return dict(sorted(found.items()))
-
-
-def machine() -> dict[str, Any]:
-    """Return the processor, its cores, Python and platform."""
-    return {
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "platform": platform.platform(),
-    }
 
 
 def git_revision() -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
@@ -32,7 +32,7 @@ _LOCK = "lock"
 
 
 class ResultsFolder:
-    """The results of one ablation.
+    """The results of one ablation; leaving its ``with`` lets others write to the folder.
 
     Args:
         folder: is made if it is missing; runs that it has already are kept.
@@ -66,6 +66,12 @@ class ResultsFolder:
         self._manifest = self._described(registry)
         write_manifest(self._folder, self._manifest)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
     def missing(self) -> list[Task]:
         """Return the runs that have no record yet."""
         return [task for task in self._plan.tasks() if self._keys[task.place] not in self._store]
@@ -90,7 +96,6 @@ class ResultsFolder:
         write_manifest(
             self._folder, self._manifest.model_copy(update={"runs": entries, "finished": now()})
         )
-        self._lock.close()
         return is_whole
 
     def _results(

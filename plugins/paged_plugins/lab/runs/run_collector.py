@@ -39,7 +39,7 @@ class RunCollector(Observer):
         self._first_arrival: float | None = None
         self._last_end = 0.0
         self._needed_tokens = 0
-        """Tokens that had to be computed for the requests that ended, had none been preempted."""
+        """Of the requests that ended."""
         self._unweighted = 0.0
         """Busy seconds since memory was last looked at."""
         self._weights = 0.0
@@ -70,9 +70,7 @@ class RunCollector(Observer):
         record = ended_record(group, arrival, self.start)
         self.record.requests.append(record)
         self._last_end = record.finished
-        if record.num_output:
-            computed = record.num_prompt - record.num_cached
-            self._needed_tokens += computed + record.num_output - len(group.sequences)
+        self._needed_tokens += record.needed_tokens
         self._note_failure(group.sequences[0].error)
 
     def _note_failure(self, reason: str | None) -> None:

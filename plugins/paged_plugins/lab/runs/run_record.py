@@ -40,6 +40,13 @@ class RequestRecord:
         return self.finish_reason in _SERVED
 
     @property
+    def needed_tokens(self) -> int:
+        """Tokens that had to be computed for it, had it not been preempted."""
+        if not self.num_output:
+            return 0
+        return self.num_prompt - self.num_cached + self.num_output - self.num_sequences
+
+    @property
     def time_per_token(self) -> float | None:
         """Seconds per output token of a sequence after its first; ``None``: it has one at most."""
         later = self.num_output / self.num_sequences - 1
@@ -119,4 +126,4 @@ class RunRecord:
     """What the first request was told that was refused, ignored or ended by an error."""
     token_gaps: dict[int, int] = field(default_factory=dict)
     """Times between tokens of a sequence: how many fell into each bucket, see
-    :mod:`paged_plugins.lab.runs.gap_histogram`."""
+    :mod:`paged_plugins.lab.runs.time_histogram`."""

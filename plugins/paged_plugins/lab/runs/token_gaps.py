@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paged_core.sequence import SequenceState
-from paged_plugins.lab.runs.gap_histogram import bucket
+from paged_plugins.lab.runs.time_histogram import bucket
 
 
 class TokenGaps:

@@ -20,5 +20,9 @@ def num_workers(num_tasks: int, asked: int | None, *, is_real: bool) -> int:
         return max(1, min(asked, num_tasks))
     if is_real or num_tasks <= _FEW:
         return 1
-    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return min(usable, num_tasks)
+    return min(num_cores(), num_tasks)
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
