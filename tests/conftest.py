@@ -1,4 +1,4 @@
-"""What every test needs: a thread that takes no time from others, and logs as a library has them."""
+"""What every test needs: threads that leave others their time, and logs as a library has them."""
 
 from __future__ import annotations
 
