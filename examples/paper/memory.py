@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
-from paged_plugins.lab.run_record import RunRecord, StepSample
+from paged_plugins.lab.runs.run_record import RunRecord, StepSample
 
 
 @dataclass(frozen=True)
