@@ -1,4 +1,4 @@
-"""What every test needs: one thread of its own, and logs as a library has them."""
+"""What every test needs: threads that leave others their time, and logs as a library has them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from paged_backends.kernels.nvidia import has_driver
 from paged_backends.kernels.triton.interpreter import INTERPRETER
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch when it is first imported
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to others
 if not has_driver():  # read by Triton when it is first imported: kernels are executed on the CPU
     os.environ.setdefault(INTERPRETER, "1")
 

@@ -1,4 +1,4 @@
-"""One run of a workload on one engine."""
+"""Offers the requests of a workload to an engine when they arrive, and steps it."""
 
 from __future__ import annotations
 
