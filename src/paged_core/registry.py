@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 import pluggy
@@ -78,12 +78,10 @@ class Registry:
             if name not in names:
                 known = did_you_mean(name, names)
                 raise PluginError(f"cannot block {name!r}: no plugin is called that{known}")
-        owners = {dist: _owner(dist) for dist in {entry.dist for entry in entries}}
         plugins: list[Plugin] = []
         for entry in entries:
-            plugin = Plugin(entry.name, *owners[entry.dist])
-            namesake = next((other for other in plugins if other.name == entry.name), None)
-            plugins.append(_load(plugin, entry, namesake, blocked=entry.name in block))
+            namesake = next((plugin for plugin in plugins if plugin.name == entry.name), None)
+            plugins.append(_load(entry, namesake, blocked=entry.name in block))
         return cls(_settle(tuple(plugins)))
 
     def extended(self, *parts: object, plugin: str = "extra") -> Registry:
@@ -191,15 +189,9 @@ class Registry:
 _RECORDS = {"slots": Slot, "components": Component, "profiles": Profile, "commands": Command}
 
 
-def _owner(distribution: Distribution | None) -> tuple[str, str]:
-    """Return the name and version of what brings plugins; its metadata takes a millisecond."""
-    if distribution is None:
-        return "unknown", "unknown"
-    metadata = distribution.metadata
-    return metadata["Name"], metadata["Version"]
-
-
-def _load(plugin: Plugin, entry: EntryPoint, namesake: Plugin | None, *, blocked: bool) -> Plugin:
+def _load(entry: EntryPoint, namesake: Plugin | None, *, blocked: bool) -> Plugin:
+    owner = (entry.dist.name, entry.dist.version) if entry.dist else ("unknown", "unknown")
+    plugin = Plugin(entry.name, *owner)
     if blocked:
         return replace(plugin, status="blocked")
     if namesake:

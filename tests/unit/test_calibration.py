@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -60,10 +62,12 @@ def measured(settings: EngineSettings, choose: Callable[[Engine], list[Scene]]) 
         engine.close()
 
 
+@cache
 def ordinary() -> Measurement:
     return measured(roomy(), lambda engine: choose_scenes(engine, 200))
 
 
+@cache
 def swapping() -> Measurement:
     return measured(swap_settings(roomy(), REGISTRY, 1500), choose_swap_scenes)
 
@@ -118,7 +122,12 @@ def test_a_part_that_costs_nothing_has_no_weight() -> None:
 
 
 def test_an_engine_of_known_costs_is_predicted_and_so_are_its_runs(tmp_path: Path) -> None:
-    found = calibrate(ordinary(), roomy(), swaps=swapping())
+    swaps = swapping()
+    found = calibrate(ordinary(), roomy(), swaps=swaps)
+    slow = [[replace(step, seconds=2 * step.seconds) for step in scene] for scene in swaps.scenes]
+    other = calibrate(ordinary(), roomy(), swaps=replace(swaps, scenes=slow)).weights
+    changed = {name for name, weight in found.weights.items() if other[name] != weight}
+    assert changed == {"per_swapped_block"}, "all else is that of the engine itself"
     assert found.num_steps > 150
     assert not found.unmeasured
     for name in ("per_copied_block", "per_swapped_block"):
