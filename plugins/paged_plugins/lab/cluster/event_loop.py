@@ -66,18 +66,17 @@ class EventLoop:
 
     def run(self) -> None:
         """Serve all requests."""
-        fleet, event = self._fleet, False
-        now = 0.0
+        fleet, now, is_event = self._fleet, 0.0, False
         while (until := self._horizon()) < inf or fleet.next_at < inf:
             fleet.start(until)
             self._settle()
-            if event:
+            if is_event:
                 self._watch.passed(now, self._loads)
-            now, event = until, self._end_steps(until)
+            now, is_event = until, self._end_steps(until)
             for arrival in self._arrivals.due(now):
                 self._settle()
                 self._route(arrival)
-                event = True
+                is_event = True
 
     def _horizon(self) -> float:
         """Return a time before which no request arrives.
@@ -89,9 +88,9 @@ class EventLoop:
         return following if arrival is None else min(arrival, following)
 
     def _end_steps(self, until: float) -> bool:
-        """Apply the steps that end; return whether some end ``until`` then, and none after it.
+        """Apply the steps that end up to a time; return whether some end at that time itself.
 
-        Of events before, all has happened; requests may arrive beside the last.
+        With these ends the event is not over: requests may arrive then.
         """
         loads, watch = self._loads, self._watch
         now, event = 0.0, None
