@@ -9,6 +9,7 @@ Shapes: I inputs, O outputs, E size of a norm, D head_dim.
 # ruff: noqa: N803, N806, N815 - the shape of a tensor is the upper-case end of its name
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,13 +22,18 @@ from paged_backends.runners.native.ops import HeadOp, Linear, Norm, RowOp, Torch
 from paged_backends.runners.native.rope import Rotary
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RecordedLinear:
     """A linear layer."""
 
-    weight_OI: Tensor
-    """In the dtype in which it is stored."""
+    rows: Sequence[Tensor]
+    """Its weight, in the dtype in which it is stored: parts [., I], one below the other."""
     bias_O: Tensor | None
+
+    @property
+    def weight_OI(self) -> Tensor:
+        """The whole weight, stacked anew each time."""
+        return torch.cat(list(self.rows)) if len(self.rows) > 1 else self.rows[0]
 
     def __call__(self, rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
         """Compute it in the dtype of its argument."""
@@ -82,7 +88,11 @@ class RecordedOps(TorchOps):
 
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
         """Return a :class:`RecordedLinear`."""
-        return RecordedLinear(weight_OI, bias_O)
+        return RecordedLinear([weight_OI], bias_O)
+
+    def stacked(self, weights: Sequence[Tensor], bias_O: Tensor | None = None) -> Linear:
+        """Return a :class:`RecordedLinear`; its weights are not read."""
+        return RecordedLinear(weights, bias_O)
 
     def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> RecordedNorm:
         """Return a :class:`RecordedNorm`."""
