@@ -102,7 +102,8 @@ def paged_core_components() -> Iterator[Component]:
         OnnxRuntimeSettings,
         "paged_backends.runners.onnx.runner:OnnxRuntimeRunner",
         rank=-10,
-        check="paged_backends.runners.onnx.obstacle:obstacle",
+        check="paged_backends.runners.onnx.packages:obstacle",
+        details="paged_backends.runners.onnx.packages:details",
         summary="ONNX Runtime between the engine's own attention layers",
     )
     yield Component(

@@ -6,12 +6,12 @@ of any others; what they compute, PyTorch computes.
 Shapes: I inputs, O outputs, E size of a norm, D head_dim.
 """
 
-# ruff: noqa: N803, N806, N815 - the shape of a tensor is the upper-case end of its name
+# ruff: noqa: N803, N815 - the shape of a tensor is the upper-case end of its name
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from torch.nn import functional
 from paged_backends.runners.native.config import Activation
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, RowOp, TorchOps, added
 from paged_backends.runners.native.rope import Rotary
+
+_Op = TypeVar("_Op")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,10 +38,7 @@ class RecordedLinear:
         return torch.cat(list(self.rows)) if len(self.rows) > 1 else self.rows[0]
 
     def __call__(self, rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
-        """Compute it in the dtype of its argument."""
-        weight_OI = self.weight_OI.to(rows_TI.device, rows_TI.dtype)
-        bias_O = None if self.bias_O is None else self.bias_O.to(rows_TI.device, rows_TI.dtype)
-        return added(functional.linear(rows_TI, weight_OI, bias_O), residual_TO)
+        return added(functional.linear(rows_TI, self.weight_OI, self.bias_O), residual_TO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +125,9 @@ class RecordedOps(TorchOps):
     def activation(self, name: Activation) -> RecordedActivation:
         """Return a :class:`RecordedActivation` without a gate."""
         return RecordedActivation(name, False, super().activation(name))
+
+
+def recorded(operation: object, kind: type[_Op]) -> _Op:
+    """Return an operation as what :class:`RecordedOps` made."""
+    assert isinstance(operation, kind), operation
+    return operation

@@ -17,15 +17,16 @@ from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.config import DecoderConfig, Rope
 from paged_backends.runners.native.decoder import Embedding, Layer
 from paged_backends.runners.native.names import weight_names
-from paged_backends.runners.native.ops import rounded, soft_cap
+from paged_backends.runners.native.ops import TorchOps, rounded, soft_cap
 from paged_backends.runners.native.rope import Rotary, frequencies
 from paged_backends.runners.native.source import ModelSource, model_size
 from paged_backends.runners.onnx.binding import Binding
 from paged_backends.runners.onnx.linear_nodes import FloatLinearNodes
-from paged_backends.runners.onnx.recorded_ops import RecordedOps
+from paged_backends.runners.onnx.recorded_ops import RecordedLinear, RecordedOps, recorded
 from paged_backends.runners.onnx.segment_chain import AttentionCut, SegmentChain
 from paged_backends.runners.onnx.segments import Crossing, Segments
-from paged_backends.runners.onnx.session import Session, SessionMaker
+from paged_backends.runners.onnx.session import Session
+from paged_backends.runners.onnx.session_maker import SessionMaker
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.model_size import ModelSize
@@ -52,6 +53,7 @@ class OnnxRuntimeRunner(Runner):
         self._config: DecoderConfig
         self._embedding: Embedding
         self._frequencies: dict[Rope, Tensor]
+        self._maker: SessionMaker
         self._chain: SegmentChain
         self._head: Session
 
@@ -63,6 +65,7 @@ class OnnxRuntimeRunner(Runner):
         on_cpu = source.device.type == "cpu"
         self._compute = torch.float32 if on_cpu else source.dtype
         source.check_memory(self._compute.itemsize)
+        self._maker = SessionMaker(source.device, torch.get_num_threads())
         ropes = list(dict.fromkeys(layer.rope for layer in config.layers if layer.rope))
         self._frequencies = {
             rope: frequencies(rope, config.head_dim).to(source.device) for rope in ropes
@@ -87,7 +90,7 @@ class OnnxRuntimeRunner(Runner):
 
     def _build(self, source: ModelSource, segments: Segments) -> None:
         """Make the sessions, one after the other: weights of two layers are in memory at a time."""
-        config, maker = source.config, SessionMaker(source.device, torch.get_num_threads())
+        config, maker = source.config, self._maker
         assembly = Assembly(
             config,
             weight_names(source.checkpoint.model_type),
@@ -119,8 +122,22 @@ class OnnxRuntimeRunner(Runner):
             output=Crossing.OUTPUT,
             device=source.device,
         )
-        self._embedding = replace(
-            embedding, dtype=self._compute, scale=rounded(config.embedding_scale, self._compute)
+        self._embedding = self._placed(embedding, source.device)
+
+    def _placed(self, embedding: Embedding, device: torch.device) -> Embedding:
+        """Return the embedding as PyTorch computes it; on a CPU its table stays as stored."""
+        table, positions = embedding.table_VE, embedding.positions_PE
+        project = None
+        if embedding.project is not None:
+            weight_OI = recorded(embedding.project, RecordedLinear).weight_OI
+            project = TorchOps().linear(weight_OI.to(device, self._compute))
+        return replace(
+            embedding,
+            table_VE=table if device.type == "cpu" else table.to(device, self._compute),
+            dtype=self._compute,
+            scale=rounded(self._config.embedding_scale, self._compute),
+            positions_PE=None if positions is None else positions.to(device, self._compute),
+            project=project,
         )
 
     # ------------------------------------------------------------------ properties
@@ -154,14 +171,17 @@ class OnnxRuntimeRunner(Runner):
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, /) -> Tensor:
         """Return the output of the last layer, [T, hidden]."""
         num_tokens = len(tokens)
-        buffers = self._chain.buffers(num_tokens)
-        buffers[Crossing.hidden(0)].copy_(self._embedding(tokens, positions))
-        for index, frequencies_F in enumerate(self._frequencies.values()):
-            rotary = Rotary.at(positions, frequencies_F)
-            cos, sin = Crossing.tables(index)
-            buffers[cos].copy_(rotary.cos_TF)
-            buffers[sin].copy_(rotary.sin_TF)
-        return self._chain.run(num_tokens, attend)
+        output = self._chain.new_output(num_tokens)
+        with self._maker.running():
+            buffers = self._chain.buffers(num_tokens)
+            buffers[Crossing.hidden(0)].copy_(self._embedding(tokens, positions))
+            for index, frequencies_F in enumerate(self._frequencies.values()):
+                rotary = Rotary.at(positions, frequencies_F)
+                cos, sin = Crossing.tables(index)
+                buffers[cos].copy_(rotary.cos_TF)
+                buffers[sin].copy_(rotary.sin_TF)
+            self._chain.run(num_tokens, attend, output)
+        return output
 
     def logits(self, hidden: Tensor, /) -> Tensor:
         """Return logits [R, vocab_size] float32."""
@@ -178,8 +198,9 @@ class OnnxRuntimeRunner(Runner):
     def _scores(self, hidden: Tensor) -> Tensor:
         rows = hidden.contiguous()
         scores_RV = rows.new_empty(len(rows), self._config.vocab_size, dtype=torch.float32)
-        binding = Binding(self._head)
-        binding.bind(Crossing.OUTPUT, rows)
-        binding.bind(Crossing.LOGITS, scores_RV)
-        binding.run()
+        with self._maker.running():
+            binding = Binding(self._head)
+            binding.bind(Crossing.OUTPUT, rows)
+            binding.bind(Crossing.LOGITS, scores_RV)
+            binding.run()
         return scores_RV

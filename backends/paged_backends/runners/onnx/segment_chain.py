@@ -80,20 +80,21 @@ class SegmentChain:
         """Return the values that cross in a step of so many tokens, for its inputs to be set."""
         return self._step(num_tokens).buffers
 
-    def run(self, num_tokens: int, attend: Attend) -> Tensor:
-        """Return the output, in memory of its own; the inputs are in :meth:`buffers`."""
+    def new_output(self, num_tokens: int) -> Tensor:
+        """Return memory for the output of :meth:`run`."""
+        value = self._sessions[-1].outputs[self._output]
+        return torch.empty(value.shape_at(num_tokens), dtype=value.dtype, device=self._device)
+
+    def run(self, num_tokens: int, attend: Attend, output: Tensor) -> None:
+        """Compute ``output``; the inputs are in :meth:`buffers`."""
         step = self._step(num_tokens)
-        last = len(self._sessions) - 1
-        shape = self._sessions[last].outputs[self._output]
-        output = torch.empty(shape.shape_at(num_tokens), dtype=shape.dtype, device=self._device)
-        step.bindings[last].bind(self._output, output)
+        step.bindings[-1].bind(self._output, output)
         step.bindings[0].run()
         for layer, cut in enumerate(self._cuts):
             attended = self._attend(attend, layer, cut, step.buffers, num_tokens)
             binding = step.bindings[layer + 1]
             binding.bind(cut.attended, attended)
             binding.run()
-        return output
 
     def _attend(
         self,

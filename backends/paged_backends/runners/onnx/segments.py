@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
@@ -22,9 +21,8 @@ from paged_backends.runners.onnx.recorded_ops import (
     RecordedHeads,
     RecordedLinear,
     RecordedNorm,
+    recorded,
 )
-
-_Op = TypeVar("_Op")
 
 
 class Crossing:
@@ -172,28 +170,17 @@ class Segments:
         return graph.op(kind, rows, *names, epsilon=norm.eps, axis=-1)
 
     def _activate(self, graph: Graph, name: Activation, rows: str) -> str:
+        if self.compute == torch.bfloat16:  # of which some versions lack activations
+            wide = self._activation(graph, name, self._cast(graph, rows, torch.float32))
+            return self._cast(graph, wide, self.compute)
+        return self._activation(graph, name, rows)
+
+    def _activation(self, graph: Graph, name: Activation, rows: str) -> str:
         if name == "relu":
             return graph.op("Relu", rows)
-        if self.compute == torch.bfloat16:  # for which ONNX Runtime lacks these operators
-            return self._cast_back(graph, self._smooth(graph, name, self._cast_up(graph, rows)))
-        return self._smooth(graph, name, rows)
-
-    def _smooth(self, graph: Graph, name: Activation, rows: str) -> str:
         if name == "silu":  # x * sigmoid(alpha * x)
             return graph.op("QuickGelu", rows, domain=CONTRIB, alpha=1.0)
         return graph.op("Gelu", rows, approximate="tanh" if name == "gelu_tanh" else "none")
 
-    def _cast_up(self, graph: Graph, rows: str) -> str:
-        return graph.op("Cast", rows, to=ELEMENT_TYPES[torch.float32])
-
-    def _cast_back(self, graph: Graph, rows: str) -> str:
-        return graph.op("Cast", rows, to=ELEMENT_TYPES[self.compute])
-
     def _cast(self, graph: Graph, value: str, dtype: torch.dtype) -> str:
         return graph.op("Cast", value, to=ELEMENT_TYPES[dtype])
-
-
-def recorded(operation: object, kind: type[_Op]) -> _Op:
-    """Return an operation as what :class:`RecordedOps` made."""
-    assert isinstance(operation, kind), operation
-    return operation
