@@ -1,9 +1,9 @@
 """Quantised weights of checkpoints, kept in the user's cache directory.
 
-They are made when a checkpoint is first loaded in a format, and mapped when it is loaded again; made
-anew if the checkpoint has changed or the file is damaged. Where another would exceed the folder's
-limit, those that were not used for the longest time are deleted first. Any of them may be deleted at
-any time: a process that has mapped one keeps it.
+They are made when a checkpoint is first loaded in a format, and mapped when it is loaded again;
+made anew if the checkpoint has changed or the file is damaged. Where another would exceed the
+folder's limit, those that were not used for the longest time are deleted first. Any of them may be
+deleted at any time: a process that has mapped one keeps it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The weight of the largest magnitude in a group gets the lowest code, so the step between two codes
 is ``largest / 8`` in 4 bits and ``largest / 128`` in 8. A weight of the opposite sign that is as
-large would need one code more than there is, and gets the highest. This is the rule of ggml's Q4_0 and of
-ONNX Runtime's symmetric quantiser.
+large would need one code more than there is, and gets the highest. This is the rule of ggml's Q4_0
+and of ONNX Runtime's symmetric quantiser.
 
 Shapes: R rows of a chunk, O outputs, I inputs, G groups of a row, S group size, Y bytes of a group.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from paged_backends.quantization.groupwise import quantized_chunks
 from paged_backends.quantization.matrix import QuantizedMatrix, Rows, shape_of
 from paged_backends.quantization.weight_format import WeightFormat
+from paged_backends.quantization.workers import in_threads
 
 _TASK = 1 << 24
 """Weights that a thread quantises before it takes others."""
@@ -43,16 +43,7 @@ def quantize_into(
             first += len(codes)
         release()
 
-    threads = torch.get_num_threads()
-    # each thread computes alone: operations as small as these, divided among OpenMP's threads, are
-    # several times slower where other processes use the same processors
-    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-    try:
-        for _ in pool.map(run, _tasks(matrices)):
-            pass
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)  # of threads that start later, too
+    in_threads(run, _tasks(matrices))
 
 
 def quantize(

@@ -5,7 +5,6 @@ Weights that multiply the same input are concatenated: query, key and value; gat
 Shapes: V vocabulary, E embedding size, P positions, I inputs, O outputs.
 """
 
-# ruff: noqa: N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -64,8 +64,8 @@ class Ops(ABC):
 
     def stacked(self, weights: Sequence[Tensor], bias_O: Tensor | None = None) -> Linear:
         """Return the linear layer with these weights [., I], one below the other."""
-        weight_OI = torch.cat(list(weights)) if len(weights) > 1 else weights[0].contiguous()
-        return self.linear(weight_OI, bias_O)
+        stacked = torch.cat(list(weights)) if len(weights) > 1 else weights[0].contiguous()
+        return self.linear(stacked, bias_O)
 
     @abstractmethod
     def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Norm:

@@ -16,6 +16,9 @@ class LinearNodes(Protocol):
     def __call__(self, graph: Graph, linear: RecordedLinear, rows: str, /) -> str:
         """Return ``rows @ weight.T + bias``, for ``rows`` [T, I] in the dtype computed in."""
 
+    def release(self) -> None:
+        """Release the memory of what was read to make the sessions of earlier graphs."""
+
 
 class FloatLinearNodes:
     """Weights in the dtype that is computed in."""
@@ -24,7 +27,10 @@ class FloatLinearNodes:
         self._compute = compute
 
     def __call__(self, graph: Graph, linear: RecordedLinear, rows: str, /) -> str:
-        inputs = [graph.weight(linear.weight_OI.to(self._compute), packable=True)]
+        inputs = [graph.weight(linear.weight.to(self._compute), packable=True)]
         if linear.bias_O is not None:
             inputs.append(graph.weight(linear.bias_O.to(self._compute)))
         return graph.op("Gemm", rows, *inputs, transB=1)
+
+    def release(self) -> None:
+        """Do nothing: the assembly releases what is stored in floating point."""

@@ -9,13 +9,13 @@ of 4 bits, its high and its low half, and so is a linear layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from paged_backends.quantization.matrix import QuantizedMatrix
+from paged_backends.quantization.workers import in_threads
 from paged_backends.runners.onnx.graph import CONTRIB, Graph
+from paged_backends.runners.onnx.quantized_linears import QuantizedLinears
 from paged_backends.runners.onnx.recorded_ops import RecordedLinear
 
 _FLOAT_ARITHMETIC = 1
@@ -30,7 +30,7 @@ class QuantizedLinearNodes:
     """Weights in groups of inputs that share a scale.
 
     Args:
-        quantized: returns the quantised weight of a linear layer.
+        linears: their weights, quantised.
         compute: the dtype of activations.
         in_halves: compute weights of 8 bits as sums of two of 4 bits.
         packs_codes: the session copies codes in another order and needs their memory no longer.
@@ -38,20 +38,20 @@ class QuantizedLinearNodes:
 
     def __init__(
         self,
-        quantized: Callable[[RecordedLinear], QuantizedMatrix],
+        linears: QuantizedLinears,
         compute: torch.dtype,
         *,
         in_halves: bool,
         packs_codes: bool,
     ) -> None:
-        self._quantized = quantized
+        self._linears = linears
         self._compute = compute
         self._in_halves = in_halves
         self._packs_codes = packs_codes
 
     def __call__(self, graph: Graph, linear: RecordedLinear, rows: str, /) -> str:
         """Return ``rows @ weight.T + bias``, for ``rows`` [T, I] in the dtype computed in."""
-        matrix = self._quantized(linear)
+        matrix = self._linears[linear]
         scales = graph.weight(matrix.scales_OG.to(self._compute))
         if matrix.weight_format.bits == 8 and self._in_halves:
             result = self._sum_of_halves(graph, matrix, scales, rows)
@@ -62,9 +62,11 @@ class QuantizedLinearNodes:
             return result
         return graph.op("Add", result, graph.weight(linear.bias_O.to(self._compute)))
 
-    def _sum_of_halves(
-        self, graph: Graph, matrix: QuantizedMatrix, scales: str, rows: str
-    ) -> str:
+    def release(self) -> None:
+        """Release the memory of codes; scales are read from the file again when they are used."""
+        self._linears.release()
+
+    def _sum_of_halves(self, graph: Graph, matrix: QuantizedMatrix, scales: str, rows: str) -> str:
         """``code - 128`` is ``16 * (high - 8) + low``; to multiply rows by 16 is exact."""
         high, low = halves(matrix.codes_OGY)
         outputs, groups, _ = low.shape
@@ -96,14 +98,18 @@ class QuantizedLinearNodes:
         )
 
 
-def halves(codes_OGS: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the high and the low halves of codes of 8 bits: [O, G, S / 2], two in a byte each."""
-    shape = (*codes_OGS.shape[:2], codes_OGS.shape[2] // 2)
+def halves(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the high and the low halves of codes of 8 bits [outputs, groups, group size].
+
+    Both are [outputs, groups, group size / 2]: a byte holds two, the first in its low half.
+    """
+    shape = (*codes.shape[:2], codes.shape[2] // 2)
     high, low = torch.empty(shape, dtype=torch.uint8), torch.empty(shape, dtype=torch.uint8)
-    for some, into_high, into_low in zip(
-        *(torch.split(tensor, _ROWS) for tensor in (codes_OGS, high, low)), strict=True
-    ):
-        even, odd = some[..., 0::2], some[..., 1::2]
-        torch.bitwise_or(even >> 4, odd & 0xF0, out=into_high)
-        torch.bitwise_or(even & 0x0F, odd << 4, out=into_low)
+
+    def split(rows: slice) -> None:
+        pairs = codes[rows].view(torch.int16)  # the first code in the low byte
+        high[rows] = (pairs >> 4 & 0x0F) | (pairs >> 8 & 0xF0)
+        low[rows] = (pairs & 0x0F) | (pairs >> 4 & 0xF0)
+
+    in_threads(split, [slice(row, row + _ROWS) for row in range(0, len(codes), _ROWS)])
     return high, low

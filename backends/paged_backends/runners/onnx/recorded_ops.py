@@ -33,12 +33,12 @@ class RecordedLinear:
     bias_O: Tensor | None
 
     @property
-    def weight_OI(self) -> Tensor:
-        """The whole weight, stacked anew each time."""
+    def weight(self) -> Tensor:
+        """The whole weight [O, I], stacked anew each time."""
         return torch.cat(list(self.rows)) if len(self.rows) > 1 else self.rows[0]
 
     def __call__(self, rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
-        return added(functional.linear(rows_TI, self.weight_OI, self.bias_O), residual_TO)
+        return added(functional.linear(rows_TI, self.weight, self.bias_O), residual_TO)
 
 
 @dataclass(frozen=True, slots=True)
