@@ -15,6 +15,7 @@ from torch import Tensor
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.workers import in_threads
 from paged_backends.runners.onnx.graph import CONTRIB, Graph
+from paged_backends.runners.onnx.own_pages import own_pages
 from paged_backends.runners.onnx.quantized_linears import QuantizedLinears
 from paged_backends.runners.onnx.recorded_ops import RecordedLinear
 
@@ -104,7 +105,7 @@ def halves(codes: Tensor) -> tuple[Tensor, Tensor]:
     Both are [outputs, groups, group size / 2]: a byte holds two, the first in its low half.
     """
     shape = (*codes.shape[:2], codes.shape[2] // 2)
-    high, low = torch.empty(shape, dtype=torch.uint8), torch.empty(shape, dtype=torch.uint8)
+    high, low = own_pages(shape, torch.uint8), own_pages(shape, torch.uint8)
 
     def split(rows: slice) -> None:
         pairs = codes[rows].view(torch.int16)  # the first code in the low byte
