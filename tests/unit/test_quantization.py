@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
@@ -42,6 +42,7 @@ def equal(left: QuantizedMatrix, right: QuantizedMatrix) -> bool:
 # ---------------------------------------------------------------------- numbers
 
 
+@settings(deadline=None)
 @given(
     weight_format=st.sampled_from(FORMATS),
     rows=st.lists(st.integers(1, 5), min_size=1, max_size=3),
@@ -162,6 +163,7 @@ def test_a_file_is_one_of_safetensors(tmp_path: Path) -> None:
     assert torch.equal(stored["0.scales"], weights.matrices[0].scales_OG)
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_any_changed_byte_is_found(data: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("damaged") / "file"

@@ -32,8 +32,8 @@ def quantized_chunks(
     No more than a chunk of the matrix is held in float32. What is yielded is overwritten when the
     next chunk is asked for.
     """
-    inputs = weight_OI.shape[1]
-    chunk = _Chunk(max(1, _CHUNK // inputs), inputs, weight_format)
+    outputs, inputs = weight_OI.shape
+    chunk = _Chunk(max(1, min(outputs, _CHUNK // inputs)), inputs, weight_format)
     for weight_RI in torch.split(weight_OI, chunk.num_rows):
         yield chunk.quantize(weight_RI)
 
