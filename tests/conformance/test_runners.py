@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -25,6 +26,26 @@ class TestOnnxRuntimeWithA16BitCache(RunnerConformance):
     component = "onnxruntime"
     settings: ClassVar[dict[str, str]] = {"model": "demo", "dtype": "bfloat16"}
     tolerance = 0.5
+
+
+class _Quantized(RunnerConformance):
+    """Float arithmetic: a token's logits do not depend on the others in its batch."""
+
+    @pytest.fixture(autouse=True)
+    def _cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
+
+
+class TestOnnxRuntimeInt8(_Quantized):
+    component: ClassVar[dict[str, Any]] = {"name": "onnxruntime", "quantization": "int8"}
+
+
+class TestOnnxRuntimeInt4(_Quantized):
+    component: ClassVar[dict[str, Any]] = {
+        "name": "onnxruntime",
+        "quantization": "int4",
+        "group_size": 64,
+    }
 
 
 @pytest.mark.slow

@@ -6,22 +6,27 @@ Shapes: T tokens, R rows that draw a token, V vocabulary.
 # ruff: noqa: N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.config import DecoderConfig, Rope
-from paged_backends.runners.native.decoder import Embedding, Layer
+from paged_backends.runners.native.decoder import Embedding, Head, Layer
 from paged_backends.runners.native.names import weight_names
 from paged_backends.runners.native.ops import TorchOps, rounded, soft_cap
 from paged_backends.runners.native.rope import Rotary, frequencies
 from paged_backends.runners.native.source import ModelSource, model_size
 from paged_backends.runners.onnx.binding import Binding
-from paged_backends.runners.onnx.linear_nodes import FloatLinearNodes
+from paged_backends.runners.onnx.linear_nodes import FloatLinearNodes, LinearNodes
+from paged_backends.runners.onnx.packed_weights import packs_codes
+from paged_backends.runners.onnx.quantized_linears import QuantizedLinears
+from paged_backends.runners.onnx.quantized_nodes import QuantizedLinearNodes
 from paged_backends.runners.onnx.recorded_ops import RecordedLinear, RecordedOps, recorded
 from paged_backends.runners.onnx.segment_chain import AttentionCut, SegmentChain
 from paged_backends.runners.onnx.segments import Crossing, Segments
@@ -71,14 +76,7 @@ class OnnxRuntimeRunner(Runner):
             rope: frequencies(rope, config.head_dim).to(source.device) for rope in ropes
         }
         self._layers = source.layers(settings)
-        segments = Segments(
-            config=config,
-            ropes=ropes,
-            compute=self._compute,
-            attend=source.dtype,
-            linear_nodes=FloatLinearNodes(self._compute),
-        )
-        self._build(source, segments)
+        self._build(source, ropes)
         log.info(
             "model_loaded",
             model=settings.model,
@@ -88,7 +86,7 @@ class OnnxRuntimeRunner(Runner):
             device=str(source.device),
         )
 
-    def _build(self, source: ModelSource, segments: Segments) -> None:
+    def _build(self, source: ModelSource, ropes: Sequence[Rope]) -> None:
         """Make the sessions, one after the other: weights of two layers are in memory at a time."""
         config, maker = source.config, self._maker
         assembly = Assembly(
@@ -101,12 +99,26 @@ class OnnxRuntimeRunner(Runner):
         )
         assembly.check_layers()
         embedding = assembly.embedding()
-        self._head = maker.open_graph(segments.head(assembly.head(embedding)))
+        head = assembly.head(embedding)
+        layers: Iterable[Layer] = map(assembly.layer, range(len(config.layers)))
+        nodes: LinearNodes = FloatLinearNodes(self._compute)
+        if self._options.quantization != "off":
+            layers = list(layers)  # views of the checkpoint: nothing is read yet
+            nodes = self._quantized_nodes(source, head, layers)
+        segments = Segments(
+            config=config,
+            ropes=ropes,
+            compute=self._compute,
+            attend=source.dtype,
+            linear_nodes=nodes,
+        )
+        self._head = maker.open_graph(segments.head(head))
+        nodes.release()
         sessions = []
         before: Layer | None = None
-        for index in range(len(config.layers) + 1):
-            after = assembly.layer(index) if index < len(config.layers) else None
+        for index, after in enumerate(chain(layers, [None])):
             sessions.append(maker.open_graph(segments.segment(index, before, after)))
+            nodes.release()
             before = after
         assembly.check_all_taken()
         cut = AttentionCut(
@@ -124,12 +136,24 @@ class OnnxRuntimeRunner(Runner):
         )
         self._embedding = self._placed(embedding, source.device)
 
+    def _quantized_nodes(
+        self, source: ModelSource, head: Head, layers: Sequence[Layer]
+    ) -> QuantizedLinearNodes:
+        options, on_cpu = self._options, source.device.type == "cpu"
+        weight_format = WeightFormat(8 if options.quantization == "int8" else 4, options.group_size)
+        return QuantizedLinearNodes(
+            QuantizedLinears(source, head, layers, weight_format),
+            self._compute,
+            in_halves=on_cpu,
+            packs_codes=on_cpu and packs_codes(),
+        )
+
     def _placed(self, embedding: Embedding, device: torch.device) -> Embedding:
         """Return the embedding as PyTorch computes it; on a CPU its table stays as stored."""
         table, positions = embedding.table_VE, embedding.positions_PE
         project = None
         if embedding.project is not None:
-            weight_OI = recorded(embedding.project, RecordedLinear).weight_OI
+            weight_OI = recorded(embedding.project, RecordedLinear).weight
             project = TorchOps().linear(weight_OI.to(device, self._compute))
         return replace(
             embedding,
