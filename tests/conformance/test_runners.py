@@ -17,6 +17,16 @@ class TestTransformers(RunnerConformance):
     component = "transformers"
 
 
+class TestOnnxRuntime(RunnerConformance):
+    component = "onnxruntime"
+
+
+class TestOnnxRuntimeWithA16BitCache(RunnerConformance):
+    component = "onnxruntime"
+    settings: ClassVar[dict[str, str]] = {"model": "demo", "dtype": "bfloat16"}
+    tolerance = 0.5
+
+
 @pytest.mark.slow
 class TestNativeInTriton(RunnerConformance):
     """On a machine without a GPU, Triton's interpreter executes the kernels."""

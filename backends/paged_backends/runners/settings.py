@@ -32,3 +32,13 @@ class NativeSettings(ComponentSettings):
         default=False,
         description="torch.compile PyTorch's operations, in place of our own kernels",
     )
+
+
+class OnnxRuntimeSettings(ComponentSettings):
+    """The families of runner ``native``, with ONNX Runtime between the attention layers."""
+
+    name: Literal["onnxruntime"] = "onnxruntime"
+    weights: Literal["checkpoint", "random"] = Field(
+        default="checkpoint",
+        description="`random`: generated from the seed, to benchmark with a config.json alone.",
+    )
