@@ -8,6 +8,7 @@ from typing import Any
 
 from paged_backends.checkpoint.json_file import read_json_object
 from paged_core.errors import CheckpointError
+from paged_core.field_rules import shown
 
 GENAI_CONFIG = "genai_config.json"
 """What onnxruntime-genai writes in place of ``config.json``."""
@@ -29,6 +30,20 @@ def find_onnx_file(folder: Path) -> Path | None:
     return next((folder / name for name in ONNX_FILES if (folder / name).is_file()), None)
 
 
+def onnx_patterns(folder: Path) -> list[str]:
+    """Return patterns of the names under which a hub keeps the decoder and its weights.
+
+    Args:
+        folder: where the configuration is already.
+
+    Raises:
+        CheckpointError: ``genai_config.json`` names no file.
+    """
+    genai = folder / GENAI_CONFIG
+    names = [_decoder_name(genai)] if genai.is_file() else ONNX_FILES
+    return [pattern for name in names for pattern in (name, f"{name}.data", f"{name}_data*")]
+
+
 def genai_section(path: Path, *names: str) -> Mapping[str, Any]:
     """Return an object in ``genai_config.json``, such as that of ``model`` and ``decoder``.
 
@@ -46,29 +61,36 @@ def genai_section(path: Path, *names: str) -> Mapping[str, Any]:
     return section  # type: ignore[no-any-return]
 
 
-def _named_by(genai: Path) -> Path:
+def _decoder_name(genai: Path) -> str:
     decoder = genai_section(genai, "model", "decoder")
     if "pipeline" in decoder:
         raise CheckpointError(
             f"{genai} names a pipeline of several graphs; build the model for the CPU or CUDA, "
             "which makes one"
         )
-    name = decoder.get("filename", "model.onnx")
+    name = decoder.get("filename", ONNX_FILES[0])
     plain = isinstance(name, str) and name.isprintable() and 0 < len(name) < _MAX_NAME
     if not plain or Path(name).is_absolute() or ".." in Path(name).parts:
-        raise CheckpointError(
-            f"{genai} names {str(name)[:100]!r} as its decoder, which is not in its folder; "
-            "download the checkpoint again"
-        )
+        raise _outside(genai, name)
+    return str(name)
+
+
+def _named_by(genai: Path) -> Path:
+    name = _decoder_name(genai)
     path = genai.parent / name
-    if not path.resolve().parent.is_relative_to(genai.parent.resolve()) and not path.is_symlink():
-        raise CheckpointError(
-            f"{genai} names {name!r} as its decoder, which is not in its folder; download the "
-            "checkpoint again"
-        )
+    # a link to a file is followed, since a hub cache consists of them; one to a folder is not
+    if not path.parent.resolve().is_relative_to(genai.parent.resolve()):
+        raise _outside(genai, name)
     if not path.is_file():
         raise CheckpointError(
             f"{genai} names {name!r} as its decoder, and there is no such file; download the "
             "checkpoint again"
         )
     return path
+
+
+def _outside(genai: Path, name: object) -> CheckpointError:
+    return CheckpointError(
+        f"{genai} names {shown(name)} as its decoder, which is not in its folder; download the "
+        "checkpoint again"
+    )

@@ -156,9 +156,7 @@ def _take_grouped(
         if node.has(norm):
             epsilon = node.number("qk_norm_epsilon", 1e-6)
             kind = "SimplifiedLayerNormalization"
-            names[place] = graph.add(
-                kind, names[place], node.input(norm), epsilon=epsilon, axis=-1
-            )
+            names[place] = graph.add(kind, names[place], node.input(norm), epsilon=epsilon, axis=-1)
         if node.integer("do_rotary", 0):
             names[place] = _rotated(graph, node, names[place], counts[place], positions)
     attended = f"attended.{index}"

@@ -109,7 +109,5 @@ def _computed(
     )
     values = session.run(outputs, dict(given))
     return {
-        name: value
-        for name, value in zip(outputs, values, strict=True)
-        if value.dtype == np.int64
+        name: value for name, value in zip(outputs, values, strict=True) if value.dtype == np.int64
     }

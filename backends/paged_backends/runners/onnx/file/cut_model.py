@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from onnx import NodeProto, TensorProto
+from onnx import TensorProto
 
 from paged_backends.runners.onnx.file.attention_nodes import take_attention_nodes
 from paged_backends.runners.onnx.file.counted_positions import replace_counted_positions
@@ -124,8 +124,7 @@ def _cast(
 ) -> FoundAttention:
     """Let queries, keys and values leave the graph in another dtype, and the result come so."""
     rows = [
-        graph.add("Cast", name, to=ELEMENT_TYPES[dtype])
-        for name in (one.query, one.key, one.value)
+        graph.add("Cast", name, to=ELEMENT_TYPES[dtype]) for name in (one.query, one.key, one.value)
     ]
     attended = f"{one.attended}.{str(dtype).removeprefix('torch.')}"
     graph.replace(one.attended, graph.add("Cast", attended, to=ELEMENT_TYPES[own]))

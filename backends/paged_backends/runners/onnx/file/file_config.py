@@ -154,7 +154,10 @@ def _genai_window(
     if not isinstance(given, Mapping):
         raise _wrong(path, "model.decoder.sliding_window", "an object")
     window = _positive(path, given, "window_size")
-    named, count = given.get("layers"), _positive(path, decoder, "num_hidden_layers", most=_MAX_LAYERS)
+    named, count = (
+        given.get("layers"),
+        _positive(path, decoder, "num_hidden_layers", most=_MAX_LAYERS),
+    )
     if not isinstance(named, list) or not named or count is None:
         return window, ()
     return None, [LayerRules(window if index in named else None) for index in range(count)]

@@ -130,9 +130,7 @@ def _by_tokens(name: str, one: Shape, other: Shape) -> tuple[int | str, ...]:
     if len(one) == len(other) and all(
         size == again or (size, again) == _TRIALS for size, again in zip(one, other, strict=True)
     ):
-        return tuple(
-            size if size == again else "T" for size, again in zip(one, other, strict=True)
-        )
+        return tuple(size if size == again else "T" for size, again in zip(one, other, strict=True))
     raise UnsupportedModel(
         f"the ONNX graph cannot be served: the shape of {name!r} is {list(one)} for "
         f"{_TRIALS[0]} tokens and {list(other)} for {_TRIALS[1]}"

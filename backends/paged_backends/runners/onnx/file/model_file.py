@@ -99,5 +99,3 @@ def _damaged(path: Path, reason: str) -> CheckpointError:
         f"{path} cannot be read as an ONNX model ({' '.join(reason.split())[:200]}); download the "
         "checkpoint again"
     )
-
-

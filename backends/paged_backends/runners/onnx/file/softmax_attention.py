@@ -120,5 +120,3 @@ def _by_token(graph: ModelGraph, value: str) -> str:
 
 def _batched(graph: ModelGraph, rows: str) -> str:
     return graph.add("Unsqueeze", rows, graph.integers(0))
-
-

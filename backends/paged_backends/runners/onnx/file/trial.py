@@ -3,7 +3,7 @@
 Shapes: T tokens, H query heads, K key/value heads, D head_dim.
 """
 
-# ruff: noqa: N806 - the shape of an array is the upper-case end of its name
+# ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from torch import Tensor
 from paged_backends.runners.onnx.file.cut_model import CutModel
 from paged_backends.runners.onnx.file.file_config import FileConfig
 from paged_backends.runners.onnx.ort_values import as_ort_value
+from paged_backends.runners.onnx.providers import ON_CPU
 from paged_backends.runners.onnx.session import DTYPES
 from paged_backends.runners.onnx.session_maker import ORT_ERRORS
-from paged_backends.runners.onnx.providers import ON_CPU
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner
 
 _NUM_TOKENS = 6
 _DIFFERENCE = 0.05
-"""Of logits, as part of the largest one: more than 8-bit arithmetic takes, less than a wrong mask."""
+"""Of logits, as part of the largest: 8-bit arithmetic stays below it, a wrong mask does not."""
 
 
 def check_rows(runner: Runner, layers: Sequence[LayerSpec]) -> None:
@@ -77,10 +77,9 @@ def check_file(runner: Runner, model: CutModel, config: FileConfig) -> None:
     if not _agree(whole, cut):
         apart = float((whole - cut).abs().max())
         raise UnsupportedModel(
-            f"the ONNX graph cannot be served: logits of the parts that it was cut into differ by "
-            f"{apart:.3g} from those of the whole graph; its attention ({model.parts.attentions[0].node} "
-            "and others) computes more than causal attention with a scale and a cap, such as biases "
-            "by distance"
+            f"the ONNX graph cannot be served: cut at its attentions, of which the first is "
+            f"{model.parts.attentions[0].node}, it computes other logits, by {apart:.3g}; they do "
+            "more than causal attention with a scale and a cap, such as adding biases by distance"
         )
 
 
