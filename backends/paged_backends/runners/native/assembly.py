@@ -216,7 +216,7 @@ class Assembly:
             for module, count in zip(modules, outputs, strict=True)
             if bias
         ]
-        weight_OI = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
+        weight_OI = self._ops.joined(weights) if len(weights) > 1 else weights[0].contiguous()
         return self._ops.linear(weight_OI, torch.cat(biases) if biases else None)
 
     def _norm(self, module: str, size: int) -> Norm:

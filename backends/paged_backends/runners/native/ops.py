@@ -12,7 +12,7 @@ R rows that draw a token, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -57,6 +57,10 @@ class Ops(ABC):
     """What they are computed with; ``None``: PyTorch."""
     copies_weights: bool
     """Operations keep no reference to the weights that they are made from."""
+
+    def joined(self, weights: Sequence[Tensor]) -> Tensor:
+        """Return the weights [O, I] of several linear layers, one below the other."""
+        return torch.cat(list(weights))
 
     @abstractmethod
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from paged_backends.runners.onnx.graph import Graph
+from paged_backends.runners.onnx.own_pages import in_own_pages
 from paged_backends.runners.onnx.recorded_ops import RecordedLinear
 
 
@@ -24,7 +25,7 @@ class FloatLinearNodes:
         self._compute = compute
 
     def __call__(self, graph: Graph, linear: RecordedLinear, rows: str, /) -> str:
-        inputs = [graph.weight(linear.weight_OI.to(self._compute), packable=True)]
+        inputs = [graph.weight(in_own_pages(linear.weight_OI, self._compute), packable=True)]
         if linear.bias_O is not None:
             inputs.append(graph.weight(linear.bias_O.to(self._compute)))
         return graph.op("Gemm", rows, *inputs, transB=1)

@@ -9,6 +9,7 @@ Shapes: I inputs, O outputs, E size of a norm, D head_dim.
 # ruff: noqa: N803, N815 - the shape of a tensor is the upper-case end of its name
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -19,6 +20,7 @@ from torch.nn import functional
 from paged_backends.runners.native.config import Activation
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, RowOp, TorchOps, added
 from paged_backends.runners.native.rope import Rotary
+from paged_backends.runners.onnx.own_pages import joined_in_own_pages
 
 _Op = TypeVar("_Op")
 
@@ -78,6 +80,10 @@ class RecordedOps(TorchOps):
     """Makes operations of which a graph can be made."""
 
     copies_weights = True  # by the session, so the embedding stays mapped as it is stored
+
+    def joined(self, weights: Sequence[Tensor]) -> Tensor:
+        """Return them in memory that is given back when the session is made."""
+        return joined_in_own_pages(weights)
 
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
         """Return a :class:`RecordedLinear`."""
