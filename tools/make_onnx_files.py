@@ -183,10 +183,10 @@ def main(library: str) -> None:
                 export_with_optimum(source, folder)
             else:
                 export_with_genai(source, folder, work / "cache", *GENAI[name])
-            own = name.endswith("int4")
-            write_expected(
-                folder, generated_by_genai(folder) if own else generated_by_source(source)
-            )
+            if name.endswith("int4"):
+                write_expected(folder, generated_by_genai(folder))
+            else:
+                write_expected(folder, generated_by_source(source))
 
 
 if __name__ == "__main__":

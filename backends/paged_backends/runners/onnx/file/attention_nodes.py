@@ -82,7 +82,7 @@ class _Node:
     def __init__(self, node: NodeProto, layout: _Layout) -> None:
         self.proto = node
         self.flat = layout.flat
-        self._inputs = dict(zip(layout.inputs, node.input, strict=False))
+        self._inputs: dict[str, str] = dict(zip(layout.inputs, node.input, strict=False))
         given = {attribute.name: attribute for attribute in node.attribute}
         self._attributes = {
             name: helper.get_attribute_value(attribute) for name, attribute in given.items()
@@ -102,7 +102,7 @@ class _Node:
         value = self._inputs.get(name)
         if not value:
             raise refusal(self.proto, f"lacks its input {name}")
-        return value
+        return str(value)
 
     def integer(self, name: str, default: int | None = None) -> int:
         value = self._attributes.get(name, default)

@@ -102,9 +102,12 @@ def _shapes(
         values |= dict(zip(outputs, returned, strict=True))
         if index < len(model.parts.attentions):
             attention = model.parts.attentions[index]
-            rows = [tuple(values[name].shape()) for name in (attention.query, attention.key)]
-            _check_heads(attention.node, *rows, tuple(values[attention.value].shape()))
-            attended = torch.zeros(rows[0][1:], dtype=model.dtype)
+            query, key, value = (
+                tuple(values[name].shape())
+                for name in (attention.query, attention.key, attention.value)
+            )
+            _check_heads(attention.node, query, key, value)
+            attended = torch.zeros(query[1:], dtype=model.dtype)
             tensors[attention.attended] = attended  # kept: the value refers to its memory
             values[attention.attended] = as_ort_value(attended)
     return {name: tuple(value.shape()) for name, value in values.items()}

@@ -13,7 +13,7 @@ from paged_core.errors import CheckpointError
 _MAX_BYTES = (1 << 31) - 1
 """Of one message, in protobuf."""
 _MAX_NAME = 200
-_BITS = {
+_BITS: dict[int, int] = {
     **dict.fromkeys((TensorProto.DOUBLE, TensorProto.INT64, TensorProto.UINT64), 64),
     **dict.fromkeys((TensorProto.FLOAT, TensorProto.INT32, TensorProto.UINT32), 32),
     **dict.fromkeys((TensorProto.FLOAT16, TensorProto.BFLOAT16), 16),

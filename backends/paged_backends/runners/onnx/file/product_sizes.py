@@ -30,7 +30,7 @@ def _of_stage(graph: ModelGraph, stage: Stage) -> int:
 def _of_node(graph: ModelGraph, node: NodeProto) -> int:
     if node.op_type == "MatMulNBits":
         sizes = {attribute.name: attribute.i for attribute in node.attribute}
-        return sizes["K"] * sizes["N"]
+        return int(sizes["K"] * sizes["N"])
     if node.op_type not in ("MatMul", "Gemm"):
         return 0
     return max((_stored(graph, name) for name in node.input[:2]), default=0)

@@ -39,7 +39,7 @@ def take_softmax_attentions(graph: ModelGraph) -> list[FoundAttention]:
     Raises:
         UnsupportedModel: one of them computes something else than attention over a cache.
     """
-    found = []
+    found: list[FoundAttention] = []
     for softmax in [node for node in graph.nodes if node.op_type == "Softmax"]:
         scores = _scores(graph, softmax.input[0])
         if scores is not None:  # otherwise it is one of a router of experts

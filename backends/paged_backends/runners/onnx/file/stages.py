@@ -146,7 +146,7 @@ class _Cut:
         if any(name in self._stage_of for name in node.input[1:]):
             raise refusal(node, "chooses tokens by more than their place")
         self._graph.replace(hidden, node.input[0])
-        return node.input[0]
+        return str(node.input[0])
 
     def _needed(self, names: Iterable[str], known: set[str]) -> list[NodeProto]:
         """Return the nodes that compute values from tokens, in order."""
@@ -226,7 +226,7 @@ def _ordered(graph: ModelGraph) -> list[NodeProto]:
 
 
 def _result(node: NodeProto) -> str:
-    return next(name for name in node.output if name)
+    return next(str(name) for name in node.output if name)
 
 
 def _reads_unknown(node: NodeProto, stage_of: dict[str, int]) -> bool:
