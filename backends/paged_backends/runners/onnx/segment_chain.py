@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.runners.onnx.binding import Binding
+from paged_backends.runners.onnx.memory_plan import plan_memory
 from paged_backends.runners.onnx.session import Session, Value
 from paged_core.interfaces.layer import LayerSpec
 
@@ -48,7 +49,7 @@ class SegmentChain:
     """Runs a model whose ``n`` attentions lie between ``n + 1`` sessions.
 
     Values that cross are found by their names. Each has a buffer, which steps of all sizes share;
-    values of one name share it too, so that a name may be used again once its value was read.
+    so do values of one name, and values that are never there at once.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class SegmentChain:
             for name, value in (*session.inputs.items(), *session.outputs.items()):
                 if name not in attended and name != output:
                     self._values.setdefault(name, value)
+        self._places = plan_memory(sessions, self._values.keys())
         self._most_tokens = 0
         self._memory: dict[str, Tensor] = {}
         self._steps: OrderedDict[int, _Step] = OrderedDict()
@@ -137,6 +139,7 @@ class SegmentChain:
                 prod(value.shape_at(num_tokens)), dtype=value.dtype, device=self._device
             )
             for name, value in self._values.items()
+            if self._places[name] == name
         }
         self._most_tokens = num_tokens
 
@@ -144,7 +147,7 @@ class SegmentChain:
         buffers = {}
         for name, value in self._values.items():
             shape = value.shape_at(num_tokens)
-            buffers[name] = self._memory[name][: prod(shape)].view(shape)
+            buffers[name] = self._memory[self._places[name]][: prod(shape)].view(shape)
         bindings = []
         for session in self._sessions:
             binding = Binding(session)

@@ -17,7 +17,7 @@ from paged_backends.runners.onnx.session import Session
 from paged_backends.runners.onnx.session_stream import SessionStream
 from paged_core.errors import EngineError, SettingsError, UnsupportedModel
 
-_ORT_ERRORS = (
+ORT_ERRORS = (
     ort_state.EPFail,
     ort_state.Fail,
     ort_state.InvalidArgument,
@@ -108,7 +108,7 @@ class SessionMaker:
         """
         try:
             return onnxruntime.InferenceSession(model, options, providers=self._providers)
-        except _ORT_ERRORS as error:
+        except ORT_ERRORS as error:
             reason = str(error).partition("\n")[0]
             raise UnsupportedModel(
                 f"onnxruntime {onnxruntime.__version__} cannot make a session of a part of the "
