@@ -165,20 +165,27 @@ def test_deterministic_tokens_do_not_depend_on_the_batch(llama: Path, dtype: str
     assert all(tokens == found[0] for tokens in found)
 
 
-@torch.inference_mode()
-def test_a_row_has_the_same_bits_in_every_batch(llama: Path) -> None:
-    runner = load(settings(llama))
-    tokens = torch.arange(3, 143)
+@pytest.mark.parametrize("quantization", ["off", "int8", "int4"])
+def test_a_row_has_the_same_bits_in_every_batch(llama: Path, quantization: str) -> None:
+    runner = load(settings(llama, deterministic=True), quantization=quantization)
+    tokens, seen = torch.arange(3, 143), []
 
-    def logits(count: int) -> Tensor:
-        hidden = runner.forward(
-            tokens[:count], torch.arange(count), lambda _l, query, _k, _v: query
-        )
-        return runner.logits(hidden)
+    def attend(_layer: int, query: Tensor, _key: Tensor, value: Tensor) -> Tensor:
+        seen.append(len(value))
+        return query.clone()
 
-    whole = logits(140)
+    @torch.inference_mode()
+    def logits(count: int) -> tuple[Tensor, Tensor]:
+        """Of all tokens together, and of the last one alone."""
+        hidden = runner.forward(tokens[:count], torch.arange(count), attend)
+        return runner.logits(hidden), runner.logits(hidden[-1:])
+
+    whole, _ = logits(140)
     for count in (1, 2, 3, 16, 127, 129):
-        assert torch.equal(logits(count), whole[:count])
+        together, alone = logits(count)
+        assert torch.equal(together, whole[:count])
+        assert torch.equal(alone, whole[count - 1 : count])
+        assert seen[-1] == count, "attention sees a row that is not there"
 
 
 # ---------------------------------------------------------------------- steps and memory
