@@ -56,6 +56,26 @@ class TestOnnxRuntimeWithA16BitCache(RunnerConformance):
     tolerance = 0.5
 
 
+class _Quantized(RunnerConformance):
+    """Float arithmetic: a token's logits do not depend on the others in its batch."""
+
+    @pytest.fixture(autouse=True)
+    def _cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
+
+
+class TestOnnxRuntimeInt8(_Quantized):
+    component: ClassVar[dict[str, Any]] = {"name": "onnxruntime", "quantization": "int8"}
+
+
+class TestOnnxRuntimeInt4(_Quantized):
+    component: ClassVar[dict[str, Any]] = {
+        "name": "onnxruntime",
+        "quantization": "int4",
+        "group_size": 64,
+    }
+
+
 @pytest.mark.slow
 class TestNativeInTriton(RunnerConformance):
     """On a machine without a GPU, Triton's interpreter executes the kernels."""

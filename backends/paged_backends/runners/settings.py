@@ -42,3 +42,10 @@ class OnnxRuntimeSettings(ComponentSettings):
         default="checkpoint",
         description="`random`: generated from the seed, to benchmark with a config.json alone.",
     )
+    quantization: Literal["off", "int8", "int4"] = Field(
+        default="off",
+        description="int8, int4: weights of linear layers in so many bits, computed with in float",
+    )
+    group_size: Literal[32, 64, 128] = Field(
+        default=32, description="inputs of a linear layer that share a scale when quantised"
+    )

@@ -5,7 +5,6 @@ Weights that multiply the same input are concatenated: query, key and value; gat
 Shapes: V vocabulary, E embedding size, P positions, I inputs, O outputs.
 """
 
-# ruff: noqa: N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -216,8 +215,7 @@ class Assembly:
             for module, count in zip(modules, outputs, strict=True)
             if bias
         ]
-        weight_OI = self._ops.joined(weights) if len(weights) > 1 else weights[0].contiguous()
-        return self._ops.linear(weight_OI, torch.cat(biases) if biases else None)
+        return self._ops.stacked(weights, torch.cat(biases) if biases else None)
 
     def _norm(self, module: str, size: int) -> Norm:
         config, ops = self._config, self._ops

@@ -58,13 +58,14 @@ class Ops(ABC):
     copies_weights: bool
     """Operations keep no reference to the weights that they are made from."""
 
-    def joined(self, weights: Sequence[Tensor]) -> Tensor:
-        """Return the weights [O, I] of several linear layers, one below the other."""
-        return torch.cat(list(weights))
-
     @abstractmethod
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
         """Return the linear layer with this weight."""
+
+    def stacked(self, weights: Sequence[Tensor], bias_O: Tensor | None = None) -> Linear:
+        """Return the linear layer with these weights [., I], one below the other."""
+        stacked = torch.cat(list(weights)) if len(weights) > 1 else weights[0].contiguous()
+        return self.linear(stacked, bias_O)
 
     @abstractmethod
     def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Norm:

@@ -17,6 +17,9 @@ class LinearNodes(Protocol):
     def __call__(self, graph: Graph, linear: RecordedLinear, rows: str, /) -> str:
         """Return ``rows @ weight.T + bias``, for ``rows`` [T, I] in the dtype computed in."""
 
+    def release(self) -> None:
+        """Release the memory of what was read to make the sessions of earlier graphs."""
+
 
 class FloatLinearNodes:
     """Weights in the dtype that is computed in."""
@@ -25,7 +28,10 @@ class FloatLinearNodes:
         self._compute = compute
 
     def __call__(self, graph: Graph, linear: RecordedLinear, rows: str, /) -> str:
-        inputs = [graph.weight(in_own_pages(linear.weight_OI, self._compute), packable=True)]
+        inputs = [graph.weight(in_own_pages(linear.rows, self._compute), packable=True)]
         if linear.bias_O is not None:
             inputs.append(graph.weight(linear.bias_O.to(self._compute)))
         return graph.op("Gemm", rows, *inputs, transB=1)
+
+    def release(self) -> None:
+        """Do nothing: the assembly releases what is stored in floating point."""

@@ -14,19 +14,20 @@ import torch
 from torch import Tensor
 
 
-def in_own_pages(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``tensor`` in ``dtype`` and contiguous: itself, if it is so, or else a copy."""
-    if tensor.dtype == dtype and tensor.is_contiguous():
-        return tensor
-    return _empty(tensor.shape, dtype).copy_(tensor)
+def in_own_pages(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return matrices of equal width in ``dtype`` and contiguous, one below the other.
+
+    One that is so already is returned itself, and otherwise a copy.
+    """
+    if len(parts) == 1 and parts[0].dtype == dtype and parts[0].is_contiguous():
+        return parts[0]
+    stacked = own_pages((sum(len(part) for part in parts), parts[0].shape[1]), dtype)
+    for part, rows in zip(parts, torch.split(stacked, [len(part) for part in parts]), strict=True):
+        rows.copy_(part)
+    return stacked
 
 
-def joined_in_own_pages(weights: Sequence[Tensor]) -> Tensor:
-    """Return matrices of equal width, one below the other."""
-    shape = (sum(len(weight) for weight in weights), weights[0].shape[1])
-    return torch.cat(list(weights), out=_empty(shape, weights[0].dtype))
-
-
-def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def own_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return zeros."""
     pages = mmap.mmap(-1, prod(shape) * dtype.itemsize)
     return torch.frombuffer(pages, dtype=dtype).view(*shape)

@@ -6,24 +6,29 @@ Shapes: T tokens, R rows that draw a token, V vocabulary.
 # ruff: noqa: N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.config import DecoderConfig, Rope
-from paged_backends.runners.native.decoder import Embedding, Layer
+from paged_backends.runners.native.decoder import Embedding, Head, Layer
 from paged_backends.runners.native.names import weight_names
 from paged_backends.runners.native.ops import TorchOps, rounded, soft_cap
 from paged_backends.runners.native.rope import Rotary, frequencies
 from paged_backends.runners.native.source import ModelSource, model_size
-from paged_backends.runners.onnx.binding import Binding
-from paged_backends.runners.onnx.linear_nodes import FloatLinearNodes
+from paged_backends.runners.onnx.linear_nodes import FloatLinearNodes, LinearNodes
+from paged_backends.runners.onnx.packed_weights import packs_codes
+from paged_backends.runners.onnx.quantized_linears import QuantizedLinears
+from paged_backends.runners.onnx.quantized_nodes import QuantizedLinearNodes
 from paged_backends.runners.onnx.recorded_ops import RecordedLinear, RecordedOps, recorded
 from paged_backends.runners.onnx.segment_chain import AttentionCut, SegmentChain
+from paged_backends.runners.onnx.segmented_model import SegmentedModel
 from paged_backends.runners.onnx.segments import Crossing, Segments
 from paged_backends.runners.onnx.session import Session
 from paged_backends.runners.onnx.session_maker import SessionMaker
@@ -54,8 +59,7 @@ class OnnxRuntimeRunner(Runner):
         self._embedding: Embedding
         self._frequencies: dict[Rope, Tensor]
         self._maker: SessionMaker
-        self._chain: SegmentChain
-        self._head: Session
+        self._model: SegmentedModel
 
     def load(self) -> None:
         """Read the configuration, then the weights; see the interface for what it raises."""
@@ -71,14 +75,7 @@ class OnnxRuntimeRunner(Runner):
             rope: frequencies(rope, config.head_dim).to(source.device) for rope in ropes
         }
         self._layers = source.layers(settings)
-        segments = Segments(
-            config=config,
-            ropes=ropes,
-            compute=self._compute,
-            attend=source.dtype,
-            linear_nodes=FloatLinearNodes(self._compute),
-        )
-        self._build(source, segments)
+        self._build(source, ropes)
         log.info(
             "model_loaded",
             model=settings.model,
@@ -88,11 +85,11 @@ class OnnxRuntimeRunner(Runner):
             device=str(source.device),
         )
 
-    def _build(self, source: ModelSource, segments: Segments) -> None:
+    def _build(self, source: ModelSource, ropes: Sequence[Rope]) -> None:
         """Make the sessions, one after the other: weights of two layers are in memory at a time."""
-        config, maker = source.config, self._maker
+        maker, num_layers = self._maker, len(source.config.layers)
         assembly = Assembly(
-            config,
+            source.config,
             weight_names(source.checkpoint.model_type),
             source.weights,
             ops=RecordedOps(),
@@ -101,35 +98,66 @@ class OnnxRuntimeRunner(Runner):
         )
         assembly.check_layers()
         embedding = assembly.embedding()
-        self._head = maker.open_graph(segments.head(assembly.head(embedding)))
+        head = assembly.head(embedding)
+        layers: Iterable[Layer] = map(assembly.layer, range(num_layers))
+        nodes: LinearNodes = FloatLinearNodes(self._compute)
+        if self._options.quantization != "off":
+            layers = list(layers)  # views of the checkpoint: nothing is read yet
+            nodes = self._quantized_nodes(source, head, layers)
+        segments = Segments(
+            config=source.config,
+            ropes=ropes,
+            compute=self._compute,
+            attend=source.dtype,
+            linear_nodes=nodes,
+        )
+        head_session = maker.open_graph(segments.head(head))
+        nodes.release()
         sessions = []
         before: Layer | None = None
-        for index in range(len(config.layers) + 1):
-            after = assembly.layer(index) if index < len(config.layers) else None
+        for index, after in enumerate(chain(layers, [None])):
             sessions.append(maker.open_graph(segments.segment(index, before, after)))
+            nodes.release()
             before = after
         assembly.check_all_taken()
+        self._embedding = self._placed(embedding, source.device)
+        self._connect(sessions, head_session, source.device)
+
+    def _connect(self, sessions: Sequence[Session], head: Session, device: torch.device) -> None:
+        """Connect the sessions with the attention between them."""
         cut = AttentionCut(
             query=Crossing.QUERY,
             key=Crossing.KEY,
             value=Crossing.VALUE,
             attended=Crossing.ATTENDED,
         )
-        self._chain = SegmentChain(
-            sessions,
-            [cut] * len(config.layers),
-            self._layers,
-            output=Crossing.OUTPUT,
-            device=source.device,
+        cuts = [cut] * len(self._layers)
+        self._model = SegmentedModel(
+            self._maker,
+            SegmentChain(sessions, cuts, self._layers, output=Crossing.OUTPUT, device=device),
+            head,
+            self._set_inputs,
+            deterministic=self._settings.deterministic,
         )
-        self._embedding = self._placed(embedding, source.device)
+
+    def _quantized_nodes(
+        self, source: ModelSource, head: Head, layers: Sequence[Layer]
+    ) -> QuantizedLinearNodes:
+        options, on_cpu = self._options, source.device.type == "cpu"
+        weight_format = WeightFormat(8 if options.quantization == "int8" else 4, options.group_size)
+        return QuantizedLinearNodes(
+            QuantizedLinears(source, head, layers, weight_format),
+            self._compute,
+            in_halves=on_cpu,
+            packs_codes=on_cpu and packs_codes(),
+        )
 
     def _placed(self, embedding: Embedding, device: torch.device) -> Embedding:
         """Return the embedding as PyTorch computes it; on a CPU its table stays as stored."""
         table, positions = embedding.table_VE, embedding.positions_PE
         project = None
         if embedding.project is not None:
-            weight_OI = recorded(embedding.project, RecordedLinear).weight_OI
+            weight_OI = recorded(embedding.project, RecordedLinear).weight
             project = TorchOps().linear(weight_OI.to(device, self._compute))
         return replace(
             embedding,
@@ -170,37 +198,25 @@ class OnnxRuntimeRunner(Runner):
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, /) -> Tensor:
         """Return the output of the last layer, [T, hidden]."""
-        num_tokens = len(tokens)
-        output = self._chain.new_output(num_tokens)
-        with self._maker.running():
-            buffers = self._chain.buffers(num_tokens)
-            buffers[Crossing.hidden(0)].copy_(self._embedding(tokens, positions))
-            for index, frequencies_F in enumerate(self._frequencies.values()):
-                rotary = Rotary.at(positions, frequencies_F)
-                cos, sin = Crossing.tables(index)
-                buffers[cos].copy_(rotary.cos_TF)
-                buffers[sin].copy_(rotary.sin_TF)
-            self._chain.run(num_tokens, attend, output)
-        return output
+        return self._model.forward(tokens, positions, attend)
+
+    def _set_inputs(self, buffers: Mapping[str, Tensor], tokens: Tensor, positions: Tensor) -> None:
+        """Write the embedding, and cosines and sines of the rotary embeddings."""
+        buffers[Crossing.hidden(0)].copy_(self._embedding(tokens, positions))
+        for index, frequencies_F in enumerate(self._frequencies.values()):
+            rotary = Rotary.at(positions, frequencies_F)
+            cos, sin = Crossing.tables(index)
+            buffers[cos].copy_(rotary.cos_TF)
+            buffers[sin].copy_(rotary.sin_TF)
 
     def logits(self, hidden: Tensor, /) -> Tensor:
         """Return logits [R, vocab_size] float32."""
-        logits_RV = self._scores(hidden)
+        logits_RV = self._model.logits(hidden)
         cap = self._config.logits_soft_cap
         return logits_RV if cap is None else soft_cap(logits_RV, cap)
 
     def best_tokens(self, hidden: Tensor, /) -> tuple[Tensor, Tensor]:
         """Return the best token [R] int64 of each row, and its logit [R] before the soft cap."""
-        scores_RV = self._scores(hidden)  # a soft cap keeps their order
+        scores_RV = self._model.logits(hidden)  # a soft cap keeps their order
         best_R = scores_RV.argmax(dim=-1)
         return best_R, scores_RV.gather(1, best_R[:, None])[:, 0]
-
-    def _scores(self, hidden: Tensor) -> Tensor:
-        rows = hidden.contiguous()
-        scores_RV = rows.new_empty(len(rows), self._config.vocab_size, dtype=torch.float32)
-        with self._maker.running():
-            binding = Binding(self._head)
-            binding.bind(Crossing.OUTPUT, rows)
-            binding.bind(Crossing.LOGITS, scores_RV)
-            binding.run()
-        return scores_RV

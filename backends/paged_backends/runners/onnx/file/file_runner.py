@@ -5,7 +5,7 @@ Shapes: T tokens, R rows that draw a token, H query heads, K key/value heads, D 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +15,6 @@ from paged_backends.checkpoint.device import choose_device
 from paged_backends.checkpoint.folder import resolve_checkpoint
 from paged_backends.checkpoint.onnx_files import find_onnx_file
 from paged_backends.runners.native.source import DTYPE_NAMES
-from paged_backends.runners.onnx.binding import Binding
 from paged_backends.runners.onnx.file.attention_rules import layer_rules
 from paged_backends.runners.onnx.file.cut_model import CutModel, cut_model
 from paged_backends.runners.onnx.file.file_config import FileConfig, read_file_config
@@ -23,6 +22,7 @@ from paged_backends.runners.onnx.file.file_sessions import FileSessions, open_se
 from paged_backends.runners.onnx.file.product_sizes import model_size
 from paged_backends.runners.onnx.file.trial import check_file, check_rows
 from paged_backends.runners.onnx.segment_chain import AttentionCut, SegmentChain
+from paged_backends.runners.onnx.segmented_model import SegmentedModel
 from paged_backends.runners.onnx.session import Session
 from paged_backends.runners.onnx.session_maker import SessionMaker
 from paged_backends.runners.settings import OnnxRuntimeSettings
@@ -46,12 +46,10 @@ class OnnxFileRunner(Runner):
         self._layers: list[LayerSpec] = []
         self._max_model_len: int | None = None
         self._config: FileConfig
-        self._flat = False
         self._size: ModelSize
         self._maker: SessionMaker
-        self._chain: SegmentChain
+        self._model: SegmentedModel
         self._head: Session
-        self._hidden = ""
 
     def load(self) -> None:
         """Read the graph, cut it and make sessions; see the interface for what it raises."""
@@ -113,10 +111,15 @@ class OnnxFileRunner(Runner):
                     soft_cap=one.soft_cap,
                 )
             )
-        self._flat, self._head, self._hidden = model.flat, sessions.head, model.parts.hidden
-        self._max_model_len = self._config.max_model_len
-        self._chain = SegmentChain(
-            sessions.stages, cuts, self._layers, output=self._hidden, device=device
+        self._head, self._max_model_len = sessions.head, self._config.max_model_len
+        self._model = SegmentedModel(
+            self._maker,
+            SegmentChain(
+                sessions.stages, cuts, self._layers, output=model.parts.hidden, device=device
+            ),
+            sessions.head,
+            self._set_inputs,
+            deterministic=self._settings.deterministic,
         )
 
     def _apply_rules(self, model: CutModel) -> None:
@@ -165,27 +168,14 @@ class OnnxFileRunner(Runner):
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, /) -> Tensor:
         """Return the hidden states [T, hidden] that the head reads."""
-        num_tokens = len(tokens)
-        output = self._chain.new_output(num_tokens)
-        with self._maker.running():
-            buffers = self._chain.buffers(num_tokens)
-            for name, values in (
-                (self._config.tokens, tokens),
-                (self._config.positions, positions),
-            ):
-                if name in buffers:
-                    buffers[name].copy_(values.view(buffers[name].shape))
-            self._chain.run(num_tokens, attend, output)
-        return output.view(num_tokens, -1)
+        return self._model.forward(tokens, positions, attend)
 
     def logits(self, hidden: Tensor, /) -> Tensor:
         """Return logits [R, vocab_size] float32."""
-        rows = hidden.contiguous()
-        value = self._head.outputs[self._config.logits]
-        logits = rows.new_empty(value.shape_at(len(rows)), dtype=value.dtype)
-        with self._maker.running():
-            binding = Binding(self._head)
-            binding.bind(self._hidden, rows if self._flat else rows[None])
-            binding.bind(self._config.logits, logits)
-            binding.run()
-        return logits.view(len(rows), -1).float()
+        return self._model.logits(hidden)
+
+    def _set_inputs(self, buffers: Mapping[str, Tensor], tokens: Tensor, positions: Tensor) -> None:
+        """Write the tokens, and the positions if the graph reads them."""
+        for name, values in ((self._config.tokens, tokens), (self._config.positions, positions)):
+            if name in buffers:
+                buffers[name].copy_(values.view(buffers[name].shape))
