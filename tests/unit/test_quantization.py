@@ -128,6 +128,13 @@ def test_threads_of_torch_are_as_before() -> None:
     assert seen == [before]
 
 
+@pytest.mark.parametrize("outside", [False, True])
+def test_it_may_run_in_inference_mode(outside: bool) -> None:
+    with torch.inference_mode(outside):
+        (matrix,) = quantize([[noise(2, 64)]], WeightFormat(8, 32))
+    assert not matrix.dequantized().requires_grad
+
+
 def test_what_a_sink_raises_ends_the_work() -> None:
     def put(index: int, first: int, codes: Tensor, scales: Tensor) -> None:
         raise OSError("full")
