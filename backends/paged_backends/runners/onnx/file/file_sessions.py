@@ -70,8 +70,7 @@ def _open(
         for node in part.graph.node:
             _compute_exactly(node)
     options = maker.options()
-    model.weights.give(options, part.graph.initializer)
-    session = Session(maker.open(part.SerializeToString(), options), kept=model.weights)
+    session = Session(maker.open(model.weights.serialize(part, options), options), model.weights)
     types |= {name: ELEMENT_TYPES[value.dtype] for name, value in session.outputs.items()}
     return session
 

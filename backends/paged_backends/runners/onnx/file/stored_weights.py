@@ -6,13 +6,12 @@ of a hub consists of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 from onnxruntime import OrtValue, SessionOptions
 
 _Array = np.ndarray[Any, Any]
@@ -25,25 +24,46 @@ class StoredWeights:
         self._folder = folder
         self._files: dict[str, _Array] = {}
 
-    def give(self, options: SessionOptions, weights: Iterable[TensorProto]) -> None:
-        """Let a session of these options read its weights where they are mapped."""
-        stored = [weight for weight in weights if weight.data_location == TensorProto.EXTERNAL]
-        names = [weight.name for weight in stored]
-        options.add_external_initializers(names, [self._value(weight) for weight in stored])
+    def serialize(
+        self, model: ModelProto, options: SessionOptions, copies: list[OrtValue] | None = None
+    ) -> bytes:
+        """Return a model, for a session that reads its weights where they are mapped.
 
-    def _value(self, weight: TensorProto) -> OrtValue:
+        Args:
+            options: of that session.
+            copies: where those at odd places, as in a message, are put, to be kept while the
+                session is; ``None``: they are copied into the model, for the session to have them
+                alone, in the order in which it computes with them.
+        """
+        given: dict[str, OrtValue] = {}
+        for weight in model.graph.initializer:
+            if weight.data_location != TensorProto.EXTERNAL:
+                continue
+            numbers = self._numbers(weight)
+            if numbers.ctypes.data % numbers.itemsize == 0:
+                given[weight.name] = _value(weight, numbers)
+            elif copies is not None:
+                given[weight.name] = _value(weight, numbers.copy())
+                copies.append(given[weight.name])
+            else:
+                del weight.external_data[:]
+                weight.data_location = TensorProto.DEFAULT
+                weight.raw_data = numbers.tobytes()
+        options.add_external_initializers(list(given), list(given.values()))
+        content: bytes = model.SerializeToString()
+        return content
+
+    def _numbers(self, weight: TensorProto) -> _Array:
         entries = {entry.key: entry.value for entry in weight.external_data}
         name, begin = entries["location"], int(entries.get("offset") or 0)
         if name not in self._files:
             self._files[name] = np.memmap(self._folder / name, np.uint8, mode="c")
         dtype = helper.tensor_dtype_to_np_dtype(weight.data_type)
         end = begin + prod(weight.dims) * dtype.itemsize
-        numbers = self._files[name][begin:end]
-        if begin % dtype.itemsize:
-            numbers = numbers.copy()
-        if weight.data_type == TensorProto.BFLOAT16:
-            numbers = numbers.view(np.uint16)
-        else:
-            numbers = numbers.view(dtype)
-        shaped = numbers.reshape(tuple(weight.dims))
-        return OrtValue.ortvalue_from_numpy_with_onnx_type(shaped, weight.data_type)
+        return self._files[name][begin:end].view(dtype).reshape(tuple(weight.dims))
+
+
+def _value(weight: TensorProto, numbers: _Array) -> OrtValue:
+    if weight.data_type == TensorProto.BFLOAT16:
+        numbers = numbers.view(np.uint16)
+    return OrtValue.ortvalue_from_numpy_with_onnx_type(numbers, weight.data_type)

@@ -91,7 +91,8 @@ def _logits_of_file(
     model: CutModel, config: FileConfig, layers: Sequence[LayerSpec], tokens: Tensor
 ) -> Tensor | None:
     """Return the logits [T, V] of the whole graph; ``None``: ONNX Runtime cannot run it here."""
-    session = _whole_session(model)
+    copies: list[onnxruntime.OrtValue] = []
+    session = _whole_session(model, copies)
     if session is None:
         return None
     caches = {
@@ -118,7 +119,9 @@ def _logits_of_file(
     return torch.from_numpy(np.array(logits)).view(len(tokens), -1).float()
 
 
-def _whole_session(model: CutModel) -> onnxruntime.InferenceSession | None:
+def _whole_session(
+    model: CutModel, copies: list[onnxruntime.OrtValue]
+) -> onnxruntime.InferenceSession | None:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -126,9 +129,9 @@ def _whole_session(model: CutModel) -> onnxruntime.InferenceSession | None:
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     whole = read_model_file(model.path)  # the graph of the model was changed
-    model.weights.give(options, whole.graph.initializer)
+    content = model.weights.serialize(whole, options, copies)
     try:
-        return onnxruntime.InferenceSession(whole.SerializeToString(), options, providers=ON_CPU)
+        return onnxruntime.InferenceSession(content, options, providers=ON_CPU)
     except ORT_ERRORS:
         return None
 
