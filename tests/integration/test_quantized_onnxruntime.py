@@ -165,5 +165,5 @@ def test_memory_of_codes_is_not_kept_in_the_process(llama: Path) -> None:
 
 def test_an_onnx_file_is_not_quantised() -> None:
     folder = Path(__file__).parents[1] / "data" / "onnx" / "optimum-gpt2"
-    with pytest.raises(SettingsError, match="runner.quantization: .* as they are; set it to off"):
+    with pytest.raises(SettingsError, match=r"runner\.quantization: .* as they are; set it to off"):
         LLM(str(folder), runner={"name": "onnxruntime", **INT8}, num_blocks=40)
