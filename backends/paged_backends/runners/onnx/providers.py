@@ -7,6 +7,8 @@ libraries are found shows when a session is made: without them it falls back to 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 
 import onnxruntime
 import torch
@@ -34,6 +36,8 @@ def cuda_problem() -> str | None:
     found = f"onnxruntime {onnxruntime.__version__}"
     if CUDA not in onnxruntime.get_available_providers():
         return f"{found} was built without CUDA; {INSTALL_FOR_GPU}"
+    with redirect_stdout(StringIO()):  # it prints what the session shows, too
+        onnxruntime.preload_dlls()  # CUDA's libraries, where pip installs them
     graph = Graph()
     graph.output("copy", graph.input("rows", torch.float32, 1), torch.float32, 1)
     options = onnxruntime.SessionOptions()
