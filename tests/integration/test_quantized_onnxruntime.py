@@ -20,6 +20,7 @@ from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.onnx.runner import OnnxRuntimeRunner
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core import LLM, SamplingParams
+from paged_core.errors import SettingsError
 from paged_core.interfaces.runner import Runner, RunnerParts
 from paged_core.testing.dense_attention import DenseAttention
 
@@ -160,3 +161,9 @@ def test_memory_of_codes_is_not_kept_in_the_process(llama: Path) -> None:
     sessions = [runner._model._head, *runner._model._chain._sessions]
     kept = [weight for session in sessions for weight in session._kept]
     assert all(weight.numel() < 1000 for weight in kept if weight.dtype == torch.uint8)
+
+
+def test_an_onnx_file_is_not_quantised() -> None:
+    folder = Path(__file__).parents[1] / "data" / "onnx" / "optimum-gpt2"
+    with pytest.raises(SettingsError, match=r"runner\.quantization: .* as they are; set it to off"):
+        LLM(str(folder), runner={"name": "onnxruntime", **INT8}, num_blocks=40)

@@ -119,13 +119,25 @@ def test_weights_too_small_for_a_scale_become_zeros() -> None:
 
 
 def test_threads_of_torch_are_as_before() -> None:
+    """In this thread, and in one that starts later."""
     before, seen = torch.get_num_threads(), []
-    quantize([[noise(2, 64)]], WeightFormat(8, 32))
-    later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-    later.start()
-    later.join()
-    assert torch.get_num_threads() == before
-    assert seen == [before]
+    torch.set_num_threads(2)
+    try:
+        quantize([[noise(2, 64)]], WeightFormat(8, 32))
+        seen.append(torch.get_num_threads())
+        later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [2, 2]
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_it_may_run_in_inference_mode(outside: bool) -> None:
+    with torch.inference_mode(outside):
+        (matrix,) = quantize([[noise(2, 64)]], WeightFormat(8, 32))
+    assert not matrix.dequantized().requires_grad
 
 
 def test_what_a_sink_raises_ends_the_work() -> None:

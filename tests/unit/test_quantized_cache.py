@@ -88,11 +88,10 @@ def test_those_unused_for_the_longest_time_are_deleted(folder: Path) -> None:
     cache = DiskCache(folder, max_bytes=2 * SIZE)
     cache.weights("first", MATRICES, INT8)
     cache.weights("second", MATRICES, INT8)
-    for age, name in enumerate(("second", "first")):
-        os.utime(next(folder.glob(f"{name}-*")), (age, age))
-    cache.weights("second", MATRICES, INT8)  # used again
     kept = cache.weights("first", MATRICES, INT8)
-    os.utime(next(folder.glob("first-*")), (0, 0))
+    for time, name in enumerate(("second", "first")):
+        os.utime(next(folder.glob(f"{name}-*")), (time, time))
+    cache.weights("second", MATRICES, INT8)  # used again
     cache.weights("third", MATRICES, INT8)
     assert names(folder) == {"second", "third"}
     assert is_of(kept, MATRICES), "what is mapped stays"

@@ -13,7 +13,7 @@ from typing import Any
 
 from paged_backends.checkpoint.hub import download
 from paged_backends.checkpoint.json_file import read_json_object
-from paged_backends.checkpoint.onnx_files import find_onnx_file
+from paged_backends.checkpoint.onnx_files import find_onnx_file, onnx_files
 from paged_backends.checkpoint.weight_files import find_weight_files, read_headers
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
@@ -110,6 +110,13 @@ class Checkpoint:
                 f"{self.folder} holds its weights in pickle form only "
                 f"({self.pickle_files[0].name}), and loading a pickle can run any code; convert "
                 "them to safetensors, or set allow_pickle if you trust their source"
+            )
+        others = onnx_files(self.folder)
+        if others:
+            raise CheckpointError(
+                f"{self.folder} holds the ONNX files {', '.join(others)[:300]}, and none is "
+                "model.onnx, a whole decoder with its cache; export it so (optimum's task "
+                "text-generation-with-past), or give that one this name"
             )
         raise CheckpointError(
             f"{self.folder} has a configuration but no weights: expected model.safetensors, or "

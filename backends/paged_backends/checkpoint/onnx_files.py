@@ -30,6 +30,12 @@ def find_onnx_file(folder: Path) -> Path | None:
     return next((folder / name for name in ONNX_FILES if (folder / name).is_file()), None)
 
 
+def onnx_files(folder: Path) -> list[str]:
+    """Return the names of all ONNX files of a checkpoint."""
+    found = [*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")]
+    return sorted(str(path.relative_to(folder)) for path in found)
+
+
 def onnx_patterns(folder: Path) -> list[str]:
     """Return patterns of the names under which a hub keeps the decoder and its weights.
 

@@ -20,10 +20,15 @@ def in_threads(run: Callable[[_Task], None], tasks: Iterable[_Task]) -> None:
     Raises:
         Exception: the first that ``run`` raised; tasks that were not begun are dropped.
     """
+
+    def run_one(task: _Task) -> None:
+        with torch.inference_mode():  # as tensors may be that were made by the thread that waits
+            run(task)
+
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     try:
-        for _ in pool.map(run, tasks):
+        for _ in pool.map(run_one, tasks):
             pass
     finally:
         pool.shutdown(cancel_futures=True)

@@ -6,6 +6,7 @@ from paged_backends.checkpoint.folder import holds_only_onnx, resolve_checkpoint
 from paged_backends.runners.onnx.file.file_runner import OnnxFileRunner
 from paged_backends.runners.onnx.runner import OnnxRuntimeRunner
 from paged_backends.runners.settings import OnnxRuntimeSettings
+from paged_core.errors import SettingsError
 from paged_core.interfaces.runner import Runner, RunnerParts
 
 
@@ -14,6 +15,7 @@ def choose_runner(options: OnnxRuntimeSettings, parts: RunnerParts) -> Runner:
 
     Raises:
         CheckpointError: there is no such model.
+        SettingsError: the weights of an ONNX file shall be quantised.
     """
     settings = parts.settings
     if options.weights == "random":
@@ -24,5 +26,10 @@ def choose_runner(options: OnnxRuntimeSettings, parts: RunnerParts) -> Runner:
         trust_remote_code=settings.trust_remote_code,
     )
     if holds_only_onnx(folder, allow_pickle=settings.allow_pickle):
+        if options.quantization != "off":
+            raise SettingsError(
+                f"runner.quantization: {folder} holds ONNX only, whose weights are served as they "
+                "are; set it to off, or give a checkpoint of safetensors"
+            )
         return OnnxFileRunner(options, parts)
     return OnnxRuntimeRunner(options, parts)

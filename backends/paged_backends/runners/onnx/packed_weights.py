@@ -32,7 +32,7 @@ def packs_weights() -> bool:
 
 @cache
 def packs_codes() -> bool:
-    """Whether a session on a CPU copies quantised weights of 4 bits; their scales it reads."""
+    """Whether a session on a CPU copies quantised weights of 4 bits."""
     graph, groups = Graph(), _SIZE // 32
     codes = torch.full((_SIZE, groups, 16), 0x88, dtype=torch.uint8)  # of zeros
     names = [graph.weight(codes), graph.weight(torch.ones(_SIZE, groups))]

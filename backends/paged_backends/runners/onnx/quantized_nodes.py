@@ -34,7 +34,7 @@ class QuantizedLinearNodes:
         linears: their weights, quantised.
         compute: the dtype of activations.
         in_halves: compute weights of 8 bits as sums of two of 4 bits.
-        packs_codes: the session copies codes in another order and needs their memory no longer.
+        packs_codes: a session copies codes, and does not need the originals.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class QuantizedLinearNodes:
         return graph.op("Add", result, graph.weight(linear.bias_O.to(self._compute)))
 
     def release(self) -> None:
-        """Release the memory of codes; scales are read from the file again when they are used."""
+        """Release the memory of the file that they are mapped from; what is used is read again."""
         self._linears.release()
 
     def _sum_of_halves(self, graph: Graph, matrix: QuantizedMatrix, scales: str, rows: str) -> str:

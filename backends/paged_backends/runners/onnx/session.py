@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnxruntime
 import torch
-from torch import Tensor
 
 DTYPES = {
     "tensor(float)": torch.float32,
@@ -36,10 +34,10 @@ class Value:
 class Session:
     """A graph that can be run."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, kept: Sequence[Tensor] = ()) -> None:
+    def __init__(self, session: onnxruntime.InferenceSession, kept: object = ()) -> None:
         """
         Args:
-            kept: weights that it reads where they are, and which must live as long as it does.
+            kept: what holds weights that it reads where they are; it lives as long.
         """
         self.ort = session
         self._kept = kept

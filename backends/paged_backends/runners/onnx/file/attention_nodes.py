@@ -38,6 +38,9 @@ _SHARED_ATTRIBUTES = {
     *("do_rotary", "rotary_interleaved", "qk_norm_epsilon"),
 }
 
+_NOTHING = (0, b"", b"NONE")
+"""Values of attributes that switch off what they stand for."""
+
 _GROUP_QUERY = _Layout(
     inputs=(
         *("query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length"),
@@ -87,7 +90,11 @@ class _Node:
         self._attributes = {
             name: helper.get_attribute_value(attribute) for name, attribute in given.items()
         }
-        unknown = given.keys() - layout.attributes
+        unknown = {
+            name
+            for name, value in self._attributes.items()
+            if name not in layout.attributes and value not in _NOTHING
+        }
         if unknown or len(node.input) > len(layout.inputs):
             what = min(unknown) if unknown else f"input {len(layout.inputs)}"
             raise refusal(node, f"has {what}, which is not known here")

@@ -17,6 +17,8 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from paged_backends.runners.onnx.file.model_graph import ModelGraph
 from paged_backends.runners.onnx.file.shapes import inferred_shapes
+from paged_backends.runners.onnx.providers import ON_CPU
+from paged_backends.runners.onnx.session_maker import ORT_ERRORS
 
 _LENGTHS = ((5, 3), (11, 2))
 """Cached tokens and new ones, of two trials."""
@@ -91,6 +93,8 @@ def _reads_only(graph: ModelGraph, node: NodeProto, known: set[str]) -> bool:
 def _computed(
     graph: ModelGraph, nodes: list[NodeProto], given: Mapping[str, Array], outputs: list[str]
 ) -> Mapping[str, Array]:
+    if not outputs:
+        return {}
     read = {name for node in nodes for name in node.input}
     part = helper.make_graph(
         nodes,
@@ -104,10 +108,11 @@ def _computed(
     )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    values = session.run(outputs, dict(given))
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=ON_CPU)
+        values = session.run(outputs, dict(given))
+    except ORT_ERRORS:  # then the positions stay where they are, and the cut names what reads them
+        return {}
     return {
         name: value for name, value in zip(outputs, values, strict=True) if value.dtype == np.int64
     }

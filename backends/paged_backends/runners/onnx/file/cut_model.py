@@ -17,11 +17,13 @@ from paged_backends.runners.onnx.file.model_file import read_model_file
 from paged_backends.runners.onnx.file.model_graph import ModelGraph, refusal
 from paged_backends.runners.onnx.file.softmax_attention import take_softmax_attentions
 from paged_backends.runners.onnx.file.stages import CutGraph, cut
+from paged_backends.runners.onnx.file.stored_weights import StoredWeights
 from paged_backends.runners.onnx.graph import ELEMENT_TYPES
-from paged_core.errors import UnsupportedModel
+from paged_core.errors import CheckpointError, PagedCoreError, UnsupportedModel
 
 _BATCH_DEPENDENT = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
 """Quantise all tokens of a step with one scale."""
+_CACHE_AXES = 4
 _DTYPES = {
     TensorProto.FLOAT: torch.float32,
     TensorProto.FLOAT16: torch.float16,
@@ -40,6 +42,7 @@ class CutModel:
     """Of queries, keys and values."""
     flat: bool
     """Tokens are one axis [T], without one of batches."""
+    weights: StoredWeights
 
 
 def cut_model(path: Path, config: FileConfig, dtype: torch.dtype | None) -> CutModel:
@@ -52,7 +55,19 @@ def cut_model(path: Path, config: FileConfig, dtype: torch.dtype | None) -> CutM
         CheckpointError: the file is damaged.
         UnsupportedModel: the graph cannot be cut; the message names the node.
     """
-    graph = ModelGraph(read_model_file(path))
+    model = read_model_file(path)
+    try:
+        return _cut(path, ModelGraph(model), config, dtype)
+    except PagedCoreError:
+        raise
+    except Exception as error:  # a graph may hold anything, and nothing has checked it yet
+        raise CheckpointError(
+            f"{path} holds a graph that contradicts itself ({type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}); download the checkpoint again"
+        ) from error
+
+
+def _cut(path: Path, graph: ModelGraph, config: FileConfig, dtype: torch.dtype | None) -> CutModel:
     _check_borders(graph, config)
     flat = len(graph.inputs[config.tokens].shape.dim) == 1
     is_counted = config.positions not in graph.inputs
@@ -71,7 +86,7 @@ def cut_model(path: Path, config: FileConfig, dtype: torch.dtype | None) -> CutM
                     "quantises all tokens of a step with one scale, so that the result of one "
                     "depends on the others; quantise weights only",
                 )
-    return CutModel(path, graph, parts, dtype or own, flat)
+    return CutModel(path, graph, parts, dtype or own, flat, StoredWeights(path.parent))
 
 
 def _check_borders(graph: ModelGraph, config: FileConfig) -> None:
@@ -97,7 +112,11 @@ def _take_attentions(graph: ModelGraph, positions: str) -> Sequence[FoundAttenti
             "of that kind nor a softmax between two products"
         )
     used = [name for one in found for name in one.past]
-    caches = [name for name, kind in graph.inputs.items() if len(kind.shape.dim) == _CACHE_AXES]
+    caches = [
+        name
+        for name, kind in graph.inputs.items()
+        if len(kind.shape.dim) == _CACHE_AXES and "mask" not in name
+    ]
     if len(set(used)) < len(used) or set(used) != set(caches):
         odd = next((name for name in caches if used.count(name) != 1), used[0])
         raise UnsupportedModel(
@@ -105,9 +124,6 @@ def _take_attentions(graph: ModelGraph, positions: str) -> Sequence[FoundAttenti
             "attentions that were found, and each has one of its own"
         )
     return found
-
-
-_CACHE_AXES = 4
 
 
 def _dtype_of_cache(graph: ModelGraph, found: Sequence[FoundAttention]) -> torch.dtype:

@@ -15,7 +15,7 @@ from paged_backends.runners.onnx.file.stages import Stage, stage_model
 from paged_backends.runners.onnx.graph import ELEMENT_TYPES
 from paged_backends.runners.onnx.ort_values import as_ort_value
 from paged_backends.runners.onnx.session import Session, Value
-from paged_backends.runners.onnx.session_maker import SessionMaker
+from paged_backends.runners.onnx.session_maker import ORT_ERRORS, SessionMaker
 from paged_core.errors import UnsupportedModel
 
 _TRIALS = (3, 2)
@@ -70,10 +70,7 @@ def _open(
         for node in part.graph.node:
             _compute_exactly(node)
     options = maker.options()
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(model.path.parent)
-    )
-    session = Session(maker.open(part.SerializeToString(), options))
+    session = Session(maker.open(model.weights.serialize(part, options), options), model.weights)
     types |= {name: ELEMENT_TYPES[value.dtype] for name, value in session.outputs.items()}
     return session
 
@@ -98,7 +95,13 @@ def _shapes(
     values = {name: as_ort_value(tensor) for name, tensor in tensors.items()}
     for index, session in enumerate(sessions):
         outputs = list(session.outputs)
-        returned = session.ort.run_with_ort_values(outputs, _given(session, values))
+        try:
+            returned = session.ort.run_with_ort_values(outputs, _given(session, values))
+        except ORT_ERRORS as error:
+            raise UnsupportedModel(
+                "the ONNX graph cannot be served: ONNX Runtime cannot compute part "
+                f"{index} of {len(sessions)}: {' '.join(str(error).split())[:300]}"
+            ) from error
         values |= dict(zip(outputs, returned, strict=True))
         if index < len(model.parts.attentions):
             attention = model.parts.attentions[index]

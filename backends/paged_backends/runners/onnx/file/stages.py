@@ -86,6 +86,7 @@ class _Cut:
 
     def result(self) -> CutGraph:
         hidden = self._hidden()
+        self._needed([hidden], set())
         if self._stage_of[hidden] != len(self._attentions):
             raise UnsupportedModel(
                 f"the ONNX graph cannot be served: its head reads {hidden!r}, which the last "

@@ -7,7 +7,6 @@ Shapes: T tokens, H query heads, K key/value heads, D head_dim.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from paged_backends.runners.onnx.file.cut_model import CutModel
 from paged_backends.runners.onnx.file.file_config import FileConfig
+from paged_backends.runners.onnx.file.model_file import read_model_file
 from paged_backends.runners.onnx.ort_values import as_ort_value
 from paged_backends.runners.onnx.providers import ON_CPU
 from paged_backends.runners.onnx.session import DTYPES
@@ -23,6 +23,9 @@ from paged_backends.runners.onnx.session_maker import ORT_ERRORS
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner
+from paged_core.log import get_logger
+
+log = get_logger()
 
 _NUM_TOKENS = 6
 _DIFFERENCE = 0.05
@@ -66,6 +69,7 @@ def check_file(runner: Runner, model: CutModel, config: FileConfig) -> None:
     tokens = torch.arange(1, _NUM_TOKENS + 1)
     whole = _logits_of_file(model, config, runner.layers, tokens)
     if whole is None:
+        log.info("graph_not_compared", path=str(model.path), reason="it cannot be run as it is")
         return
     device = runner.layers[0].device
     positions = torch.arange(_NUM_TOKENS, device=device)
@@ -87,7 +91,8 @@ def _logits_of_file(
     model: CutModel, config: FileConfig, layers: Sequence[LayerSpec], tokens: Tensor
 ) -> Tensor | None:
     """Return the logits [T, V] of the whole graph; ``None``: ONNX Runtime cannot run it here."""
-    session = _whole_session(model.path)
+    copies: list[onnxruntime.OrtValue] = []
+    session = _whole_session(model, copies)
     if session is None:
         return None
     caches = {
@@ -102,7 +107,7 @@ def _logits_of_file(
         if put.name in caches:
             cache = torch.zeros(caches[put.name], dtype=DTYPES[put.type])
             values[put.name] = as_ort_value(cache)
-        elif put.name in given or "mask" in put.name:
+        elif put.name in given or ("mask" in put.name and len(put.shape) == 2):
             array = given.get(put.name, np.ones_like(numbers))
             values[put.name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
         else:
@@ -114,15 +119,19 @@ def _logits_of_file(
     return torch.from_numpy(np.array(logits)).view(len(tokens), -1).float()
 
 
-def _whole_session(path: Path) -> onnxruntime.InferenceSession | None:
+def _whole_session(
+    model: CutModel, copies: list[onnxruntime.OrtValue]
+) -> onnxruntime.InferenceSession | None:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     # it runs once: weights stay in their files, as they are
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    whole = read_model_file(model.path)  # the graph of the model was changed
+    content = model.weights.serialize(whole, options, copies)
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=ON_CPU)
+        return onnxruntime.InferenceSession(content, options, providers=ON_CPU)
     except ORT_ERRORS:
         return None
 
