@@ -88,7 +88,7 @@ def test_the_metadata_says_what_it_needs(wheel: ZipFile) -> None:
     assert "License-Expression: Apache-2.0" in metadata
     assert "Requires-Python: >=3.11" in metadata
     extras = set(PROJECT["optional-dependencies"])
-    assert {"gpu", "serve", "lab", "onnx", "ray", "testing", "dev"} <= extras
+    assert {"gpu", "serve", "lab", "onnx", "onnx-gpu", "ray", "testing", "dev"} <= extras
     for extra in extras:
         assert f"Provides-Extra: {extra}\n" in metadata
 
