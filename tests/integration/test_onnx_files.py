@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from integration.step_driver import StepDriver, make_executor, run_at_random, settings
 from paged_backends.runners.onnx.file.file_runner import OnnxFileRunner
@@ -117,3 +120,20 @@ def test_what_is_known_of_a_model() -> None:
     layer = hidden * (heads + 2 * kv_heads) + heads * hidden + 3 * hidden * wide
     assert (size.layer_weights, size.head_weights) == (2 * layer, hidden * 98)
     assert list(size.layers) == list(runner.layers)
+
+
+def test_the_example_serves_a_folder() -> None:
+    root = FOLDER.parents[2]
+    prompts, tokens = expected("genai-qwen3")
+    done = subprocess.run(
+        [sys.executable, "examples/onnx_folder.py", FOLDER / "genai-qwen3", "--max-tokens", "24"],
+        cwd=root,
+        input="\n".join([*prompts, prompts[0]]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert len(done.stdout.splitlines()) == len(prompts) + 1
+    tokenizer = Tokenizer.from_file(str(FOLDER / "genai-qwen3" / "tokenizer.json"))
+    assert f"{prompts[0]!r}: {tokenizer.decode(tokens[0])!r}\n" in done.stdout
+    assert f"{len(prompts) + 1} answers in " in done.stderr
