@@ -40,6 +40,7 @@ class Decoder:
         batch: list[Any] = ["tokens"] if self.flat else [1, "tokens"]
         self._input("input_ids", TensorProto.INT64, batch)
         hidden = self.node("Gather", self.weight("embedding", VOCABULARY, HIDDEN), "input_ids")
+        hidden = self.placed(hidden)
         for layer in range(LAYERS):
             for part in ("key", "value"):
                 shape = [1, self.kv_heads, "past", WIDTH]
@@ -68,6 +69,10 @@ class Decoder:
 
     def attend(self, layer: int, hidden: str) -> str:
         raise NotImplementedError
+
+    def placed(self, hidden: str) -> str:
+        """Hidden states to which something was added that says where they are."""
+        return hidden
 
     # ------------------------------------------------------------------ for subclasses
 
@@ -204,6 +209,16 @@ class Written(Decoder):
 
     kv_heads = HEADS
 
+    def placed(self, hidden: str) -> str:
+        """Add learned positions, which the graph counts itself, from row ``first`` on."""
+        first = self.attributes.get("first")
+        if first is None:
+            return hidden
+        _, queries, _ = self._counted()
+        rows = self.node("Add", queries, self._constant("first", [first]))
+        table = self.weight("positions", 64 + first, HIDDEN)
+        return str(self.node("Add", hidden, self.node("Gather", table, rows)))
+
     def attend(self, layer: int, hidden: str) -> str:
         shape = self._constant(f"shape.{layer}", [1, -1, HEADS, WIDTH])
         rows = [
@@ -231,17 +246,9 @@ class Written(Decoder):
             if all(value.name != "mask_table" for value in self.inputs):
                 self._input("mask_table", TensorProto.FLOAT, [1, 1, "tokens", "total"])
             return "mask_table"
-        names = {weight.name for weight in self._weights}
-        for name, number in (("zero", 0), ("one", 1), ("two", 2)):
-            if name not in names:
-                scalar = np.array(number, np.int64)
-                self._weights.append(numpy_helper.from_array(scalar, name))
-                self._weights.append(numpy_helper.from_array(scalar[None], f"[{name}]"))
-        new = self.node("Gather", self.node("Shape", "input_ids"), "one")
-        cached = self.node("Gather", self.node("Shape", "past.0.key"), "two")
-        total = self.node("Add", cached, new)
-        queries = self.node("Unsqueeze", self.node("Range", cached, total, "one"), "[one]")
-        keys = self.node("Range", "zero", total, "one")
+        total, positions, zero = self._counted()
+        queries = self.node("Unsqueeze", positions, "[one]")
+        keys = self.node("Range", zero, total, "one")
         distance = self.node("Sub", keys, queries)  # [T, L], above zero: in the future
         number = len(self._nodes)
         masked = self.node(
@@ -255,6 +262,19 @@ class Written(Decoder):
             bias = self.node("Mul", bias, self._number(f"slope.{number}", slope))
             masked = self.node("Add", masked, bias)
         return str(masked)
+
+    def _counted(self) -> tuple[str, str, str]:
+        """The number of all tokens, the positions [T] of the new ones, and zero."""
+        names = {weight.name for weight in self._weights}
+        for name, number in (("zero", 0), ("one", 1), ("two", 2)):
+            if name not in names:
+                scalar = np.array(number, np.int64)
+                self._weights.append(numpy_helper.from_array(scalar, name))
+                self._weights.append(numpy_helper.from_array(scalar[None], f"[{name}]"))
+        new = self.node("Gather", self.node("Shape", "input_ids"), "one")
+        cached = self.node("Gather", self.node("Shape", "past.0.key"), "two")
+        total = self.node("Add", cached, new)
+        return total, self.node("Range", cached, total, "one"), "zero"
 
     def _constant(self, name: str, numbers: list[int]) -> str:
         self._weights.append(numpy_helper.from_array(np.array(numbers, np.int64), name))

@@ -43,15 +43,14 @@ def check(decoder: Decoder, folder: Path) -> None:
     np.testing.assert_allclose(logits(load(folder)), whole_logits(folder, TOKENS), atol=1e-4)
 
 
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("rotary", [0, 16, 32])
 @pytest.mark.parametrize(
-    "attributes",
+    ("packed", "rotary", "attributes"),
     [
-        {},
-        {"scale": 0.1, "softcap": 2.0},
-        {"local_window_size": 3},
-        {"rotary_interleaved": 1, "kv_cache_bit_width": 0},
+        (True, 0, {}),
+        (False, 32, {}),
+        (True, 16, {"scale": 0.1, "softcap": 2.0}),
+        (False, 16, {"local_window_size": 3}),
+        (True, 32, {"rotary_interleaved": 1, "kv_cache_bit_width": 0}),
     ],
 )
 def test_grouped_queries(
@@ -78,7 +77,9 @@ def test_paged_attention_computes_what_grouped_queries_do(packed: bool, tmp_path
     np.testing.assert_allclose(*results, atol=1e-5)
 
 
-@pytest.mark.parametrize("attributes", [{}, {"cap": 1.5}, {"outside": 1}])
+@pytest.mark.parametrize(
+    "attributes", [{}, {"cap": 1.5}, {"outside": 1}, {"first": 0}, {"first": 2}]
+)
 def test_attention_that_is_written_out(attributes: dict[str, Any], tmp_path: Path) -> None:
     check(Written(**attributes), tmp_path)
 

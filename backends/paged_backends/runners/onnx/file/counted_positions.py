@@ -16,13 +16,15 @@ import onnxruntime
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from paged_backends.runners.onnx.file.model_graph import ModelGraph
-from paged_backends.runners.onnx.file.shapes import inferred_shapes
+from paged_backends.runners.onnx.file.shapes import Shape, inferred_shapes
 from paged_backends.runners.onnx.providers import ON_CPU
 from paged_backends.runners.onnx.session_maker import ORT_ERRORS
 
 _LENGTHS = ((5, 3), (11, 2))
 """Cached tokens and new ones, of two trials."""
 _MAX_CONSTANT = 64
+_CACHE_AXES = 4
+"""Of keys and values: batch, heads, tokens, width."""
 
 Array = np.ndarray[Any, Any]
 
@@ -60,13 +62,17 @@ def _offset(one: Array, other: Array) -> int | None:
 
 def _lengths_computed(graph: ModelGraph, tokens: str, cached: int, new: int) -> Mapping[str, Array]:
     """Return all int64 values that follow from the numbers of cached and new tokens alone."""
-    sizes = {"batch_size": 1, "sequence_length": new, "past_sequence_length": cached}
-    shapes = inferred_shapes(graph.model, lambda name: sizes.get(name, cached + new))
+    given: dict[str, Shape] = {tokens: (1, new)}
+    for name, kind in graph.inputs.items():
+        if len(kind.shape.dim) == _CACHE_AXES:
+            given[name] = (1, None, cached, None)
     masks = [
         name
         for name, kind in graph.inputs.items()
         if "mask" in name and kind.elem_type == TensorProto.INT64
     ]
+    given |= dict.fromkeys(masks, (1, cached + new))
+    shapes = inferred_shapes(graph.model, given)
     known = set(masks)
     nodes: list[NodeProto] = []
     for node in graph.model.graph.node:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from paged_backends.runners.onnx.file.shapes import inferred_shapes
+from paged_backends.runners.onnx.file.shapes import Shape, inferred_shapes
 from paged_core.errors import UnsupportedModel
 
 _SMALL = 64
@@ -103,7 +103,7 @@ class ModelGraph:
         return sizes[-1]
 
     @cached_property
-    def _shapes(self) -> dict[str, list[int | None]]:
+    def _shapes(self) -> dict[str, Shape]:
         return inferred_shapes(self.model)
 
     # ------------------------------------------------------------------ adding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import onnx
@@ -11,21 +11,21 @@ from onnx import ModelProto, TensorProto
 _SMALL = 64
 """Numbers of a constant that sizes may be computed from."""
 
-Shape = list[int | None]
+Shape = Sequence[int | None]
 
 
 def inferred_shapes(
-    model: ModelProto, size_of: Callable[[str], int | None] = lambda _: None
+    model: ModelProto, given: Mapping[str, Shape] | None = None
 ) -> dict[str, Shape]:
     """Return the shape of each value whose rank is known; ``None``: a size that is not.
 
     Args:
-        size_of: returns what an axis of an input is that has only a name.
+        given: sizes that inputs are to have; ``None``: as the model says.
     """
     light = _without_weights(model)
     for value in light.graph.input:
-        for axis in value.type.tensor_type.shape.dim:
-            size = size_of(axis.dim_param) if axis.dim_param else None
+        axes = value.type.tensor_type.shape.dim
+        for axis, size in zip(axes, (given or {}).get(value.name, ()), strict=False):
             if size is not None:
                 axis.dim_value = size
     inferred = onnx.shape_inference.infer_shapes(light, data_prop=True).graph

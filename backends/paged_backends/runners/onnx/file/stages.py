@@ -74,14 +74,13 @@ class _Cut:
         self._stage_of = self._number_stages()
 
     def _number_stages(self) -> dict[str, int]:
-        """Return the stage of each value that depends on a token; of other inputs it is -1."""
+        """Return the stage of each value that is no constant; -1: it does not depend on a token."""
         stage_of = dict.fromkeys(self._graph.inputs, -1) | dict.fromkeys(self._inputs, 0)
         stage_of |= {one.attended: index + 1 for index, one in enumerate(self._attentions)}
         for node in self._nodes:
             read = [stage_of[name] for name in node.input if name in stage_of]
             if read:
-                stage = -1 if -1 in read else max(read)
-                stage_of |= {name: stage for name in node.output if name}
+                stage_of |= {name: max(read) for name in node.output if name}
         return stage_of
 
     def result(self) -> CutGraph:
@@ -159,7 +158,7 @@ class _Cut:
             seen.add(name)
             node = self._graph.made_by(name)
             stage = self._stage_of.get(name)
-            if stage == -1 and (node is None or not _reads_unknown(node, self._stage_of)):
+            if stage == -1 and node is None:
                 raise UnsupportedModel(
                     f"the ONNX graph cannot be served: it reads {name!r} outside of attention; "
                     "export it with position_ids as an input"
@@ -228,7 +227,3 @@ def _ordered(graph: ModelGraph) -> list[NodeProto]:
 
 def _result(node: NodeProto) -> str:
     return next(str(name) for name in node.output if name)
-
-
-def _reads_unknown(node: NodeProto, stage_of: dict[str, int]) -> bool:
-    return any(stage_of.get(name) == -1 for name in node.input)
