@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from io import StringIO
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -126,18 +126,17 @@ def test_what_is_known_of_a_model() -> None:
     assert list(size.layers) == list(runner.layers)
 
 
-def test_the_example_serves_a_folder() -> None:
-    root = FOLDER.parents[2]
-    prompts, tokens = expected("genai-qwen3")
-    done = subprocess.run(
-        [sys.executable, "examples/onnx_folder.py", FOLDER / "genai-qwen3", "--max-tokens", "24"],
-        cwd=root,
-        input="\n".join([*prompts, prompts[0]]),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert len(done.stdout.splitlines()) == len(prompts) + 1
-    tokenizer = Tokenizer.from_file(str(FOLDER / "genai-qwen3" / "tokenizer.json"))
-    assert f"{prompts[0]!r}: {tokenizer.decode(tokens[0])!r}\n" in done.stdout
-    assert f"{len(prompts) + 1} answers in " in done.stderr
+def test_the_example_serves_a_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = FOLDER / "genai-qwen3"
+    prompts, tokens = expected(folder.name)
+    example = str(FOLDER.parents[2] / "examples" / "onnx_folder.py")
+    monkeypatch.setattr("sys.argv", [example, str(folder), "--max-tokens", str(NUM_TOKENS)])
+    monkeypatch.setattr("sys.stdin", StringIO("\n".join([*prompts, prompts[0]])))
+    run_path(example, run_name="__main__")
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == len(prompts) + 1
+    text = Tokenizer.from_file(str(folder / "tokenizer.json")).decode(tokens[0])
+    assert f"{prompts[0]!r}: {text!r}\n" in out
+    assert f"{len(prompts) + 1} answers in " in err
