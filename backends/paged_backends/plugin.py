@@ -15,7 +15,11 @@ from paged_backends.attention.settings import (
 )
 from paged_backends.executors.settings import LocalSettings, MemorySettings
 from paged_backends.kernels.triton.obstacle import rank as triton_rank
-from paged_backends.runners.settings import NativeSettings, TransformersSettings
+from paged_backends.runners.settings import (
+    NativeSettings,
+    OnnxRuntimeSettings,
+    TransformersSettings,
+)
 from paged_core.component import Component
 from paged_core.hookspecs import hookimpl
 
@@ -92,6 +96,15 @@ def paged_core_components() -> Iterator[Component]:
         TransformersSettings,
         "paged_backends.runners.transformers.runner:TransformersRunner",
         summary="any decoder-only model of the transformers library",
+    )
+    yield Component(
+        "runner",
+        OnnxRuntimeSettings,
+        "paged_backends.runners.onnx.choose_runner:choose_runner",
+        rank=-10,
+        check="paged_backends.runners.onnx.packages:obstacle",
+        details="paged_backends.runners.onnx.packages:details",
+        summary="ONNX Runtime between the engine's own attention layers",
     )
     yield Component(
         "executor",

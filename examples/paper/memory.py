@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
-from paged_plugins.lab.run_record import RunRecord, StepSample
+from paged_plugins.lab.runs.run_record import RunRecord, StepSample
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,18 @@ class Shares:
 
 
 def while_requests_wait(records: Iterable[RunRecord], block_size: int) -> Shares:
-    """Return what the slots held in the steps in which the cache was short."""
+    """Return what the slots held in the steps in which the cache was short.
+
+    Raises:
+        ValueError: it never was.
+    """
     sums, seconds = [0.0] * 4, 0.0
     for sample in (each for record in records for each in record.steps if each.num_waiting):
         shares = astuple(_shares(sample, block_size))
         sums = [total + sample.seconds * share for total, share in zip(sums, shares, strict=True)]
         seconds += sample.seconds
+    if not seconds:
+        raise ValueError("no request waited for memory; raise --scale")
     return Shares(*(total / seconds for total in sums))
 
 

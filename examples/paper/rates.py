@@ -7,7 +7,7 @@ from statistics import fmean
 from figure import run
 
 from paged_core.settings import EngineSettings
-from paged_plugins.lab.run_record import RunRecord
+from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.workloads.arrivals import Poisson
 from paged_plugins.workloads.spec import WorkloadSpec
 

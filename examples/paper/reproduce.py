@@ -21,8 +21,8 @@ from table import Table
 from paged_core.interfaces.component_factory import make_component
 from paged_core.settings import EngineSettings
 from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
-from paged_plugins.lab.gap_histogram import percentile
-from paged_plugins.lab.run_record import RunRecord
+from paged_plugins.lab.runs.run_record import RunRecord
+from paged_plugins.lab.runs.time_histogram import percentile
 
 LATENCY = 0.1
 """Seconds per token; an unloaded engine needs a fifth of it."""

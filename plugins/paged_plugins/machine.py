@@ -45,6 +45,16 @@ print(json.dumps({
 """
 
 
+def summary() -> dict[str, Any]:
+    """Return what is reported with every result: processor, cores, Python and platform."""
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "platform": platform.platform(),
+    }
+
+
 def describe() -> dict[str, Any]:
     """Return what there is: Python, CPU, memory, torch, CUDA, compilers."""
     import psutil

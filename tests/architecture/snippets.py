@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,8 @@ def run_page(page: Path, folder: Path, path: Sequence[str | Path] = ()) -> None:
             write(block, folder)
         elif block.runs and block.language == "python":
             source = "\n" * (block.line - 1) + block.body
-            exec(compile(source, str(page), "exec", dont_inherit=True), names)
+            with chdir(folder):
+                exec(compile(source, str(page), "exec", dont_inherit=True), names)
         elif block.runs:
             assert block.language == "console", f"{page}:{block.line}: cannot run {block.language}"
             for command, expected in block.commands:

@@ -75,6 +75,14 @@ def test_everything_that_can_be_run_is(page: Path) -> None:
     assert not [line for line in left if languages[line] in {"python", "console"}]
 
 
+def test_what_a_page_writes_stays_in_its_folder(tmp_path: Path) -> None:
+    page, folder = tmp_path / "page.md", tmp_path / "folder"
+    folder.mkdir()
+    page.write_text("<!-- run -->\n```python\nopen('made', 'x').close()\n```\n", "utf-8")
+    run_page(page, folder)
+    assert [path.name for path in folder.iterdir()] == ["made"]
+
+
 def test_shown_output_may_leave_lines_out() -> None:
     assert matches(["a", "..."], ["a", "b", "c"])
     assert matches(["...", "c"], ["a", "b", "c"])

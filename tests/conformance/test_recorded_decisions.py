@@ -11,9 +11,9 @@ import pytest
 
 from paged_core.cli import main
 from paged_core.registry import Registry
+from paged_plugins.decisions.case import read_case
 from paged_plugins.decisions.diff import first_difference
 from paged_plugins.decisions.replay import replay
-from paged_plugins.decisions.scenario import read_case
 
 CASES = Path(__file__).parent / "cases"
 FILES = sorted(CASES.glob("*/*.json"))
@@ -161,7 +161,7 @@ class TestReplayCommand:
         ("arguments", "environ", "said"),
         [
             ((), {"PAGED_CORE_NUM_BLOCKS": "5"}, "num_blocks=5 (PAGED_CORE_NUM_BLOCKS)"),
-            (("--num-blocks", "5"), {}, "num_blocks=5 (--num_blocks)"),
+            (("--num-blocks", "5"), {}, "num_blocks=5 (--num-blocks)"),
             (
                 (),
                 {"PAGED_CORE_SCHEDULER": "prefill_or_decode"},

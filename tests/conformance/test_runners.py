@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from paged_core.testing import RunnerConformance
+
+ONNX_FILES = Path(__file__).parents[1] / "data" / "onnx"
 
 
 class TestNative(RunnerConformance):
@@ -15,6 +18,62 @@ class TestNative(RunnerConformance):
 
 class TestTransformers(RunnerConformance):
     component = "transformers"
+
+
+class TestOnnxRuntime(RunnerConformance):
+    component = "onnxruntime"
+
+
+class TestOnnxFile(RunnerConformance):
+    """A finished graph, cut at its attentions."""
+
+    component = "onnxruntime"
+    settings: ClassVar[dict[str, str]] = {"model": str(ONNX_FILES / "genai-qwen3")}
+
+
+class TestOnnxFileWithA16BitCache(RunnerConformance):
+    component = "onnxruntime"
+    settings: ClassVar[dict[str, str]] = {
+        "model": str(ONNX_FILES / "optimum-gpt2"),
+        "dtype": "bfloat16",
+    }
+    tolerance = 0.5
+
+
+class TestOnnxFileOf4Bits(RunnerConformance):
+    """Its file asks for 8-bit arithmetic, in which last bits can flip a rounding."""
+
+    component = "onnxruntime"
+    settings: ClassVar[dict[str, Any]] = {
+        "model": str(ONNX_FILES / "genai-llama-int4"),
+        "deterministic": True,
+    }
+
+
+class TestOnnxRuntimeWithA16BitCache(RunnerConformance):
+    component = "onnxruntime"
+    settings: ClassVar[dict[str, str]] = {"model": "demo", "dtype": "bfloat16"}
+    tolerance = 0.5
+
+
+class _Quantized(RunnerConformance):
+    """Float arithmetic: a token's logits do not depend on the others in its batch."""
+
+    @pytest.fixture(autouse=True)
+    def _cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
+
+
+class TestOnnxRuntimeInt8(_Quantized):
+    component: ClassVar[dict[str, Any]] = {"name": "onnxruntime", "quantization": "int8"}
+
+
+class TestOnnxRuntimeInt4(_Quantized):
+    component: ClassVar[dict[str, Any]] = {
+        "name": "onnxruntime",
+        "quantization": "int4",
+        "group_size": 64,
+    }
 
 
 @pytest.mark.slow

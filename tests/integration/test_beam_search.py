@@ -43,10 +43,13 @@ def model(family: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(family, dtype=torch.float32).eval()
 
 
-def search(
-    model: Any, prompt: list[int], stop: tuple[int, ...], sampling: SamplingParams, **options: Any
-) -> list[tuple[list[int], float]]:
-    """What ``transformers`` finds: generated tokens, cut after what ends them, and scores."""
+Found = list[tuple[list[int], float]]
+"""Generated tokens, cut after what ends them, and scores."""
+
+
+def search(model: Any, prompt: list[int], sampling: SamplingParams, **options: Any) -> Found:
+    """What ``transformers`` finds."""
+    stop = sampling.stop_token_ids
     with torch.inference_mode():
         found = model.generate(
             torch.tensor([prompt]),
@@ -72,7 +75,7 @@ def _cut(row: list[int], stop: tuple[int, ...]) -> list[int]:
     return row[: end + 1]
 
 
-def assert_same(output: RequestOutput, expected: list[tuple[list[int], float]]) -> None:
+def assert_same(output: RequestOutput, expected: Found) -> None:
     assert [completion.token_ids for completion in output.outputs] == [row for row, _ in expected]
     for completion, (_, score) in zip(output.outputs, expected, strict=True):
         if score is not None:
@@ -96,28 +99,41 @@ def test_finds_what_transformers_finds(family: Path, model: Any, options: dict[s
             )
             outputs = llm.generate(PROMPTS, sampling)
             for prompt, output in zip(PROMPTS, outputs, strict=True):
-                assert_same(output, search(model, prompt, stop, sampling))
+                assert_same(output, search(model, prompt, sampling))
         assert llm.engine.kv_cache.num_free == 400
 
 
+OF_WIDTH_FOUR = [
+    SamplingParams(
+        n=3,
+        beam_width=4,
+        early_stopping=early,
+        max_tokens=NUM_TOKENS,
+        ignore_eos=True,
+        stop_token_ids=stop,
+    )
+    for stop, early in (((), False), ((2, 5, 17, 40), "never"), (EVERY_THIRD, False))
+]
+
+
+@pytest.fixture(scope="module")
+def expected(model: Any) -> list[list[Found]]:
+    """What ``transformers`` finds for each search of width four and each prompt."""
+    return [[search(model, prompt, sampling) for prompt in PROMPTS] for sampling in OF_WIDTH_FOUR]
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_finds_the_same_however_it_is_scheduled(family: Path, model: Any, way: str) -> None:
+def test_finds_the_same_however_it_is_scheduled(
+    family: Path, expected: list[list[Found]], way: str
+) -> None:
     with LLM(str(family), **{"num_blocks": 400, "max_model_len": 64, **WAYS[way]}) as llm:
-        for stop, early in (((), False), ((2, 5, 17, 40), "never"), (EVERY_THIRD, False)):
-            sampling = SamplingParams(
-                n=3,
-                beam_width=4,
-                early_stopping=early,
-                max_tokens=NUM_TOKENS,
-                ignore_eos=True,
-                stop_token_ids=stop,
-            )
+        for sampling, wanted in zip(OF_WIDTH_FOUR, expected, strict=True):
             generations = llm.submit(PROMPTS, sampling)
             for _ in llm.run(generations):
                 pass
-            for prompt, generation in zip(PROMPTS, generations, strict=True):
-                assert_same(generation.output(), search(model, prompt, stop, sampling))
-            if not stop and llm.engine.kv_cache.num_blocks < 400:
+            for generation, found in zip(generations, wanted, strict=True):
+                assert_same(generation.output(), found)
+            if not sampling.stop_token_ids and llm.engine.kv_cache.num_blocks < 400:
                 assert any(generation.group.num_preemptions for generation in generations) or (
                     llm.engine.kv_cache.num_host_blocks
                 ), "the pool was meant to be too small"
@@ -144,7 +160,7 @@ def test_changes_log_probabilities_where_transformers_does(
     )
     with LLM(str(family), num_blocks=400, max_model_len=64) as llm:
         for prompt, output in zip(PROMPTS, llm.generate(PROMPTS, sampling), strict=True):
-            assert_same(output, search(model, prompt, stop, sampling, **theirs))
+            assert_same(output, search(model, prompt, sampling, **theirs))
 
 
 def test_best_of_returns_the_likeliest_of_what_it_drew(family: Path) -> None:

@@ -111,15 +111,36 @@ def test_a_download_fetches_pickles_and_code_only_if_allowed(
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    (tmp_path / "model.safetensors").touch()
     assert resolve_checkpoint("a/b") == tmp_path
     assert len(fetched) == 1
-    assert not {"*.py", "pytorch_model*.bin"} & set(fetched[0])
-    resolve_checkpoint("a/b", allow_pickle=True, trust_remote_code=True)
-    assert "*.py" in fetched[1]
-    assert {"*.py", "pytorch_model*.bin"} <= set(fetched[2])
-    (tmp_path / "model.safetensors").touch()
+    assert not {"*.py", "pytorch_model*.bin", "model.onnx"} & set(fetched[0])
     resolve_checkpoint("a/b", allow_pickle=True)
+    assert len(fetched) == 2
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").touch()
+    resolve_checkpoint("a/b", allow_pickle=True, trust_remote_code=True)
+    assert "*.py" in fetched[2]
+    assert {"*.py", "pytorch_model*.bin"} <= set(fetched[3])
     assert len(fetched) == 4
+
+
+def test_an_onnx_file_is_fetched_where_there_are_no_other_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[dict[str, Any]] = []
+
+    def fetch(_: str, **given: Any) -> str:
+        fetched.append(given)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    resolve_checkpoint("a/b")
+    assert {"onnx/model.onnx", "onnx/model.onnx_data*"} <= set(fetched[1]["allow_patterns"])
+    assert not fetched[1]["ignore_patterns"]  # it may lie in a folder
+    (tmp_path / "genai_config.json").write_text('{"model": {"decoder": {"filename": "a.onnx"}}}')
+    resolve_checkpoint("a/b")
+    assert fetched[3]["allow_patterns"] == ["a.onnx", "a.onnx.data", "a.onnx_data*"]
 
 
 def test_reading_a_checkpoint_imports_nothing_heavy(folder: Path) -> None:

@@ -21,10 +21,11 @@ from paged_core.llm import LLM
 from paged_core.sampling_params import SamplingParams
 
 SETTINGS = dict(threads=2, num_blocks=64, **eval(sys.argv[1]))
-PROMPTS = ["a block table is a table of blocks " * 8, "a queue is " * 16]
+PROMPTS = ["a block table is a table of blocks " * 4, "a queue is " * 8]
 
 def text(llm):
-    return [output.outputs[0].text for output in llm.generate(PROMPTS)]
+    outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=6))
+    return [output.outputs[0].text for output in outputs]
 
 def shared(_):
     return text(llm)
@@ -62,7 +63,7 @@ assert in_child(child) == 0
 assert text(llm) == expected
 """
 BETWEEN_STEPS = """
-steps = llm.stream(PROMPTS[0])
+steps = llm.stream(PROMPTS[0], SamplingParams(max_tokens=6))
 for _ in range(3):
     next(steps)
 def child():

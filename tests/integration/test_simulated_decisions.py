@@ -15,10 +15,10 @@ from paged_core.registry import Registry
 from paged_core.settings import settings_class
 from paged_core.step import StepResult
 from paged_core.wiring import build_engine
-from paged_plugins.lab.run_record import RunRecord
-from paged_plugins.lab.simulation.run_collector import RunCollector
-from paged_plugins.lab.simulation.watched_executor import WatchedExecutor
-from paged_plugins.lab.simulation.workload_run import WorkloadRun
+from paged_plugins.lab.runs.run_collector import RunCollector
+from paged_plugins.lab.runs.run_record import RunRecord
+from paged_plugins.lab.runs.serving_loop import ServingLoop
+from paged_plugins.lab.runs.watched_executor import WatchedExecutor
 from paged_plugins.workloads.request import WorkloadRequest
 
 REGISTRY = Registry.discover()
@@ -134,7 +134,7 @@ def decide(values: Mapping[str, Any], seed: int) -> tuple[list[object], RunRecor
     try:
         if is_real:
             engine.executor = Metronome(engine.executor, clock)
-        record = WorkloadRun(engine, collector, iter(workload(seed))).run(lambda count: None)
+        record = ServingLoop(engine, collector, iter(workload(seed))).run(lambda count: None)
     finally:
         engine.close()
     return decisions.steps, record

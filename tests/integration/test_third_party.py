@@ -25,6 +25,11 @@ PARTS = {
 }
 MADE = {slot: f"made-{slot.replace('_', '-')}" for slot in SUMMARIES}
 """Slots, and packages fresh from the template."""
+FEW_EXAMPLES = """
+def pytest_itemcollected(item):
+    if hasattr(item.cls, "max_examples"):
+        item.cls.max_examples = 5
+"""
 PROMPTS = ("What is a block table?", "What is preemption?")
 
 
@@ -58,8 +63,10 @@ class Place:
         return self.run("-m", "paged_core", *args, folder=folder, bare=bare)
 
     def test(self, packages: Sequence[str]) -> None:
-        """Run the packages' own tests."""
-        options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--import-mode=importlib")
+        """Run the packages' own tests, with few examples of each property."""
+        (self.site / "few_examples.py").write_text(FEW_EXAMPLES, "utf-8")
+        options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "few_examples")
+        options += ("--import-mode=importlib",)
         self.run("-m", "pytest", *options, *(self.sources / name / "tests" for name in packages))
 
 

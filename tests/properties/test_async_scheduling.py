@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_core.engine import Engine
@@ -17,17 +16,10 @@ from paged_core.testing.failing_executor import FailingExecutor
 from paged_core.testing.memory_engine import build_memory_engine, serve
 from paged_core.testing.text_alone import check_nothing_leaked, check_said, check_served
 from paged_core.testing.workload import Workload, workloads
+from properties.profile import profile
 
 REGISTRY = Registry.discover()
 FAILURES = st.sets(st.integers(0, 20), max_size=4)
-
-
-def profile(max_examples: int) -> Any:
-    return hypothesis_settings(
-        max_examples=max_examples,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
 
 
 def async_engine(values: dict[str, Any], **failures: set[int]) -> Engine:
@@ -73,6 +65,14 @@ def test_requests_that_a_failed_step_does_not_concern_go_on(
     values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
 ) -> None:
     check_with_failures(values, workload, before, after)
+
+
+@given(engine_settings(REGISTRY), workloads(max_aborts=2), FAILURES, FAILURES)
+@profile(40)
+def test_nor_does_it_without_the_kv_cache(
+    values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
+) -> None:
+    check_with_failures({**values, "kv_cache": False}, workload, before, after)
 
 
 @pytest.mark.slow

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_core.registry import Registry
@@ -17,17 +16,10 @@ from paged_core.testing.failing_executor import FailingExecutor
 from paged_core.testing.memory_engine import build_memory_engine, serve
 from paged_core.testing.text_alone import check_nothing_leaked, check_said, check_served
 from paged_core.testing.workload import Workload, requests
+from properties.profile import profile
 
 REGISTRY = Registry.discover()
 VOCAB_SIZE = 12
-
-
-def profile(max_examples: int) -> Any:
-    return hypothesis_settings(
-        max_examples=max_examples,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
 
 
 @st.composite

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -34,6 +33,7 @@ from properties.fault_injection import (
     Site,
     watched,
 )
+from properties.profile import profile
 
 REGISTRY = Registry.discover()
 ERRORS = (InjectedFault, InjectedInterrupt)
@@ -50,14 +50,6 @@ class _Watcher(Observer):
 
     def on_block(self, event: Any, /) -> None:
         pass
-
-
-def profile(max_examples: int) -> Any:
-    return hypothesis_settings(
-        max_examples=max_examples,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
 
 
 def build(injector: Injector, values: dict[str, Any], *, ahead: bool) -> Engine:

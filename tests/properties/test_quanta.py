@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_core.component import ComponentSettings
@@ -24,6 +23,7 @@ from paged_policies.schedulers.iteration_level import IterationLevelSettings
 from paged_policies.schedulers.prefill_or_decode import PrefillOrDecodeSettings
 from paged_policies.schedulers.token_budget import TokenBudgetSettings
 from properties.mixed_workloads import mixed_workload
+from properties.profile import profile
 
 REGISTRY = Registry.discover().extended(ALWAYS_OVER)
 SCHEDULERS: tuple[ComponentSettings, ...] = (
@@ -38,14 +38,6 @@ ORDERS: tuple[ComponentSettings, ...] = (
 )
 MAX_STEPS = 5000
 """Enough even if a prompt is recomputed for every token, in chunks of a few tokens."""
-
-
-def profile(max_examples: int) -> Any:
-    return hypothesis_settings(
-        max_examples=max_examples,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
 
 
 @st.composite

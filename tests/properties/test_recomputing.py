@@ -5,31 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import given
 
 from paged_core.ids import SeqId
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.registry import Registry
 from paged_core.step import StepInput
-from paged_core.testing.background_executor import BackgroundExecutor
 from paged_core.testing.engine_settings import engine_settings
-from paged_core.testing.failing_executor import FailingExecutor
 from paged_core.testing.memory_engine import build_memory_engine, serve
-from paged_core.testing.text_alone import check_nothing_leaked, check_said, check_served
+from paged_core.testing.text_alone import check_served
 from paged_core.testing.workload import Workload, workloads
+from properties.profile import profile
 
 REGISTRY = Registry.discover()
-FAILURES = st.sets(st.integers(0, 20), max_size=4)
-
-
-def profile(max_examples: int) -> Any:
-    return hypothesis_settings(
-        max_examples=max_examples,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
 
 
 class Watch(Observer):
@@ -88,16 +76,3 @@ def test_decisions_and_text_are_the_same_for_long(
     values: dict[str, Any], workload: Workload
 ) -> None:
     check(values, workload)
-
-
-@given(engine_settings(REGISTRY), workloads(max_aborts=2), FAILURES, FAILURES)
-@profile(40)
-def test_steps_that_are_planned_ahead_and_fail_lose_nothing(
-    values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
-) -> None:
-    engine = build_memory_engine(REGISTRY, kv_cache=False, async_scheduling=True, **values)
-    FailingExecutor.install(engine, before=before, after=after)
-    BackgroundExecutor.install(engine)
-    for group in serve(engine, workload).values():
-        check_said(engine, group)
-    check_nothing_leaked(engine)

@@ -21,6 +21,18 @@ class IdleScheduler(TokenBudgetScheduler):
         return Schedule()
 
 
+class IgnoringScheduler(TokenBudgetScheduler):
+    """Finds that requests of priority 1 can never run; a step that does no more takes no time."""
+
+    def schedule(self, now: float, /) -> Schedule:
+        ignored = [group for group in self._waiting.ordered() if group.request.priority == 1]
+        for group in ignored:
+            self._waiting.remove(group)
+        plan = super().schedule(now) if len(self) else Schedule()
+        plan.ignored += [(group, "priority 1") for group in ignored]
+        return plan
+
+
 class LookingRouter(Router):
     """Notes what it is shown, and sends everything to the first replica."""
 
@@ -37,5 +49,8 @@ class LookingRouter(Router):
 
 IDLE = Component(
     "scheduler", FaultyTokenBudgetSettings, f"{__name__}:IdleScheduler", summary="for a test"
+)
+IGNORING = Component(
+    "scheduler", FaultyTokenBudgetSettings, f"{__name__}:IgnoringScheduler", summary="for a test"
 )
 LOOKING = Component("router", FaultySettings, f"{__name__}:LookingRouter", summary="for a test")

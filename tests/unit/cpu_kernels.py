@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from paged_backends.kernels.build import CannotCompile
@@ -18,3 +20,12 @@ def load(name: str, num_threads: int = 2) -> Kernels:
         return Kernels.load(name, num_threads)
     except (CannotCompile, NoSuchInstructions) as error:
         pytest.skip(str(error))
+
+
+def loadable(num_threads: int = 2) -> dict[str, Kernels]:
+    """Return the kernels of every instruction set that this machine has."""
+    found = {}
+    for name in SETS:
+        with suppress(CannotCompile, NoSuchInstructions):
+            found[name] = Kernels.load(name, num_threads)
+    return found

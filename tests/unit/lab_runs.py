@@ -7,8 +7,8 @@ from typing import Any
 
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, settings_class
-from paged_plugins.lab.run_record import RunRecord
-from paged_plugins.lab.run_workload import run_workload
+from paged_plugins.lab.runs.run_record import RunRecord
+from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.workload import ListedWorkload
 

@@ -28,7 +28,7 @@ class WastefulSettings(ComponentSettings):
 
 
 class WastefulEvictor(LruTwin):
-    """Keeps what nobody asks for: blocks that were hit go first."""
+    """Keeps what is not asked for: blocks that were hit go first."""
 
     def __init__(self, options: WastefulSettings, parts: EvictorParts, /) -> None:
         super().__init__(TwinSettings(), parts)

@@ -91,14 +91,14 @@ def test_a_block_whose_request_passes_without_taking_it_is_ranked_anew() -> None
 
 def test_a_live_engine_is_refused_with_a_reason_and_a_remedy() -> None:
     settings = settings_class(REGISTRY)(executor="memory", evictor="belady")
-    with pytest.raises(SettingsError, match=r"evictor 'belady' .* replays only; .* set evictor to"):
+    with pytest.raises(SettingsError, match=r"evictor 'belady' needs .*; .* set evictor to"):
         build_engine(settings, REGISTRY)
 
 
 def test_a_live_command_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["bench", "scheduler", "--evictor", "belady"], {"PATH": ""})
     assert status == 2
-    assert "replays only" in capsys.readouterr().err
+    assert "needs to know future requests" in capsys.readouterr().err
 
 
 def scenario(evictor: str, prompts: list[str], **settings: Any) -> Scenario:

@@ -185,6 +185,7 @@ class TestThroughput:
         assert row["cached_tokens"] >= 32
         assert row["components"]["victim"] == "most_blocks"
         assert row["components"]["scheduler"] == "token_budget"
+        assert "cost_model" not in row["components"]
 
     @pytest.mark.parametrize(
         ("argv", "message"),

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from paged_core.clock import Clock
+from paged_core.engine import Engine
 from paged_core.errors import SettingsError
 from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
-from paged_plugins.lab.calibration.calibrate import Calibration, calibrate, choose_scenes
+from paged_plugins.lab.calibration.calibrate import calibrate
+from paged_plugins.lab.calibration.chosen_scenes import (
+    choose_scenes,
+    choose_swap_scenes,
+    swap_settings,
+)
 from paged_plugins.lab.calibration.errors import kind_of, relative_errors
-from paged_plugins.lab.calibration.fit import WEIGHTS, fit
+from paged_plugins.lab.calibration.fit import fit
+from paged_plugins.lab.calibration.measurement import Measurement, measure
+from paged_plugins.lab.calibration.scene import Scene, fork_scenes
 from paged_plugins.lab.calibration.step_meter import MeasuredStep
 from paged_plugins.lab.calibration.validation import COMPARED, validate
 from paged_plugins.lab.cost_model import CostModelParts, StepWork
-from paged_plugins.lab.cost_models.linear import LinearCost
+from paged_plugins.lab.cost_models.linear import PARTS, LinearCost
 from paged_plugins.lab.cost_models.settings import LinearSettings
-from paged_plugins.lab.cost_models.weights_file import write_weights
+from paged_plugins.lab.cost_models.weights_file import read_weights, write_weights
 from unit.lab_runs import REGISTRY, simulated
 
 PLANTED = {
@@ -31,21 +43,37 @@ PLANTED = {
     "per_context_token": 4e-7,
     "per_sampled_row": 2e-5,
     "wake": 1e-3,
+    "per_copied_block": 6e-5,
+    "per_swapped_block": 9e-5,
 }
-MODEL = {"name": "linear", "per_copied_block": 0.0, "per_swapped_block": 0.0, **PLANTED}
+MODEL = {"name": "linear", **PLANTED}
 
 
 def roomy() -> EngineSettings:
     return simulated(cost_model=MODEL, block_size=16, num_blocks=1000, max_model_len=1500)
 
 
-def measure() -> Calibration:
-    engine = build_engine(roomy(), REGISTRY)
+def measured(settings: EngineSettings, choose: Callable[[Engine], list[Scene]]) -> Measurement:
+    engine = build_engine(settings, REGISTRY)
     try:
-        chosen = choose_scenes(engine, 200)
-        return calibrate(engine, roomy(), chosen, repeats=1, clock=engine.clock)
+        assert isinstance(engine.clock, Clock)
+        return measure(engine, choose(engine), repeats=1, clock=engine.clock)
     finally:
         engine.close()
+
+
+@cache
+def ordinary() -> Measurement:
+    return measured(roomy(), lambda engine: choose_scenes(engine, 200))
+
+
+@cache
+def swapping() -> Measurement:
+    return measured(swap_settings(roomy(), REGISTRY, 1500), choose_swap_scenes)
+
+
+def forks(engine: Engine) -> Iterator[Scene]:
+    return fork_scenes(1500, 16_000, None, engine.kv_cache.block_size)
 
 
 def drawn(random: Random) -> StepWork:
@@ -61,11 +89,13 @@ def drawn(random: Random) -> StepWork:
         decode_context=decodes * random.randint(10, 1500),
         sampled_rows=decodes + (random.random() < 0.5),
         after_idle=int(random.random() < 0.3),
+        copied_blocks=random.choice([0, 0, 7]),
+        swapped_blocks=random.choice([0, 0, 16]),
     )
 
 
 def planted(work: StepWork) -> float:
-    return PLANTED["fixed"] + sum(PLANTED[w] * getattr(work, part) for w, part in WEIGHTS.items())
+    return PLANTED["fixed"] + sum(PLANTED[w] * getattr(work, part) for w, part in PARTS.items())
 
 
 def test_planted_weights_are_found_through_noise_and_outliers() -> None:
@@ -77,7 +107,7 @@ def test_planted_weights_are_found_through_noise_and_outliers() -> None:
         steps.append(MeasuredStep(work, planted(work) * noise))
     found = fit(steps)
     for work in (drawn(random) for _ in range(50)):
-        predicted = found["fixed"] + sum(found[w] * getattr(work, p) for w, p in WEIGHTS.items())
+        predicted = found["fixed"] + sum(found[w] * getattr(work, p) for w, p in PARTS.items())
         assert predicted == pytest.approx(planted(work), rel=0.05)
     assert min(found.values()) >= 0
 
@@ -92,10 +122,18 @@ def test_a_part_that_costs_nothing_has_no_weight() -> None:
 
 
 def test_an_engine_of_known_costs_is_predicted_and_so_are_its_runs(tmp_path: Path) -> None:
-    found = measure()
+    swaps = swapping()
+    found = calibrate(ordinary(), roomy(), swaps=swaps)
+    slow = [[replace(step, seconds=2 * step.seconds) for step in scene] for scene in swaps.scenes]
+    other = calibrate(ordinary(), roomy(), swaps=replace(swaps, scenes=slow)).weights
+    changed = {name for name, weight in found.weights.items() if other[name] != weight}
+    assert changed == {"per_swapped_block"}, "all else is that of the engine itself"
     assert found.num_steps > 150
+    assert not found.unmeasured
+    for name in ("per_copied_block", "per_swapped_block"):
+        assert found.weights[name] == pytest.approx(PLANTED[name], rel=0.01)
     assert (found.max_model_len, found.num_tokens) == (1500, 16_000)
-    assert len(found.errors) == 5, "every kind of step is held out somewhere"
+    assert len(found.errors) == 7, "every kind of step is held out somewhere"
     assert all(each["p90"] < 0.001 for each in found.errors.values())
     path = tmp_path / "weights.yaml"
     write_weights(path, found.file({"model": "planted"}))
@@ -116,6 +154,38 @@ def test_an_engine_of_known_costs_is_predicted_and_so_are_its_runs(tmp_path: Pat
     assert max(map(abs, off)) > 0.1
 
 
+def test_what_could_not_be_measured_is_said_with_the_reason(tmp_path: Path) -> None:
+    steps = Measurement(
+        scenes=[
+            [step for step in scene if not step.work.copied_blocks] for scene in ordinary().scenes
+        ],
+        max_model_len=1500,
+        num_tokens=16_000,
+    )
+    found = calibrate(steps, roomy(), reasons={"per_swapped_block": "the host is full"})
+    assert found.unmeasured == {
+        "per_copied_block": "no step that was measured has copied blocks",
+        "per_swapped_block": "the host is full",
+    }
+    assert not set(found.unmeasured) & set(found.weights)
+    path = tmp_path / "weights.yaml"
+    write_weights(path, found.file({}))
+    assert read_weights(path).unmeasured == found.unmeasured
+    assert LinearCost(LinearSettings(file=path), CostModelParts(settings=roomy())).seconds(
+        StepWork(swapped_blocks=9)
+    ) == pytest.approx(found.weights["fixed"])
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16, 64])
+def test_scenes_copy_and_swap_at_any_size_of_a_block(block_size: int) -> None:
+    settings = roomy().model_copy(update={"block_size": block_size, "num_blocks": 16_000})
+    copies = measured(settings, lambda engine: list(forks(engine)))
+    counts = {step.work.copied_blocks for scene in copies.scenes for step in scene}
+    assert counts >= {1, 7, 60} if block_size > 1 else not copies.scenes
+    swaps = measured(swap_settings(settings, REGISTRY, 1500), choose_swap_scenes)
+    assert len({step.work.swapped_blocks for scene in swaps.scenes for step in scene}) > 5
+
+
 def test_an_engine_that_is_too_small_is_refused() -> None:
     engine = build_engine(simulated(num_blocks=10), REGISTRY)
     with pytest.raises(SettingsError, match=r"40 cached tokens .* too small to be calibrated"):
@@ -130,6 +200,8 @@ def test_errors_are_given_by_kind_of_step() -> None:
         "prefill, up to 128 tokens": StepWork(prefill_tokens=128),
         "prefill, more than 128 tokens": StepWork(prefill_tokens=129),
         "prefill and decode": StepWork(prefill_tokens=8, decode_sequences=1),
+        "with copied blocks": StepWork(decode_sequences=1, copied_blocks=1),
+        "with swapped blocks": StepWork(prefill_tokens=8, copied_blocks=1, swapped_blocks=2),
     }
     assert {kind: kind_of(each) for kind, each in work.items()} == {kind: kind for kind in work}
     steps = [MeasuredStep(each, model.seconds(each) / 2) for each in work.values()]

@@ -133,7 +133,7 @@ class TestConfig:
         assert settings["threads"] is None
         assert sources["scheduler.max_num_seqs"] == {
             "layer": "cli",
-            "from": "--scheduler.max_num_seqs",
+            "from": "--scheduler.max-num-seqs",
         }
         assert sources["scheduler.name"] == {"layer": "yaml", "from": str(file)}
         assert sources["seed"] == {"layer": "env", "from": "PAGED_CORE_SEED"}
@@ -193,7 +193,7 @@ class TestConfig:
     def test_a_table_for_people(self, capsys: Capture) -> None:
         text = run(capsys, "config", "--num-blocks", "7")
         (row,) = [line.split() for line in text.splitlines() if line.startswith(" num_blocks ")]
-        assert row == ["num_blocks", "7", "cli", "--num_blocks"]
+        assert row == ["num_blocks", "7", "cli", "--num-blocks"]
 
     def test_mistakes(self, capsys: Capture, tmp_path: Path) -> None:
         missing = str(tmp_path / "no.yaml")

@@ -100,7 +100,7 @@ def check_interrupts(places: int) -> None:
 
 
 def test_ctrl_c_at_any_time_is_one_line_and_130() -> None:
-    check_interrupts(8)
+    check_interrupts(4)
 
 
 @pytest.mark.slow

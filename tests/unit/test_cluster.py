@@ -22,14 +22,14 @@ from paged_core.errors import EngineError, SettingsError
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, settings_class
 from paged_core.testing import registry_with
+from paged_plugins.lab.cluster.load import Load
 from paged_plugins.lab.cluster.record import ClusterRecord
 from paged_plugins.lab.cluster.request_log import request_log
 from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
 from paged_plugins.lab.cluster.timeline import Timeline
-from paged_plugins.lab.results import ServiceLevel
-from paged_plugins.lab.run_record import RequestRecord
-from paged_plugins.lab.run_workload import run_workload
-from paged_plugins.lab.testing.router_scene import Load
+from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.runs.run_record import RequestRecord
+from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.workload import ListedWorkload, Workload
 from unit.cluster_doubles import IDLE, LOOKING, LookingRouter
@@ -133,6 +133,11 @@ class TestEvents:
         seen = route_and_look(asks("a", 0.0, output=2), asks("b", 0.5))
         assert seen == [[(0, 0)], [(0, 0)]]
 
+    def test_a_request_of_several_sequences_leaves_no_load(self) -> None:
+        """After a step ``a`` has a prompt of 5 tokens and two answers of one."""
+        seen = route_and_look(asks("a", 0.0, n=2), asks("b", 0.3), asks("c", 9.0))
+        assert seen == [[(0, 0)], [(1, 7)], [(0, 0)]]
+
     def test_a_request_waits_for_the_step_under_way_and_no_longer(self) -> None:
         _, ended = served(engine_settings(), listed(asks("a", 0), asks("b", 0.1)), num_replicas=1)
         first, second = (request for request, _ in ended)
@@ -170,6 +175,9 @@ class TestEvents:
         assert record.failure is not None
         assert "'a'" in record.failure
         assert record.elapsed == 1.75
+        alone = listed(asks("a", 1.0, length=500))
+        record, _ = served(engine_settings(), alone, num_replicas=1)
+        assert (record.elapsed, record.num_served) == (0, 0)
 
     def test_a_scheduler_that_plans_nothing_is_reported(self) -> None:
         registry = registry_with(IDLE)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paged_core.cli import main
+from unit.test_cluster_workers import copies_for_processes
 
 Capture = pytest.CaptureFixture[str]
 SMALL = """\
@@ -79,6 +80,20 @@ def test_requests_are_written_to_a_file(capsys: Capture, workload: str, tmp_path
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     assert len(rows) == 12
     assert {row["replica"] for row in rows} == {0, 1}
+
+
+def test_workers_change_nothing(capsys: Capture, workload: str) -> None:
+    with copies_for_processes():
+        alone, shared = (
+            simulated(capsys, workload, "--replicas", "2", "--workers", number) for number in "12"
+        )
+    del alone["cpu_seconds"], shared["cpu_seconds"]
+    assert shared == alone
+
+
+def test_workers_need_replicas(capsys: Capture, workload: str) -> None:
+    assert run("simulate", workload, "--workers", "2") == 2
+    assert "give --replicas too" in capsys.readouterr().err
 
 
 def test_a_cluster_is_never_real(capsys: Capture, workload: str) -> None:

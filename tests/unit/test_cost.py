@@ -157,7 +157,7 @@ def order_cost(name: str, num_groups: int) -> float:
 
 @pytest.mark.parametrize("name", sorted(REGISTRY.of("queue_order")))
 def test_no_call_of_an_order_depends_on_how_many_it_knows(name: str) -> None:
-    assert order_cost(name, LARGE) <= 1.05 * order_cost(name, SMALL)
+    assert order_cost(name, 1 << 9) <= 1.05 * order_cost(name, 1 << 6)
 
 
 # ---------------------------------------------------------------------- steps
@@ -206,7 +206,7 @@ def test_a_step_grows_linearly_with_what_is_scheduled(scheduler: str) -> None:
 
 @pytest.mark.parametrize("scheduler", sorted(REGISTRY.of("scheduler")))
 def test_a_step_does_not_depend_on_how_many_wait(scheduler: str) -> None:
-    idle, *loaded = (step_cost(scheduler, 64, waiting) for waiting in (0, 1000, 10_000))
+    idle, *loaded = (step_cost(scheduler, 64, waiting) for waiting in (0, 400, 4000))
     for cost in loaded:
         assert cost == pytest.approx(loaded[0], rel=0.01)
         assert cost <= 1.15 * idle

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from paged_core.errors import SettingsError
 from paged_core.settings import settings_class
 from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
 from paged_plugins.lab.cost_models.devices import DEVICES
-from paged_plugins.lab.cost_models.linear import LinearCost
+from paged_plugins.lab.cost_models.linear import PARTS, LinearCost
 from paged_plugins.lab.cost_models.model_shape import SHAPES, model_shape
 from paged_plugins.lab.cost_models.roofline import RooflineCost
 from paged_plugins.lab.cost_models.settings import LinearSettings, RooflineSettings
@@ -207,6 +208,11 @@ def test_each_weight_counts_its_own_part() -> None:
         assert model.seconds(StepWork(**{part: 3})) == 7.0
         others = dict.fromkeys(set(weights.values()) - {part}, 5)
         assert model.seconds(StepWork(**others)) == 1.0
+
+
+def test_every_option_is_a_weight_and_every_part_of_the_work_has_one() -> None:
+    assert {*PARTS, "name", "file", "fixed"} == set(LinearSettings.model_fields)
+    assert sorted(PARTS.values()) == sorted(field.name for field in fields(StepWork))
 
 
 def test_weights_are_read_from_a_file_and_options_win(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,13 @@ from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.testing.memory_engine import build_memory_engine, serve
 from paged_core.testing.workload import Workload
+from paged_plugins.decisions.case import read_case
 from paged_plugins.decisions.diff import first_difference
-from paged_plugins.decisions.replay import Outcome, replay, settings_of
-from paged_plugins.decisions.scenario import Scenario, ScenarioRequest, read_case
+from paged_plugins.decisions.outcome import Outcome
+from paged_plugins.decisions.replay import replay
+from paged_plugins.decisions.replay_request import own_ids
+from paged_plugins.decisions.replay_settings import settings_of
+from paged_plugins.decisions.scenario import Scenario, ScenarioRequest
 from paged_plugins.decisions.side_by_side import side_by_side, totals
 from paged_plugins.decisions.trace import (
     DECISIONS,
@@ -81,9 +86,9 @@ class TestScenario:
             {"id": "A", "prompt": 3, "output": 1},
             {"id": "B", "prompt": "10:13 20:22", "output": 1},
         ]
-        first, second = Scenario.model_validate({**SMALL, "requests": requests}).requests
-        assert first.tokens(100) == (100, 101, 102)
-        assert second.tokens(100) == (10, 11, 12, 20, 21)
+        first, second = Scenario.model_validate({**SMALL, "requests": requests}).asked
+        assert first.prompt == (own_ids(0, 3),)
+        assert second.prompt == (range(10, 13), range(20, 22))
 
     @pytest.mark.parametrize("prompt", ["ten", "1:2:3", "5", "1:x"])
     def test_a_prompt_that_is_neither(self, prompt: str) -> None:
@@ -441,12 +446,12 @@ class TestReplay:
                 number,
                 Request(
                     id=request.id,
-                    prompt=request.tokens(0),
+                    prompt=tuple(chain.from_iterable(request.prompt)),
                     sampling=SamplingParams(n=request.n, max_tokens=request.output),
                     arrival=float(number),
                 ),
             )
-            for number, request in enumerate(scenario.requests)
+            for number, request in enumerate(scenario.asked)
         )
         serve(engine, Workload(workload))
         engine.close()
@@ -460,7 +465,7 @@ class TestReplay:
     def test_a_log_that_cannot_be_written_is_a_settings_error(self, tmp_path: Path) -> None:
         write(tmp_path / "file", "")
         observers = [{"name": "decision_log", "path": str(tmp_path / "file" / "log.jsonl")}]
-        with pytest.raises(SettingsError, match=r"decision_log\.path: cannot write"):
+        with pytest.raises(SettingsError, match=r"decision_log\.path: .* cannot be written: "):
             build_memory_engine(REGISTRY, observers=observers)
 
 

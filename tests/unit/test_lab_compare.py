@@ -14,9 +14,11 @@ from paged_core.cli.options import Given
 from paged_core.config.entry import Entry, Origin
 from paged_core.errors import EngineError, SettingsError
 from paged_core.testing.registry import registry_with
-from paged_plugins.lab.comparison import Comparison, Findings
-from paged_plugins.lab.study.load_results import load_results
-from paged_plugins.lab.variation import parse_variation, plan_arms
+from paged_plugins.lab.comparison.comparison import Comparison
+from paged_plugins.lab.comparison.findings import Findings
+from paged_plugins.lab.comparison.variation import parse_variation, varied_arms
+from paged_plugins.lab.results.load_results import load_results
+from paged_plugins.lab.study.cache_sizes import block_size_note
 from paged_plugins.workloads.spec import parse_spec
 from unit.planted_policies import PLANTED
 
@@ -46,7 +48,7 @@ def layer(**settings: Any) -> list[Entry]:
 
 def findings(vary: str, workload: dict[str, Any], **settings: Any) -> Findings:
     registry = registry_with(*PLANTED)
-    arms = plan_arms(
+    arms = varied_arms(
         [parse_variation(vary)],
         Given(registry, {}),
         layer(executor="simulated", num_blocks=64, **settings),
@@ -84,16 +86,16 @@ def test_an_order_that_lets_short_requests_wait_is_found_in_their_latency_alone(
 def test_a_run_that_fails_is_an_error_that_names_it() -> None:
     registry = registry_with()
     large = layer(executor="simulated", cost_model={"name": "roofline", "model": "llama-3.1-70b"})
-    arms = plan_arms([parse_variation("evictor=lru,mru")], Given(registry, {}), large)
+    arms = varied_arms([parse_variation("evictor=lru,mru")], Given(registry, {}), large)
     comparison = Comparison(arms=arms, workload=parse_spec(TURNS, "w"), num_seeds=1)
     with pytest.raises(EngineError, match=r"^evictor=lru, turns, seed 0 failed: SettingsError: "):
         comparison.run(registry)
 
 
 def test_no_arm_runs_at_a_better_time_than_others() -> None:
-    arms = plan_arms([parse_variation("evictor=lru,mru")], Given(registry_with(), {}), ())
+    arms = varied_arms([parse_variation("evictor=lru,mru")], Given(registry_with(), {}), ())
     comparison = Comparison(arms=arms, workload=parse_spec(TURNS, "w"), num_seeds=4)
-    starts = {arm.label: 0 for arm, _ in arms}
+    starts = {one.arm.label: 0 for one in arms}
     for place, task in enumerate(comparison.tasks()):
         starts[task.arm] += place
     assert len(set(starts.values())) == 1
@@ -186,25 +188,49 @@ def test_each_combination_of_the_further_settings_has_its_reference() -> None:
         parse_variation("scheduler.max-num-seqs=8,16"),
         parse_variation("evictor=lru,{name: slru, protected: 0.5}"),
     ]
-    planned = plan_arms(variations, given, layer(executor="simulated"))
-    labels = [arm.label for arm, _ in planned]
+    planned = varied_arms(variations, given, layer(executor="simulated"))
+    labels = [one.arm.label for one in planned]
     assert labels == [
         "scheduler.max_num_seqs=8, evictor=lru",
         "scheduler.max_num_seqs=16, evictor=lru",
         "scheduler.max_num_seqs=8, evictor={name: slru, protected: 0.5}",
         "scheduler.max_num_seqs=16, evictor={name: slru, protected: 0.5}",
     ]
-    assert [arm.compared_with for arm, _ in planned] == [labels[0], labels[0], labels[2], labels[2]]
-    assert {arm.axis for arm, _ in planned} == {"scheduler.max_num_seqs"}
-    settings = planned[3][1].model_dump()
+    assert [one.arm.compared_with for one in planned] == [
+        labels[0],
+        labels[0],
+        labels[2],
+        labels[2],
+    ]
+    assert {one.arm.axis for one in planned} == {"scheduler.max_num_seqs"}
+    settings = planned[3].settings.model_dump()
     assert settings["evictor"] == {"name": "slru", "protected": 0.5}
     assert settings["scheduler"]["max_num_seqs"] == 16
+
+
+def test_blocks_of_several_sizes_make_caches_of_several_sizes() -> None:
+    def note(vary: str, **settings: Any) -> str | None:
+        arms = varied_arms([parse_variation(vary)], Given(registry_with(), {}), layer(**settings))
+        return block_size_note(one.settings for one in arms)
+
+    expected = "num_blocks is 100 everywhere (tokens: 800 at 8, 1,600 at 16)"
+    assert expected in str(note("block_size=8,16", num_blocks=100))
+    assert note("block_size=8,16") is None
+    assert note("num_blocks=64,128", block_size=8) is None
+
+
+def test_observers_of_several_runs_are_refused(
+    capsys: pytest.CaptureFixture[str], burst: str
+) -> None:
+    command = ["compare", burst, "--vary", "victim=newest,fewest_computed"]
+    assert main([*command, "--observers", '["block_map"]'], {}) == BAD_USAGE
+    assert "all runs would write the same files" in capsys.readouterr().err
 
 
 def test_too_many_arms_are_refused_before_any_runs() -> None:
     many = ",".join(map(str, range(1, 1003)))
     with pytest.raises(SettingsError, match="more than 1,000 arms"):
-        plan_arms([parse_variation(f"num_blocks={many}")], Given(registry_with(), {}), ())
+        varied_arms([parse_variation(f"num_blocks={many}")], Given(registry_with(), {}), ())
 
 
 @pytest.mark.slow

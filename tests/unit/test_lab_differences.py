@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from paged_plugins.lab.results import Arm, Results, RunResult
+from paged_plugins.lab.results.results import Results, RunResult
 from paged_plugins.lab.statistics.differences import Difference, differences
 from paged_plugins.lab.statistics.simultaneous import critical_value, minimum_seeds
+from paged_plugins.lab.study.arm import Arm
 
 MEASURE_NAMES = ("hit_rate", "e2e_ms_p50", "ttft_ms_p50", "preemptions", "evictions")
 

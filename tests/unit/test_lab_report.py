@@ -25,9 +25,10 @@ from paged_plugins.lab.report.pictures.load import load
 from paged_plugins.lab.report.pictures.rates import rate_sweeps
 from paged_plugins.lab.report.pictures.style import wrapped
 from paged_plugins.lab.report.pictures.svg import drawing
-from paged_plugins.lab.results import BASE, Results
+from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.differences import differences
 from paged_plugins.lab.statistics.sentences import sentences
+from paged_plugins.lab.study.arm import BASE
 from unit import studies
 from unit.drawn_results import drawn_results
 
@@ -175,6 +176,13 @@ def test_any_results_can_be_reported(
     for label in slower:
         assert label in page.text
     write_markdown(results, tmp_path / "report.md")
+
+
+def test_long_names_may_be_broken_where_columns_are_narrow(tmp_path: Path) -> None:
+    results = drawn_results({"victim=fewest_computed": 1.2}, seeds=2, records=False)
+    write_html(results, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "victim=<wbr>fewest_<wbr>computed" in page
 
 
 def test_measures_that_are_equal_in_all_arms_are_listed_not_tabulated() -> None:

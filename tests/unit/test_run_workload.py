@@ -17,10 +17,10 @@ from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.schedule import Schedule
 from paged_core.sequence import SequenceGroup
 from paged_core.wiring import build_engine
-from paged_plugins.lab.gap_histogram import bucket
-from paged_plugins.lab.simulation.memory_use import memory_use
-from paged_plugins.lab.simulation.run_collector import RunCollector
-from paged_plugins.lab.simulation.workload_run import WorkloadRun
+from paged_plugins.lab.runs.memory_use import memory_use
+from paged_plugins.lab.runs.run_collector import RunCollector
+from paged_plugins.lab.runs.serving_loop import ServingLoop
+from paged_plugins.lab.runs.time_histogram import bucket
 from paged_plugins.workloads.request import WorkloadRequest
 from unit.lab_runs import REGISTRY, asks, run, simulated
 
@@ -52,9 +52,17 @@ def test_a_follower_arrives_after_the_answer_and_finds_it_in_the_cache() -> None
 def test_what_can_never_run_is_recorded_with_all_that_follows_it() -> None:
     last = asks("C", 3, 1)
     follower = asks("B", 3, 1, followers=(last,))
-    record = run([asks("A", 8 * 64, 1, followers=(follower,)), asks("D", 8, 1)])
+    too_long = asks("A", 8 * 64, 1, followers=(follower,), deadline=9.0)
+    record = run([too_long, asks("D", 8, 1)])
     reasons = {each.id: each.finish_reason for each in record.requests}
     assert reasons == dict.fromkeys("ABC", "ignored") | {"D": "length"}
+    assert record.failure is not None
+    assert "'A' has a prompt of 512 tokens" in record.failure
+    assert record.requests[0].deadline == 9.0, "it is missed, as that of a request that waited"
+
+
+def test_a_run_that_serves_nothing_takes_no_time() -> None:
+    assert run([asks("A", 8 * 64, 1, at=3.0)]).totals.elapsed == 0
 
 
 def test_equal_seeds_give_equal_records() -> None:
@@ -83,7 +91,7 @@ def test_samples_are_thinned_out_evenly() -> None:
     requests = [asks(name, 4, 40, at=41.0 * i) for i, name in enumerate("ABCDEFGH")]
     collector = RunCollector(16)
     engine = build_engine(simulated(), REGISTRY, observers=[collector])
-    record = WorkloadRun(engine, collector, iter(requests)).run(lambda count: None)
+    record = ServingLoop(engine, collector, iter(requests)).run(lambda count: None)
     engine.close()
     times = [sample.time for sample in record.steps]
     assert 8 <= len(times) < 16
@@ -115,7 +123,7 @@ def test_an_observer_that_was_dropped_makes_no_record() -> None:
     collector = Failing(16)
     engine = build_engine(simulated(), REGISTRY, observers=[collector])
     with pytest.raises(Exception, match="record of the run is incomplete"):
-        WorkloadRun(engine, collector, iter([asks("A", 4, 2)])).run(lambda count: None)
+        ServingLoop(engine, collector, iter([asks("A", 4, 2)])).run(lambda count: None)
 
 
 # ---------------------------------------------------------------------- against plain counting
@@ -190,7 +198,7 @@ def test_gaps_and_slots_are_as_plain_counting_says(
     values = simulated(num_blocks=num_blocks, scheduler=scheduler)
     engine = build_engine(values, REGISTRY, observers=[collector])
     ordered = iter(sorted(requests, key=lambda request: request.at))
-    record = WorkloadRun(engine, collector, ordered).run(lambda count: None)
+    record = ServingLoop(engine, collector, ordered).run(lambda count: None)
     engine.close()
     assert record.token_gaps == plain.gaps
     assert len(record.requests) == len(requests)
@@ -224,13 +232,13 @@ def test_belady_knows_the_future_from_a_rehearsal() -> None:
 
 def test_the_rehearsal_is_made_only_if_an_evictor_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    plain = WorkloadRun.run
+    plain = ServingLoop.run
 
-    def counted(self: WorkloadRun, *args: Any) -> Any:
+    def counted(self: ServingLoop, *args: Any) -> Any:
         made.append(1)
         return plain(self, *args)
 
-    monkeypatch.setattr(WorkloadRun, "run", counted)
+    monkeypatch.setattr(ServingLoop, "run", counted)
     hits("lru")
     assert len(made) == 1
     hits("belady")
@@ -241,5 +249,5 @@ def test_a_scheduler_that_never_plans_is_reported(monkeypatch: pytest.MonkeyPatc
     engine = build_engine(simulated(), REGISTRY, observers=[collector := RunCollector(16)])
     monkeypatch.setattr(engine.scheduler, "schedule", lambda now: Schedule())
     with pytest.raises(EngineError, match="planned nothing for 30 s although 1 requests wait"):
-        WorkloadRun(engine, collector, iter([asks("A", 4, 2)])).run(lambda count: None)
+        ServingLoop(engine, collector, iter([asks("A", 4, 2)])).run(lambda count: None)
     assert 30 < engine.clock() < 31

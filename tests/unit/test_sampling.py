@@ -27,10 +27,7 @@ from paged_backends.sampling.ranking import top_logits
 from paged_core.sampling_params import LogitsProcessor, SamplingParams
 from paged_core.step import TokenLogprobs
 from unit.cpu_kernels import SETS, load
-
-VOCAB = 80
-EOS = 7
-
+from unit.sampled_rows import EOS, VOCAB, kept_by_loops, make_logits, make_row, sampler_of
 
 ways: list[RandomSample] = [random_sample]
 """How samplers draw at random: the last one counts."""
@@ -46,108 +43,7 @@ def _every_way_to_sample(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def make_sampler(vocab_size: int = VOCAB, seed: int = 0) -> Sampler:
-    return Sampler(
-        vocab_size=vocab_size,
-        seed=seed,
-        eos_token_ids=frozenset({EOS}),
-        device="cpu",
-        random_sample=ways[-1],
-    )
-
-
-def make_row(
-    params: SamplingParams,
-    output: list[int] | None = None,
-    prompt: list[int] | None = None,
-    index: int = 0,
-    request_id: str = "r",
-) -> Row:
-    prompt = [1, 2, 3] if prompt is None else prompt
-    return Row(params, prompt + (output or []), len(prompt), index, request_id)
-
-
-def make_logits(num_rows: int, seed: int = 0, vocab_size: int = VOCAB) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(num_rows, vocab_size, generator=generator) * 3
-
-
-# --- references -----------------------------------------------------------------------------------
-
-
-def processed_by_loops(logits: torch.Tensor, row: Row) -> list[float]:
-    """Bias, penalties and the minimum length, by vLLM's definitions."""
-    params = row.sampling
-    values = [float(value) for value in logits]
-    output = row.tokens[row.num_prompt_tokens :]
-    for token, bias in params.logit_bias.items():
-        values[token] += bias
-    for token in set(row.tokens):
-        if values[token] > 0:
-            values[token] /= params.repetition_penalty
-        else:
-            values[token] *= params.repetition_penalty
-    for token, count in Counter(output).items():
-        values[token] -= params.frequency_penalty * count + params.presence_penalty
-    for token in range(VOCAB):
-        if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
-            values[token] = -math.inf
-        if any(tuple([*output, token][-len(bad) :]) == bad for bad in params.bad_words_ids):
-            values[token] = -math.inf
-    if len(output) < params.min_tokens:
-        for token in {EOS, *params.stop_token_ids}:
-            values[token] = -math.inf
-    return values
-
-
-def kept_by_loops(values: list[float], params: SamplingParams) -> dict[int, float]:
-    """The tokens that pass the filters, with their probabilities."""
-    peak = max(values)
-    weights = {
-        token: math.exp((value - peak) / params.temperature) for token, value in enumerate(values)
-    }
-    ranked = sorted(weights, key=lambda token: (-values[token], token))
-    ranked = [token for token in ranked if weights[token] > 0]
-    ranked = [token for token in ranked if weights[token] >= params.min_p]
-    if params.top_k:
-        ranked = ranked[: params.top_k]
-    total = sum(weights[token] for token in ranked)
-    kept, reached = [], 0.0
-    for token in ranked:
-        if reached >= params.top_p * total:
-            break
-        kept.append(token)
-        reached += weights[token]
-    return {token: weights[token] / reached for token in kept}
-
-
-params_strategy = st.builds(
-    SamplingParams,
-    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
-    top_k=st.sampled_from([0, 1, 2, 5, 70, 1000]),
-    top_p=st.sampled_from([1.0, 0.95, 0.5, 0.1]),
-    min_p=st.sampled_from([0.0, 0.02, 0.3]),
-    presence_penalty=st.sampled_from([0.0, 0.7, -1.0]),
-    frequency_penalty=st.sampled_from([0.0, 0.4]),
-    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
-    logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-5, 5), max_size=3),
-    allowed_token_ids=st.none() | st.lists(st.integers(0, VOCAB - 1), min_size=9),
-    bad_words_ids=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), max_size=3),
-    min_tokens=st.integers(0, 3),
-    stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=2),
-    seed=st.none() | st.integers(-1, 2**63),
-    max_tokens=st.none(),
-)
-rows_strategy = st.lists(
-    st.tuples(
-        params_strategy,
-        st.lists(st.integers(0, VOCAB - 1), max_size=8),
-        st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8),
-        st.integers(0, 3),
-        st.text(max_size=3),
-    ).map(lambda fields: make_row(*fields)),
-    min_size=1,
-    max_size=6,
-)
+    return sampler_of(ways[-1], vocab_size, seed)
 
 
 # --- greedy ---------------------------------------------------------------------------------------
@@ -192,51 +88,6 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
 
 # --- against the references -----------------------------------------------------------------------
-
-
-@settings(max_examples=150, deadline=None)
-@given(rows_strategy, st.integers(0, 2**32 - 1), st.booleans())
-def test_a_draw_is_one_the_parameters_allow(rows: list[Row], seed: int, coarse: bool) -> None:
-    logits = make_logits(len(rows), seed)
-    if coarse:
-        logits = logits.round()  # many ties
-    before = logits.clone()
-    draws = make_sampler().draw(logits, rows)
-    assert torch.equal(logits, before)
-    for place, (values, row, token) in enumerate(zip(logits, rows, draws.token_ids, strict=True)):
-        processed = processed_by_loops(values, row)
-        assert (place in draws.failed) == (max(processed) == -math.inf)  # every token is ruled out
-        if place in draws.failed:
-            continue
-        if row.sampled:
-            loose = replace(
-                row.sampling,
-                top_p=min(1.0, row.sampling.top_p + 1e-5),
-                min_p=row.sampling.min_p * (1 - 1e-5),
-            )
-            kept = kept_by_loops(processed, loose)
-            near = [other for other in kept if abs(processed[other] - processed[token]) < 1e-5]
-            assert token in kept or near  # equals in float32, and which comes first is chance
-        else:
-            assert processed[token] == pytest.approx(max(processed), abs=1e-5)
-
-
-@settings(max_examples=100, deadline=None)
-@given(rows_strategy, st.integers(0, 2**32 - 1), st.randoms(use_true_random=False))
-def test_draws_do_not_depend_on_the_batch(rows: list[Row], seed: int, random: Random) -> None:
-    logits = make_logits(len(rows), seed).round(decimals=1)
-    sampler = make_sampler()
-    together = sampler.draw(logits, rows).token_ids
-    order = list(range(len(rows)))
-    random.shuffle(order)
-    shuffled = sampler.draw(logits[order], [rows[place] for place in order]).token_ids
-    assert shuffled == [together[place] for place in order]
-    for place, row in enumerate(rows):
-        fresh = Row(
-            row.sampling, list(row.tokens), row.num_prompt_tokens, row.index, row.request_id
-        )
-        alone = make_sampler().draw(logits[place : place + 1], [fresh]).token_ids
-        assert alone == [together[place]]
 
 
 DISTRIBUTIONS = {

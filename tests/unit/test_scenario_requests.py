@@ -23,9 +23,13 @@ from paged_core.settings import EngineSettings
 from paged_core.testing.memory_engine import build_memory_engine
 from paged_core.testing.text_alone import check_nothing_leaked
 from paged_plugins.block_history import BlockHistory
-from paged_plugins.decisions.replay import LastStep, Outcome, replay, settings_of
+from paged_plugins.decisions.case import read_case
+from paged_plugins.decisions.outcome import Outcome
+from paged_plugins.decisions.replay import replay
+from paged_plugins.decisions.replay_run import LastStep
+from paged_plugins.decisions.replay_settings import settings_of
 from paged_plugins.decisions.request_times import RequestTimes
-from paged_plugins.decisions.scenario import Scenario, read_case
+from paged_plugins.decisions.scenario import Scenario
 from paged_plugins.workloads.named import workload_spec
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
 
@@ -342,16 +346,18 @@ class TestWorkloads:
         assert read_case(path).scenario.asked != asked
         assert read_case(path).scenario.max_steps == 1_000_000
 
-    def test_may_be_a_file(self, tmp_path: Path) -> None:
-        path = tmp_path / "w.jsonl"
-        lines = [A, {"id": "B", "follows": "A", "after": 1.5, "prompt": 4, "output": 1}]
-        path.write_text("\n".join(map(json.dumps, lines)))
-        _, outcome = run(workload={"trace": str(path)})
-        assert times(outcome)["B"].num_prompt == 6 + 3 + 4
-        assert times(outcome)["B"].arrived == 3 + 1.5
-        path.write_text("{")
-        with pytest.raises(SettingsError, match=r"w\.jsonl, line 1: it is not JSON"):
-            scenario(workload={"trace": str(path)})
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"trace": "private.jsonl"},
+            {"arrivals": {"replay": "private.jsonl"}},
+            {"mix": [{"lengths": {"trace": "private.jsonl"}}]},
+        ],
+        ids=str,
+    )
+    def test_reads_no_files(self, values: dict[str, Any]) -> None:
+        with pytest.raises(ValidationError, match=r"it reads the file 'private\.jsonl', and"):
+            scenario(workload=values)
 
     @pytest.mark.parametrize(
         ("values", "message"),

@@ -21,12 +21,12 @@ from paged_core.settings import settings_class
 from paged_plugins.lab.search.main_effects import main_effects
 from paged_plugins.lab.search.rungs import MIN_REQUESTS, rungs
 from paged_plugins.lab.search.search_file import Search, arms_of, read_search
-from paged_plugins.lab.search.search_report import document, verdict
+from paged_plugins.lab.search.search_report import document, print_search, verdict
 from paged_plugins.lab.search.search_run import SearchResult, run_search
-from paged_plugins.lab.search.settings_text import settings_yaml
+from paged_plugins.lab.search.settings_yaml import settings_yaml
 from paged_plugins.lab.search.trials import Trials
 from paged_plugins.lab.study.arms import layer
-from paged_plugins.lab.study.run_tasks import open_runner
+from paged_plugins.lab.tasks.run_tasks import open_runner
 
 REGISTRY = Registry.discover()
 WORKLOAD = {
@@ -53,7 +53,7 @@ SEARCH = {
 def search(**changes: Any) -> SearchResult:
     made = Search.model_validate(SEARCH | changes)
     with open_runner(REGISTRY, workers=1) as runner:
-        return run_search(made, made.arms(REGISTRY), REGISTRY, runner)
+        return run_search(made, made.arms(REGISTRY), runner)
 
 
 @given(
@@ -122,6 +122,16 @@ def test_where_nothing_matters_the_base_stays() -> None:
     assert [one.share for one in found.effects] == [0, 0]
 
 
+def test_no_axis_matters_where_all_combinations_are_equal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    workload = {"name": "calm", "lengths": {"prompt": 8, "output": 2}, "requests": 3}
+    print_search(search(workloads=[workload], axes={"victim": ["newest", "fewest_computed"]}))
+    out = capsys.readouterr().out
+    assert "No axis mattered: all combinations have the same completion mean.\n\nFinalists" in out
+    assert "share" not in out
+
+
 def test_of_arms_that_cannot_be_told_apart_the_simplest_wins() -> None:
     found = search(axes={"scheduler.max_num_seqs": [1, 16], "watermark": [0, 0.01]}, seeds=1)
     assert len(found.finalists) == 3
@@ -166,6 +176,7 @@ def test_what_was_run_once_is_not_run_again() -> None:
     [
         ({"minimize": None}, "give `maximize` or `minimize`"),
         ({"maximize": "goodput_per_s"}, "give `maximize` or `minimize`"),
+        ({"minimize": None, "maximize": "goodput_per_s"}, "goodput_per_s needs limits; give `slo`"),
         ({"minimize": "ttft_p99"}, "no measure is called 'ttft_p99'; did you mean 'ttft_ms_p99'?"),
         ({"executor": "local"}, "a search is made in simulation"),
         ({"axes": {"num_blocks": list(range(1, 10_002))}}, "10,001 combinations"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 import yaml
 
 from paged_core.cli import main
-from paged_plugins.lab import calibrate_command, simulate_command, validate_command
 from paged_plugins.lab.calibration.scene import Scene
+from paged_plugins.lab.commands import calibrate, validate
+from paged_plugins.progress import counting
 
 Capture = pytest.CaptureFixture[str]
 SMALL = """\
@@ -64,6 +66,21 @@ def test_equal_seeds_measure_the_same_and_others_do_not(capsys: Capture, workloa
 def test_a_limit_makes_goodput(capsys: Capture, workload: str) -> None:
     found = simulated(capsys, workload, "--slo-ttft-ms", "0.001")
     assert found["measures"]["goodput_per_s"] == 0
+    assert "goodput_per_s" not in simulated(capsys, workload)["measures"]
+
+
+@pytest.mark.parametrize("replicas", [(), ("--replicas", "2")])
+def test_requests_that_fail_are_explained(
+    capsys: Capture, workload: str, replicas: tuple[str, ...]
+) -> None:
+    assert run("simulate", workload, *replicas, "--max-model-len", "40") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"1 request failed, the first: request '\d' has a prompt of \d\d tokens", out)
+    assert "TTFT p50" in out
+    assert run("simulate", workload, *replicas, "--max-model-len", "8") == 0
+    out = capsys.readouterr().out
+    assert "6 requests failed, the first: request '0'" in out
+    assert "TTFT p50" not in out, "nothing was served"
 
 
 def test_an_executor_without_a_clock_needs_real(capsys: Capture, workload: str) -> None:
@@ -81,7 +98,7 @@ def test_real_time_passes_on_an_executor_without_a_model(capsys: Capture, worklo
 
 def test_progress_is_counted_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with simulate_command.counting("requests") as advance:
+    with counting("requests") as advance:
         advance(3)
 
 
@@ -93,10 +110,13 @@ FEW = [
     for batch, context, shares in ((1, 16, False), (2, 40, True), (4, 24, False), (1, 90, True))
 ]
 
+SWAPS = [Scene(batch=3, context=250, output=9), Scene(batch=2, context=380, output=9)]
+
 
 def calibrated(monkeypatch: pytest.MonkeyPatch, path: Path) -> str:
     """Measure a few steps of the shipped model; return the name of the file of weights."""
-    monkeypatch.setattr(calibrate_command, "choose_scenes", lambda engine, steps: FEW)
+    monkeypatch.setattr(calibrate, "choose_scenes", lambda engine, steps: FEW)
+    monkeypatch.setattr(calibrate, "choose_swap_scenes", lambda engine: SWAPS)
     assert run("calibrate", *MODEL, "--output", str(path), "--repeats", "1") == 0
     return str(path)
 
@@ -110,6 +130,18 @@ def test_a_model_is_calibrated(
     assert written["measured"]["clock"] == "processor"
     assert (written["max_model_len"], written["num_tokens"]) == (1024, 4800)
     assert written["weights"]["fixed"] > 0
+    assert written["weights"]["per_swapped_block"] > 0
+    assert list(written["unmeasured"]) == ["wake", "per_copied_block"]
+
+
+def test_what_cannot_be_measured_is_said(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "weights.yaml"
+    few = ("--executor", "memory", "--num-blocks", "300", "--max-model-len", "600")
+    command = ["calibrate", *few, "--cpu-time", "--repeats", "1", "--steps", "50"]
+    assert run(*command, "--block-allocator", "contiguous", "--output", str(path)) == 0
+    unmeasured = yaml.safe_load(path.read_text("utf-8"))["unmeasured"]
+    assert {"per_copied_block", "per_swapped_block"} <= set(unmeasured)
+    assert "per_copied_block was not measured, and takes no time" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -131,7 +163,7 @@ def test_a_prediction_that_is_too_far_off_fails(
     from paged_plugins.lab.calibration.validation import Check
 
     far = Check(workload="at_once", measure="ttft_ms_p50", runs=(9.0, 10.0, 10.5), simulated=12.0)
-    monkeypatch.setattr(validate_command, "validate", lambda *args, **more: [far])
+    monkeypatch.setattr(validate, "validate", lambda *args, **more: [far])
     assert run("lab", "validate", str(tmp_path / "absent.yaml")) == 1
     out = capsys.readouterr().out
     assert "15.0%" in out

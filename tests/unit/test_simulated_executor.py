@@ -15,7 +15,7 @@ from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.wiring import build_engine
 from paged_plugins.lab.cost_model import StepWork
-from paged_plugins.lab.simulation.watched_executor import WatchedExecutor
+from paged_plugins.lab.runs.watched_executor import WatchedExecutor
 from unit.lab_runs import REGISTRY, simulated
 
 
@@ -58,7 +58,7 @@ def test_the_cost_model_says_how_much_fits_unless_the_settings_do() -> None:
     assert roomy.num_blocks * 4 > 131_072
     short = engine(num_blocks=10, cost_model="roofline").capacity
     assert (short.num_blocks, short.max_model_len) == (10, 40)
-    assert engine(num_blocks=None).capacity.num_blocks == 4096
+    assert engine(num_blocks=None).capacity.num_blocks * 4 == 65_536
     assert engine(max_model_len=32).capacity.max_model_len == 32
     assert engine(preemption="swap").capacity.num_host_blocks == 64
 

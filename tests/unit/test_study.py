@@ -21,17 +21,18 @@ import pytest
 from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
+from paged_plugins.lab.commands.ray_option import with_address
+from paged_plugins.lab.commands.run import beginning
+from paged_plugins.lab.results.atomic_file import PARTIAL
+from paged_plugins.lab.results.load_results import load_results
+from paged_plugins.lab.results.run_store import read_record
 from paged_plugins.lab.study.ablation import Ablation
 from paged_plugins.lab.study.arms import layer, plan_arms
-from paged_plugins.lab.study.atomic_file import PARTIAL
-from paged_plugins.lab.study.load_results import load_results
 from paged_plugins.lab.study.plan import read_plan
-from paged_plugins.lab.study.ray_cluster import LOCAL
-from paged_plugins.lab.study.run_command import beginning, with_address
-from paged_plugins.lab.study.run_store import read_record
-from paged_plugins.lab.study.run_tasks import open_runner, run_tasks
-from paged_plugins.lab.study.task import Task
-from paged_plugins.lab.study.workers import num_workers
+from paged_plugins.lab.tasks.ray_cluster import LOCAL
+from paged_plugins.lab.tasks.run_tasks import open_runner, run_tasks
+from paged_plugins.lab.tasks.task import Task
+from paged_plugins.lab.tasks.workers import num_workers
 from unit.studies import ABLATION, WORKLOAD, tables, write
 from unit.study_faults import DEADLY
 
@@ -68,6 +69,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_axis_is_varied_at_a_time() -> None:
     axes = {"evictor": ["lru", "slru"], "num_blocks": [64, 128]}
     assert labels(base={"num_blocks": 64}, **axes) == ["base", "evictor=slru", "num_blocks=128"]
+
+
+@pytest.mark.parametrize(("product", "checked"), [(False, 1 + 4), (True, 1 + 4 + 3)])
+def test_settings_are_checked_once_and_counted(product: bool, checked: int) -> None:
+    counts: list[int] = []
+    axes = {"evictor": ["lru", "slru"], "num_blocks": [64, 128]}
+    base = [layer({"num_blocks": 64})]
+    plan_arms(base, axes, REGISTRY, product=product, advance=lambda: counts.append(1))
+    assert len(counts) == checked
 
 
 def test_the_base_says_what_it_has_of_each_axis() -> None:
@@ -292,6 +302,13 @@ def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
         load_results(tmp_path)
 
 
+def test_what_requests_were_told_that_failed_is_kept(tmp_path: Path) -> None:
+    path = write(tmp_path, seeds=1, base={"max_model_len": 8}, axes={"victim": ["newest"]})
+    assert run(path, tmp_path / "results") == 0
+    (only,) = load_results(tmp_path / "results").runs
+    assert "leaves no room to generate within max_model_len=8" in str(only.failure)
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [("manifest.json", "{}"), ("manifest.json", "["), ("runs.json", "[{}]")],
@@ -299,7 +316,7 @@ def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
 def test_damaged_results_are_named(tmp_path: Path, name: str, content: str) -> None:
     assert run(write(tmp_path, seeds=1), tmp_path / "results") == 0
     (tmp_path / "results" / name).write_text(content, "utf-8")
-    with pytest.raises(SettingsError, match=rf"{name} is damaged"):
+    with pytest.raises(SettingsError, match=rf"{name} is damaged: \w.*; run the study again"):
         load_results(tmp_path / "results")
 
 
@@ -463,6 +480,7 @@ def test_real_runs_that_share_the_machine_are_no_measure(tmp_path: Path) -> None
         (["--ray", "a.yaml"], ["--ray=local", "a.yaml"]),
         (["--ray", "auto"], ["--ray", "auto"]),
         (["--ray", "10.0.0.1:6379"], ["--ray", "10.0.0.1:6379"]),
+        (["--ray", "nosuch:x"], ["--ray", "nosuch:x"]),
         (["--ray=ray://head:10001"], ["--ray=ray://head:10001"]),
         (["a.yaml"], ["a.yaml"]),
     ],

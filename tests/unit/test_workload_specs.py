@@ -41,12 +41,23 @@ class TestSpec:
         assert list(spec.build().draw(1)) == list(spec.build().draw(1))
         assert list(spec.build().draw(1)) != list(spec.build().draw(2))
 
+    def test_lengths_are_written_though_they_are_those_by_default(self) -> None:
+        sharegpt = NAMED_LENGTHS["sharegpt"].model_dump(mode="json", exclude_defaults=True)
+        assert parse_spec({}, "").written() == {"name": "workload", "lengths": sharegpt}
+        mixed = parse_spec({"mix": [{"tenants": "a"}, {"lengths": "alpaca"}]}, "")
+        assert mixed.written()["mix"][0]["lengths"] == sharegpt
+        assert "lengths" not in mixed.written()
+        traced = parse_spec({"trace": "requests.jsonl"}, "")
+        for spec in (mixed, traced):
+            assert parse_spec(spec.written(), "written") == spec
+
     @pytest.mark.parametrize(
         ("values", "problem"),
         [
             ({"lengths": "long"}, "lengths: there are sharegpt, alpaca"),
             ({"arrivals": {"poisson": {"rate": -1}}}, "arrivals.poisson.rate"),
             ({"arrivals": {"poisson": {"rate": 1e-308}}}, "arrivals.poisson.rate"),
+            ({"arrivals": {"interval": 1e9}}, "arrivals.interval.seconds"),
             ({"arrivals": {"poisson": {"rate": 1}, "gamma": 1}}, "give one kind"),
             ({"mix": [{"weigth": 3}]}, "mix.0.weigth"),
             ({"requests": 2.5}, "requests"),
@@ -57,7 +68,8 @@ class TestSpec:
                 {"mix": [{"prefixes": {"system": {"tokens": 1, "count": 60_000}}}] * 2},
                 "more than 100,000 shared texts",
             ),
-            ([], "is not a workload"),
+            ([], "give a mapping with the keys of a workload"),
+            (None, "give a mapping with the keys of a workload"),
         ],
     )
     def test_mistakes_are_named(self, values: Mapping[str, Any], problem: str) -> None:

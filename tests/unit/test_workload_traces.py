@@ -322,7 +322,10 @@ class TestCommand:
     def test_what_cannot_be_written(self, tmp_path: Path, capsys: Capture) -> None:
         path = tmp_path / "no" / "requests.jsonl"
         assert main(["lab", "workload", "chat", "--output", str(path)]) == 2
-        assert f"{path} cannot be written" in capsys.readouterr().err
+        assert f"there is no folder {path.parent}" in capsys.readouterr().err
+        path = tmp_path / ("r" * 250)  # the name of the file that is written first is longer
+        assert main(["lab", "workload", "chat", "--output", str(path)]) == 2
+        assert f"{path} cannot be written: File name too long" in capsys.readouterr().err
 
     def test_a_broken_trace_leaves_no_file(self, tmp_path: Path, capsys: Capture) -> None:
         trace, path = tmp_path / "azure.csv", tmp_path / "requests.jsonl"

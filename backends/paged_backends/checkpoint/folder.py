@@ -17,6 +17,7 @@ from paged_backends.checkpoint.gguf.find import find_gguf
 from paged_backends.checkpoint.gguf.header import GgufHeader, read_header
 from paged_backends.checkpoint.hub import download, download_file
 from paged_backends.checkpoint.json_file import read_json_object
+from paged_backends.checkpoint.onnx_files import find_onnx_file, onnx_files
 from paged_backends.checkpoint.weight_files import find_weight_files, read_headers
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
@@ -56,7 +57,8 @@ class Checkpoint:
 
         Raises:
             CheckpointError: there is no such model, or its configuration cannot be read.
-            UnsupportedModel: it is a GGUF file, and those are not read, or not of this model.
+            UnsupportedModel: it is a GGUF file, and those are not read, or not of this model; or an
+                ONNX file with a configuration of another kind.
         """
         folder = resolve_checkpoint(
             model, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
@@ -71,6 +73,8 @@ class Checkpoint:
             return cls(folder.parent, config_of(header), {}, header)
         path = folder / "config.json"
         if not path.exists():
+            if find_onnx_file(folder) is not None:
+                raise _only_onnx(folder)
             raise CheckpointError(
                 f"{folder} has no config.json, so it is not a model; give the folder that "
                 "`save_pretrained` wrote, a GGUF file (one of the hub: ID:NAME.gguf), or a hub id"
@@ -132,6 +136,7 @@ class Checkpoint:
 
         Raises:
             CheckpointError: they are not; the message names the file and the remedy.
+            UnsupportedModel: they are in an ONNX file.
         """
         if self.gguf is not None:
             return
@@ -140,17 +145,45 @@ class Checkpoint:
             return
         if self.pickle_files and allow_pickle:
             return
+        if find_onnx_file(self.folder) is not None:
+            raise _only_onnx(self.folder)
         if self.pickle_files:
             raise CheckpointError(
                 f"{self.folder} holds its weights in pickle form only "
                 f"({self.pickle_files[0].name}), and loading a pickle can run any code; convert "
                 "them to safetensors, or set allow_pickle if you trust their source"
             )
+        others = onnx_files(self.folder)
+        if others:
+            raise CheckpointError(
+                f"{self.folder} holds the ONNX files {', '.join(others)[:300]}, and none is "
+                "model.onnx, a whole decoder with its cache; export it so (optimum's task "
+                "text-generation-with-past), or give that one this name"
+            )
         raise CheckpointError(
             f"{self.folder} has a configuration but no weights: expected model.safetensors, or "
             "model.safetensors.index.json and the files that it names; download the checkpoint "
             "again"
         )
+
+
+def holds_only_onnx(folder: Path, *, allow_pickle: bool) -> bool:
+    """Whether the weights of a checkpoint are in an ONNX file, and in no other that may be loaded.
+
+    Raises:
+        CheckpointError: an index or a configuration names a file that is missing.
+    """
+    if find_weight_files(folder, "model.safetensors"):
+        return False
+    if allow_pickle and find_weight_files(folder, "pytorch_model.bin"):
+        return False
+    return find_onnx_file(folder) is not None
+
+
+def _only_onnx(folder: Path) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{folder} holds its weights in an ONNX file only, which runner onnxruntime serves"
+    )
 
 
 def resolve_checkpoint(

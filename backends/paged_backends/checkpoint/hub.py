@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from paged_backends.checkpoint.onnx_files import onnx_patterns
 from paged_core.errors import CheckpointError
 
 _METADATA = ("*.json", "*.txt", "*.model", "*.jinja")
@@ -13,6 +15,8 @@ _IGNORED = ("*/*", "consolidated*")
 
 def download(model: str, *, allow_pickle: bool, trust_remote_code: bool) -> Path:
     """Return the folder of ``model``, a hub id; what is in the local cache is not fetched again.
+
+    An ONNX file is fetched only where there are no other weights.
 
     Args:
         allow_pickle: also fetch weights in pickle form if there are no safetensors.
@@ -28,6 +32,8 @@ def download(model: str, *, allow_pickle: bool, trust_remote_code: bool) -> Path
         folder = _fetch(model, patterns)
         if allow_pickle and not any(folder.glob("*.safetensors")):
             folder = _fetch(model, [*patterns, "pytorch_model*.bin"])
+        if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+            folder = _fetch(model, onnx_patterns(folder), ignored=())
     except (HFValidationError, HfHubHTTPError, OSError) as error:
         raise CheckpointError(_problem(model, error)) from error
     return folder
@@ -48,10 +54,10 @@ def download_file(model: str, name: str) -> Path:
         raise CheckpointError(_problem(model, error)) from error
 
 
-def _fetch(model: str, patterns: list[str]) -> Path:
+def _fetch(model: str, patterns: list[str], *, ignored: Sequence[str] = _IGNORED) -> Path:
     from huggingface_hub import snapshot_download
 
-    folder = snapshot_download(model, allow_patterns=patterns, ignore_patterns=list(_IGNORED))
+    folder = snapshot_download(model, allow_patterns=patterns, ignore_patterns=list(ignored))
     return Path(folder)
 
 

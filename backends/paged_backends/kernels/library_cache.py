@@ -8,18 +8,15 @@ SHA-256 is kept in a file beside it, so that a damaged library is detected befor
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import platform
-import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from time import perf_counter
 
+from paged_backends.cache_folder import locked, make_private
 from paged_backends.kernels.build import Build, CannotCompile, Compiler
 from paged_core.config.cache_dir import cache_dir
 from paged_core.log import get_logger
@@ -47,7 +44,7 @@ def library(build: Build, compiler: Compiler | CannotCompile, folder: Path | Non
     path = cached / f"{_stem(build)}-{_digest(*compiler.identity)}{build.suffix}"
     if _is_intact(path):
         return path
-    with _locked(path.with_suffix(".lock")):
+    with locked(path.with_suffix(".lock")):
         if _is_intact(path):  # another process has built it meanwhile
             return path
         started = perf_counter()
@@ -108,7 +105,7 @@ def _folder() -> Path:
     reasons = []
     for folder in (wanted, spare):
         try:
-            _make_private(folder)
+            make_private(folder)
         except OSError as error:
             reasons.append(f"{folder}: {error.strerror or error}")
         else:
@@ -125,31 +122,6 @@ def _warn_once(reason: str, used: str) -> None:
     _log.warning("cache_not_writable", reason=reason, used=used)
 
 
-def _make_private(folder: Path) -> None:
-    """Make the folder, writable by this user only: code is loaded from it.
-
-    If other users could write to it, its files may be theirs and are deleted.
-
-    Raises:
-        OSError: it is not writable, or belongs to another user.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "is not a folder of its own")
-    if found.st_uid != os.getuid():
-        raise PermissionError(errno.EPERM, "belongs to another user")
-    if found.st_mode & 0o077:
-        folder.chmod(0o700)
-    if found.st_mode & 0o022:
-        _log.warning("cache_was_open_to_others", path=str(folder), consequence="compiled again")
-        for path in folder.iterdir():
-            if not path.is_dir() or path.is_symlink():
-                path.unlink()
-    with tempfile.TemporaryFile(dir=folder):
-        pass
-
-
 def _checksum_file(path: Path) -> Path:
     return path.with_suffix(".sha256")
 
@@ -163,13 +135,3 @@ def _is_intact(path: Path) -> bool:
 
 def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock at ``path``, once it is free; it ends with the process."""
-    import fcntl
-
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

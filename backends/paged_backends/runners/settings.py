@@ -32,3 +32,20 @@ class NativeSettings(ComponentSettings):
         default=False,
         description="torch.compile PyTorch's operations, in place of our own kernels",
     )
+
+
+class OnnxRuntimeSettings(ComponentSettings):
+    """The families of runner ``native``, with ONNX Runtime between the attention layers."""
+
+    name: Literal["onnxruntime"] = "onnxruntime"
+    weights: Literal["checkpoint", "random"] = Field(
+        default="checkpoint",
+        description="`random`: generated from the seed, to benchmark with a config.json alone.",
+    )
+    quantization: Literal["off", "int8", "int4"] = Field(
+        default="off",
+        description="int8, int4: weights of linear layers in so many bits, computed with in float",
+    )
+    group_size: Literal[32, 64, 128] = Field(
+        default=32, description="inputs of a linear layer that share a scale when quantised"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -20,9 +19,10 @@ from paged_plugins.bench.attention_heads import AttentionHeads
 from paged_plugins.bench.bare_attention import BARE
 from paged_plugins.bench.device import device_of
 from paged_plugins.bench.machine import machine, machine_line
-from paged_plugins.bench.output_file import OutputFile
-from paged_plugins.bench.progress import progress
 from paged_plugins.bench.rates import Rates, measure_rates
+from paged_plugins.output_file import write_json
+from paged_plugins.output_option import JsonFile
+from paged_plugins.progress import progress
 
 _CASES = ("16x255", "1x2047", "1x0+512", "8x512+32")
 _HEADS = "16:8:128"
@@ -77,7 +77,7 @@ def attention_command(
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Repeats to take the median of.")] = 9,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    output: OutputFile = None,
+    output: JsonFile = None,
 ) -> None:
     """Measure the attention of a layer, writing its keys and values to the cache included.
 
@@ -113,7 +113,7 @@ def attention_command(
             rows += grid.rows(layer, parts, called, advance)
     found = {"machine": _described(layers[0].device, rates), "refused": refused, "rows": rows}
     if output is not None:
-        output.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+        write_json(output, found)
     if as_json:
         print_json(found)
     else:

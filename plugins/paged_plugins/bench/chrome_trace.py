@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
 from paged_core.sequence import SequenceGroup
 from paged_plugins.bench.settings import ChromeTraceSettings
+from paged_plugins.output_file import open_file
 
 _ORDER = ("schedule", "prepare", "model", "sample", "apply")
 
@@ -25,11 +25,7 @@ class ChromeTrace(Observer):
     def __init__(self, options: ChromeTraceSettings, parts: ObserverParts, /) -> None:
         self._path = options.path
         self._events: list[dict[str, Any]] = []
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.touch()
-        except OSError as error:
-            raise SettingsError(f"chrome_trace.path: cannot write {self._path}: {error}") from None
+        open_file(self._path, "chrome_trace.path").close()
 
     def on_step(self, step: StepRecord, /) -> None:
         """Add a bar for the step and one for each of its phases, one after another."""

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import psutil
 import typer
@@ -27,17 +26,18 @@ from paged_plugins.bench.drawn_options import (
     SharedPrefix,
     drawing,
 )
-from paged_plugins.bench.output_file import OutputFile
 from paged_plugins.bench.peer_choice import Choice, installed_peers, named_peers, task_settings
 from paged_plugins.bench.peer_python import PeerPython
 from paged_plugins.bench.peers.peer_engine import Task
 from paged_plugins.bench.peers.table import OURS, PEERS
-from paged_plugins.bench.progress import progress
 from paged_plugins.bench.rates import measure_rates
 from paged_plugins.bench.throughput_command import chosen_workloads
 from paged_plugins.bench.turns import longest
 from paged_plugins.bench.variants import variants
 from paged_plugins.bench.workloads import NAMED, Workload
+from paged_plugins.output_file import open_file
+from paged_plugins.output_option import JsonFile
+from paged_plugins.progress import progress
 
 _LENGTH_STEP = 1024
 _CACHE_GIB = 4
@@ -82,7 +82,7 @@ def compare_command(
     ] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Runs to take the median of.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per workload.")] = False,
-    output: OutputFile = None,
+    output: JsonFile = None,
 ) -> None:
     """Compare with other engines on the same model, token ids and number of tokens.
 
@@ -112,7 +112,7 @@ def compare_command(
         with ExitStack() as stack:
             lines = [sys.stdout] if as_json else []
             if output is not None:
-                lines.append(stack.enter_context(_open(output)))
+                lines.append(stack.enter_context(open_file(output, "--output")))
             for row in measured(task, chosen, engines, repeats, tell):
                 row |= {"model": settings.model, "dtype": settings.dtype, "repeats": repeats}
                 row |= {"device": device, "temperature": temperature}
@@ -173,18 +173,6 @@ def _alone(
                 found.append([EngineRuns(some.name, error=str(error))] * len(workloads))
     for workload, runs in zip(workloads, zip(*found, strict=True), strict=True):
         yield row_of(workload, runs)
-
-
-def _open(output: Path) -> TextIO:
-    """Open the output file; called before anything is measured.
-
-    Raises:
-        SettingsError: the file cannot be written.
-    """
-    try:
-        return output.open("w", encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"--output {output}: {error.strerror}") from error
 
 
 def _check(model: str, dtype: str, *, alone: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 
 from paged_core.clock import Clock, SystemClock
 from paged_core.errors import EngineError
@@ -14,6 +13,7 @@ from paged_core.sequence import SequenceGroup
 from paged_core.text.generation import Generation
 from paged_plugins.bench.turns import full_prompt
 from paged_plugins.bench.workloads import Item
+from paged_plugins.workloads.arrival_queue import ArrivalQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,17 @@ class _Run:
         self._items = items
         clock = llm.engine.clock
         self._clock = clock if isinstance(clock, Clock) else SystemClock()
-        now = self._clock()
-        self._to_come = [
-            (now + item.at, place) for place, item in enumerate(items) if item.follows is None
-        ]
-        """A heap: when they arrive, and their places."""
-        heapify(self._to_come)
+        self._to_come = ArrivalQueue[float, int]()
+        """Places, by the time on the engine's clock."""
         self._arrivals: dict[int, float] = {}
         self._places: dict[str, int] = {}
         self._outputs: dict[int, list[int]] = {}
         self._followers: dict[int, list[int]] = {}
+        now = self._clock()
         for place, item in enumerate(items):
-            if item.follows is not None:
+            if item.follows is None:
+                self._to_come.add(now + item.at, place, place)
+            else:
                 self._followers.setdefault(item.follows, []).append(place)
 
     @property
@@ -79,10 +78,11 @@ class _Run:
     def step(self, advance: Callable[[], None]) -> None:
         """Add what has arrived and run a step, or wait for the next arrival."""
         now = self._clock()
-        while self._to_come and self._to_come[0][0] <= now:
-            self._add(*heappop(self._to_come))
-        if not self.under_way:
-            self._clock.sleep(self._to_come[0][0] - now)
+        for arrival, place in self._to_come.due(now):
+            self._add(arrival, place)
+        following = self._to_come.next_at
+        if not self.under_way and following is not None:
+            self._clock.sleep(following - now)
             return
         for group in self._llm.driver.step().finished:
             self._end(self._places.pop(group.id))
@@ -102,7 +102,8 @@ class _Run:
         self.done[place] = Completed(generation, self._arrivals.pop(place))
         self._outputs[place] = _tokens(generation.group, self._items[place])
         for following in self._followers.get(place, ()):
-            heappush(self._to_come, (self._clock() + self._items[following].at, following))
+            at = self._clock() + self._items[following].at
+            self._to_come.add(at, following, following)
 
 
 def _sampling(item: Item) -> SamplingParams:

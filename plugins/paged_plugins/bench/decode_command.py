@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
@@ -12,9 +11,10 @@ from paged_core.cli.output import print_json, print_table
 from paged_core.errors import SettingsError
 from paged_plugins.bench.decode_steps import DecodeSteps
 from paged_plugins.bench.machine import machine, machine_line
-from paged_plugins.bench.output_file import OutputFile
 from paged_plugins.bench.rates import Rates, measure_rates
 from paged_plugins.bench.throughput_command import open_bench
+from paged_plugins.output_file import write_json
+from paged_plugins.output_option import JsonFile
 
 
 def decode_command(
@@ -28,7 +28,7 @@ def decode_command(
         bool, typer.Option(help="Measure the bandwidth of the device afterwards.")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    output: OutputFile = None,
+    output: JsonFile = None,
 ) -> None:
     """Measure the steps of a batch in which every sequence decodes.
 
@@ -57,7 +57,7 @@ def decode_command(
         rates = measure_rates(size.layers[0].dtype, size.layers[0].device)
         found |= _compared(found, rates)
     if output is not None:
-        output.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+        write_json(output, found)
     if as_json:
         print_json(found)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
@@ -13,10 +12,11 @@ from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
 from paged_plugins.bench.machine import machine, machine_line
 from paged_plugins.bench.measurement import percentiles
-from paged_plugins.bench.output_file import OutputFile
-from paged_plugins.bench.progress import progress
 from paged_plugins.bench.throughput_command import open_bench
 from paged_plugins.bench.workloads import drawn
+from paged_plugins.output_file import write_json
+from paged_plugins.output_option import JsonFile
+from paged_plugins.progress import progress
 
 
 def latency_command(
@@ -28,7 +28,7 @@ def latency_command(
     ] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Batches, one after another.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    output: OutputFile = None,
+    output: JsonFile = None,
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a trace of all steps in the Chrome format."),
@@ -58,7 +58,7 @@ def latency_command(
             "tpot_ms": percentiles([value for run in runs for value in run.per_token]),
         }
     if output is not None:
-        output.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+        write_json(output, found)
     if as_json:
         print_json(found)
     else:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from typing import Any
 
-from paged_plugins.machine import cpu_model
+from paged_plugins.machine import summary
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
@@ -16,12 +14,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         device: what computed, as torch names it; of a GPU, its name and the versions of torch and
             CUDA are reported too.
     """
-    found: dict[str, Any] = {
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "platform": platform.platform(),
-    }
+    found = summary()
     if device.startswith("cuda"):
         import torch
 

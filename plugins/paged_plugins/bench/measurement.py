@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from paged_core.component import ComponentSettings
 from paged_core.errors import SettingsError
+from paged_core.interfaces.executor import SupportsClock
 from paged_core.interfaces.model_size import ModelSize
 from paged_core.interfaces.runner import SupportsModelSize
 from paged_core.llm import LLM
@@ -202,11 +203,14 @@ class Bench:
         }
 
     def components(self) -> dict[str, str]:
-        """Return the name of the component of each slot that has one."""
+        """Return the name of the component of each slot that has one; a cost model has no part in
+        steps that take real time.
+        """
+        is_simulated = isinstance(self.llm.engine.executor, SupportsClock)
         return {
             key: value.name
             for key, value in self.llm.settings
-            if isinstance(value, ComponentSettings)
+            if isinstance(value, ComponentSettings) and (is_simulated or key != "cost_model")
         }
 
     def size(self) -> ModelSize | None:

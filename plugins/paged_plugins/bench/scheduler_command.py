@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -10,14 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import Given, flag
 from paged_core.cli.output import print_json, print_table
 from paged_core.errors import SettingsError
 from paged_plugins.bench.machine import machine
 from paged_plugins.bench.null_executor import NULL_EXECUTOR
-from paged_plugins.bench.output_file import OutputFile
-from paged_plugins.bench.progress import progress
 from paged_plugins.bench.steady_state import SteadyState
+from paged_plugins.output_file import write_json
+from paged_plugins.output_option import JsonFile
+from paged_plugins.progress import progress
 
 _COLUMNS = (
     *("scheduler", "queue_order", "block_allocator", "num_running", "num_waiting"),
@@ -57,7 +57,7 @@ def scheduler_command(
     steps: Annotated[int, typer.Option(min=1, help="Steps in one repeat.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Repeats to take the median of.")] = 9,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    output: OutputFile = None,
+    output: JsonFile = None,
 ) -> None:
     """Measure what a step costs without a model: microseconds per step and per sequence.
 
@@ -89,7 +89,7 @@ def scheduler_command(
     ]
     found = {"machine": machine(), "rows": list(_rows(state, given, list(product(*chosen))))}
     if output is not None:
-        output.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+        write_json(output, found)
     if as_json:
         print_json(found)
     else:
@@ -114,8 +114,7 @@ def _check_options(given: Given) -> None:
     for entry in given.options:
         if entry.path[0] in instead and entry.path[1:] in ((), ("name",)):
             raise SettingsError(
-                f"--{'.'.join(entry.path).replace('_', '-')} has no effect here; "
-                f"use {instead[entry.path[0]]}"
+                f"{flag(entry.path)} has no effect here; use {instead[entry.path[0]]}"
             )
 
 

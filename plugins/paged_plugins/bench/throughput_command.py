@@ -23,9 +23,10 @@ from paged_plugins.bench.drawn_options import (
 from paged_plugins.bench.lab_workload import LabWorkload
 from paged_plugins.bench.machine import machine, machine_line
 from paged_plugins.bench.measurement import Bench
-from paged_plugins.bench.output_file import OutputFile
-from paged_plugins.bench.progress import progress
 from paged_plugins.bench.workloads import NAMED, Workload
+from paged_plugins.output_file import write_text
+from paged_plugins.output_option import JsonFile
+from paged_plugins.progress import progress
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 
@@ -52,7 +53,7 @@ def throughput_command(
         bool, typer.Option(help="Measure the machine's limits after each workload, a second each.")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per workload.")] = False,
-    output: OutputFile = None,
+    output: JsonFile = None,
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a trace of all steps in the Chrome format."),
@@ -85,7 +86,7 @@ def throughput_command(
                     sys.stdout.write(json.dumps(rows[-1]) + "\n")
                     sys.stdout.flush()
     if output is not None:
-        output.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        write_text(output, "".join(json.dumps(row) + "\n" for row in rows))
     if not as_json:
         _print(rows)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
 from paged_plugins.decisions.settings import DecisionLogSettings
 from paged_plugins.decisions.trace import TraceLines
+from paged_plugins.output_file import open_file
 
 
 class DecisionLog(Observer):
@@ -18,14 +18,7 @@ class DecisionLog(Observer):
     """
 
     def __init__(self, options: DecisionLogSettings, parts: ObserverParts, /) -> None:
-        try:
-            options.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = options.path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise SettingsError(
-                f"decision_log.path: cannot write {options.path}: {error}"
-            ) from None
-
+        self._file = open_file(options.path, "decision_log.path")
         self._lines = TraceLines()
         self._start: float | None = None
         """When the first step was planned."""

@@ -23,11 +23,11 @@ def paged_core_components() -> Iterator[Component]:
 def paged_core_commands() -> Iterator[Command]:
     yield Command(
         "replay",
-        "paged_plugins.decisions.commands:replay_command",
+        "paged_plugins.decisions.replay_command:replay_command",
         "Run scenarios without a model and print the decisions.",
     )
     yield Command(
         "diff",
-        "paged_plugins.decisions.commands:diff_command",
+        "paged_plugins.decisions.diff_command:diff_command",
         "Show the first difference of two decision traces.",
     )

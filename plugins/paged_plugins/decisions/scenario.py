@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from itertools import chain
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -18,12 +16,9 @@ from pydantic import (
     Strict,
     StrictInt,
     StrictStr,
-    ValidationError,
     model_validator,
 )
 
-from paged_core.config.documents import parse_json, parse_yaml
-from paged_core.errors import SettingsError
 from paged_plugins.decisions.replay_request import (
     FIRST_OWN_ID,
     ReplayRequest,
@@ -32,12 +27,9 @@ from paged_plugins.decisions.replay_request import (
     prefix_ids,
     whole_lengths,
 )
-from paged_plugins.decisions.trace import read_file, trace_problem
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 
-MAX_FILE_SIZE = 2**28
-"""Bytes of a scenario or a recorded case."""
 MAX_PROMPT = 10_000_000
 """Largest prompt in tokens; a larger one is taken for a typing error."""
 MAX_TOKENS = 100_000_000
@@ -51,9 +43,6 @@ _DRAWN_STEPS = 1_000_000
 """The default of ``max_steps`` of a scenario with a workload."""
 _MAX_STEPS = 10**12
 _MAX_SECONDS = 1e12
-_SHOWN = 5
-"""Mistakes of a scenario that its error names."""
-_SUFFIXES = (".json", ".yaml", ".yml")
 _RANGE = re.compile(r"(\d{1,18}):(\d{1,18})", re.ASCII)
 
 Step = Annotated[int, Strict(), Field(ge=0, lt=_MAX_STEPS)]
@@ -98,6 +87,17 @@ def _named_workload(value: Any) -> Any:
     return workload_spec(value)
 
 
+def _without_files(workload: WorkloadSpec) -> WorkloadSpec:
+    """Refuse a workload that reads files: the scenario may be a stranger's."""
+    for trace in workload.traces():
+        raise ValueError(
+            f"it reads the file {str(trace.file)!r:.80}, and a scenario reads no other files; "
+            "write `requests`, or give the file to `paged-core simulate`"
+        )
+    return workload
+
+
+Workload = Annotated[WorkloadSpec, BeforeValidator(_named_workload), AfterValidator(_without_files)]
 Prompt = StrictInt | StrictStr
 """A length, or ranges of token ids."""
 
@@ -137,12 +137,6 @@ class ScenarioRequest(_Strict):
         _check_prompt(self.prompt)
         return self
 
-    def tokens(self, first_own: int) -> tuple[int, ...]:
-        """Return the prompt without its prefix; an integer prompt's ids start at ``first_own``."""
-        if isinstance(self.prompt, int):
-            return tuple(range(first_own, first_own + self.prompt))
-        return tuple(chain.from_iterable(_ranges(self.prompt)))
-
     def asked(self, number: int, prefixes: Mapping[str, tuple[range, ...]]) -> ReplayRequest:
         """Return what it asks, as the ``number``-th request of a replay."""
         is_length, known = isinstance(self.prompt, int), prefixes.get(self.prefix or "", ())
@@ -179,7 +173,7 @@ class Scenario(_Strict):
     settings: dict[StrictStr, Any]
     prefixes: Annotated[dict[StrictStr, Prompt], Field(max_length=_MAX_PREFIXES)] = {}
     requests: tuple[ScenarioRequest, ...] = ()
-    workload: Annotated[WorkloadSpec, BeforeValidator(_named_workload)] | None = None
+    workload: Workload | None = None
     seed: Annotated[int, Strict(), Field(ge=0, lt=2**63)] = 0
     aborts: tuple[ScenarioAbort, ...] = ()
     seconds_per_step: Annotated[Seconds, Field(gt=0)] = 1.0
@@ -194,11 +188,7 @@ class Scenario(_Strict):
 
     @cached_property
     def asked(self) -> tuple[ReplayRequest, ...]:
-        """All requests, those of the workload after the others.
-
-        Raises:
-            SettingsError: the file that the workload names is broken.
-        """
+        """All requests, those of the workload after the others."""
         prefixes = {
             name: (prefix_ids(number, prompt),)
             if isinstance(prompt, int)
@@ -277,69 +267,3 @@ class Scenario(_Strict):
             if request.id in known:
                 raise ValueError(f"two requests have the same id, {request.id!r:.80}")
             yield request
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A scenario and, if it was recorded, its expected trace."""
-
-    scenario: Scenario
-    trace: list[dict[str, Any]] | None
-    path: Path
-
-
-def read_case(path: Path) -> Case:
-    """Read a scenario, bare or with its trace, from YAML or JSON.
-
-    Raises:
-        SettingsError: the file is missing, broken, or not a scenario; the message says where.
-    """
-    content = _read_mapping(path)
-    trace = None
-    if "scenario" in content:
-        trace = content.get("trace")
-        content = content["scenario"]
-        if trace is not None and (problem := trace_problem(trace)):
-            raise SettingsError(f"{path}: {problem}")
-    try:
-        return Case(Scenario.model_validate(content), trace, path)
-    except ValidationError as error:
-        items = error.errors(include_url=False)
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or 'scenario':.80}: "
-            f"{item['msg'].removeprefix('Value error, '):.200}"
-            for item in items[:_SHOWN]
-        )
-        more = f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-        raise SettingsError(f"{path} is not a scenario: {problems}{more}") from None
-
-
-def find_cases(paths: Iterable[Path]) -> list[Path]:
-    """Return the files, and for each folder the scenarios and cases in it, by name.
-
-    Raises:
-        SettingsError: a folder has none.
-    """
-    found: list[Path] = []
-    for path in paths:
-        inside = [path]
-        if path.is_dir():
-            inside = sorted(each for each in path.rglob("*") if each.suffix in _SUFFIXES)
-        if not inside:
-            raise SettingsError(f"{path} has no scenario in it: no {', '.join(_SUFFIXES)} file")
-        found += inside
-    return found
-
-
-def _read_mapping(path: Path) -> Mapping[str, Any]:
-    text = read_file(path, MAX_FILE_SIZE)
-    try:
-        is_json = path.suffix == ".json"
-        content = parse_json(text) if is_json else parse_yaml(text, MAX_FILE_SIZE)[0]
-    except ValueError as error:
-        line = getattr(error, "line", None)
-        where = f", line {line}," if line else ""
-        raise SettingsError(f"{path}{where} cannot be parsed: {error}") from None
-    if not isinstance(content, dict):
-        raise SettingsError(f"{path} must hold a mapping with the keys of a scenario")
-    return content

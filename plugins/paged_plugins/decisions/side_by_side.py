@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from paged_plugins.decisions.text import SHOWN, listed
 from paged_plugins.decisions.trace import DECISIONS, KEYS
 
 Line = Mapping[str, Any]
 
 _ALWAYS = ("scheduled", "running", "waiting", "free_blocks")
 _COUNTED = ("cached", "preempted", "swapped_out", "ignored", "finished", "evicted")
-_SHOWN = 12
-"""Items of a long list that are shown."""
 
 
 def one_step(line: Line) -> Iterator[str]:
@@ -75,15 +74,13 @@ def _plain(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    items = _items(value)
-    more = f" (+{len(items) - _SHOWN})" if len(items) > _SHOWN else ""
-    return (" ".join(items[:_SHOWN]) + more) or "-"
+    return listed(_items(value))
 
 
 def _beside(value: Any, other: Any) -> str:
     """A value as text; of a long list only the items that differ from ``other``."""
     items, others = _items(value), _items(other)
-    if len(items) <= _SHOWN or items == others:
+    if len(items) <= SHOWN or items == others:
         return _text(value)
     known = set(others)
     own = [item for item in items if item not in known]

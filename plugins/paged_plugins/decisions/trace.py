@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from paged_core.config.documents import parse_json, read_text
+from paged_core.config.documents import parse_json
 from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import StepRecord
+from paged_plugins.input_file import read_file
 
 VERSION = 2
 """Of the format that is written."""
@@ -156,19 +157,6 @@ def in_version(line: dict[str, Any], version: int) -> dict[str, Any]:
 def version_of(trace: Sequence[Mapping[str, Any]]) -> int:
     """Return the version of the format that a trace is in."""
     return min((int(line.get("version", 1)) for line in trace), default=VERSION)
-
-
-def read_file(path: Path, max_size: int) -> str:
-    """Return the text of a scenario, a trace or a case.
-
-    Raises:
-        SettingsError: it cannot be read, or is too large.
-    """
-    try:
-        return read_text(path, max_size)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SettingsError(f"cannot read {path}: {reason}") from None
 
 
 def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:

@@ -70,17 +70,19 @@ def paged_core_components() -> Iterator[Component]:
 def paged_core_commands() -> Iterator[Command]:
     yield Command(
         "compare",
-        "paged_plugins.lab.compare_command:compare_command",
+        "paged_plugins.lab.commands.compare:compare_command",
         "Vary settings under one workload, and say what that changes.",
     )
     yield Command(
         "simulate",
-        "paged_plugins.lab.simulate_command:simulate_command",
+        "paged_plugins.lab.commands.simulate:simulate_command",
         "Serve a workload once on a virtual clock.",
     )
     yield Command(
         "calibrate",
-        "paged_plugins.lab.calibrate_command:calibrate_command",
+        "paged_plugins.lab.commands.calibrate:calibrate_command",
         "Measure an engine's steps, to simulate it.",
     )
-    yield Command("lab", "paged_plugins.lab.commands:app", "Run ablations, and read their results.")
+    yield Command(
+        "lab", "paged_plugins.lab.commands.lab:app", "Run ablations, and read their results."
+    )

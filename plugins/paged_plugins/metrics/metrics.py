@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
 from paged_core.sequence import SequenceGroup
-from paged_plugins.metrics.instrument_set import InstrumentSet
-from paged_plugins.metrics.instruments import exposition
-from paged_plugins.metrics.output_file import open_file
+from paged_plugins.metrics.engine_instruments import EngineInstruments
+from paged_plugins.metrics.instruments import Instrument, exposition
+from paged_plugins.metrics.request_instruments import RequestInstruments
 from paged_plugins.metrics.settings import MetricsSettings
+from paged_plugins.output_file import open_file
 
 _LONGEST = 10_000_000
 """Where the settings do not say how long a sequence may become."""
@@ -48,7 +50,8 @@ class Metrics(Observer):
 
     def __init__(self, options: MetricsSettings, parts: ObserverParts, /) -> None:
         settings = parts.settings
-        self.instruments = InstrumentSet(settings.max_model_len or _LONGEST)
+        self._engine = EngineInstruments()
+        self._requests = RequestInstruments(settings.max_model_len or _LONGEST)
         self.labels = {"model_name": settings.model, "engine": "0"}
         self._num_blocks = parts.num_blocks
         self._live: dict[str, _Progress] = {}
@@ -59,14 +62,14 @@ class Metrics(Observer):
     def snapshot(self) -> dict[str, Any]:
         """Return every value by its name: numbers; by label, numbers; of histograms, mappings with
         ``count``, ``sum`` and ``buckets``."""
-        return {each.name: each.snapshot() for each in self.instruments}
+        return {each.name: each.snapshot() for each in self._instruments()}
 
     def text(self) -> str:
         """Return every value in Prometheus' text format."""
-        return exposition(self.instruments, self.labels)
+        return exposition(self._instruments(), self.labels)
 
     def on_step(self, step: StepRecord, /) -> None:
-        counts, queues = self.instruments, step.queues
+        counts, queues = self._engine, step.queues
         live = self._live
         self._advance((live[name] for name in step.scheduled if name in live), step.ended)
         if step.scheduled:
@@ -78,10 +81,10 @@ class Metrics(Observer):
         counts.kv_cache_usage.set(1 - step.free_blocks / self._num_blocks)
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
-        counts = self.instruments
+        counts = self._engine
         if event == "added":
             self._live[group.id] = _Progress(group, len(group.request.prompt))
-            self._note_parameters(group)
+            self._requests.added(group)
         elif event == "admitted" and not group.num_preemptions:
             counts.prefix_cache_queries.add(len(group.request.prompt))
             counts.prefix_cache_hits.add(group.num_cached or 0)
@@ -95,15 +98,12 @@ class Metrics(Observer):
             with open_file(self._path, "metrics.path") as file:
                 file.write(self.text())
 
-    def _note_parameters(self, group: SequenceGroup) -> None:
-        counts, sampling = self.instruments, group.request.sampling
-        counts.request_params_n.observe(sampling.n)
-        if sampling.max_tokens is not None:
-            counts.request_params_max_tokens.observe(sampling.max_tokens)
+    def _instruments(self) -> Iterator[Instrument]:
+        return chain(self._engine, self._requests)
 
     def _advance(self, advanced: Iterable[_Progress], now: float) -> None:
         """Count the tokens that requests have gained, which were there at ``now``."""
-        counts, total = self.instruments, 0
+        engine, requests, total = self._engine, self._requests, 0
         gained_since: dict[float, int] = {}
         for progress in advanced:
             num_tokens = progress.count()
@@ -114,33 +114,17 @@ class Metrics(Observer):
                 last_at = progress.last_at
                 gained_since[last_at] = gained_since.get(last_at, 0) + gained
             else:
-                counts.prompt_tokens.add(progress.num_prompt)
-                counts.time_to_first_token.observe(now - progress.group.arrival)
+                engine.prompt_tokens.add(progress.num_prompt)
+                requests.time_to_first_token.observe(now - progress.group.arrival)
             total += gained
             progress.num_tokens, progress.last_at = num_tokens, now
         for last_at, gained in gained_since.items():
-            counts.inter_token_latency.observe(now - last_at, gained)
-        counts.generation_tokens.add(total)
+            requests.inter_token_latency.observe(now - last_at, gained)
+        engine.generation_tokens.add(total)
 
     def _finish(self, progress: _Progress) -> None:
         """Count a request that has ended, whatever it has got to."""
-        group, counts = progress.group, self.instruments
-        ended = group.finished_at
+        ended = progress.group.finished_at
         assert ended is not None
         self._advance([progress], ended)
-        reason = group.sequences[0].finish_reason
-        counts.request_success.add(1, "" if reason is None else reason.value)
-        counts.request_prompt_tokens.observe(len(group.request.prompt))
-        counts.request_generation_tokens.observe(progress.num_tokens)
-        counts.e2e_request_latency.observe(ended - group.arrival)
-        admitted, first = group.admitted_at, group.first_token_at
-        if admitted is not None:
-            counts.request_queue_time.observe(admitted - group.arrival)
-            counts.request_inference_time.observe(ended - admitted)
-        if first is not None:
-            longest = max(len(each.output) for each in group.sequences)
-            if longest > 1:
-                counts.time_per_output_token.observe((ended - first) / (longest - 1))
-            counts.request_decode_time.observe(ended - first)
-            if admitted is not None:
-                counts.request_prefill_time.observe(first - admitted)
+        self._requests.ended(progress.group, ended, progress.num_tokens)

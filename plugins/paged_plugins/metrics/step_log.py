@@ -8,8 +8,8 @@ from typing import TextIO
 import structlog
 
 from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
-from paged_plugins.metrics.output_file import open_file
 from paged_plugins.metrics.settings import StepLogSettings
+from paged_plugins.output_file import open_file
 
 _DIGITS = 6
 """Of seconds: microseconds."""

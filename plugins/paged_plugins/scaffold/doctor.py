@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,14 +14,14 @@ from paged_core.component import Component, load
 from paged_core.config.cache_dir import cache_dir
 from paged_core.registry import Registry
 from paged_plugins.machine import describe
+from paged_plugins.output_file import write_json
+from paged_plugins.output_option import JsonFile
 
 
 def command(
     given: Given,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the same JSON to a file.")
-    ] = None,
+    output: JsonFile = None,
 ) -> None:
     """Look at this machine and say which components can serve on it. Takes seconds.
 
@@ -43,7 +41,7 @@ def command(
         "conflicts": list(given.registry.conflicts.values()),
     }
     if output is not None:
-        output.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+        write_json(output, found)
     if as_json:
         print_json(found)
         return

@@ -15,8 +15,10 @@ from paged_plugins.workloads.spec_model import Kind, kind_reader, single
 from paged_plugins.workloads.traces.token_count import estimated_tokens
 from paged_plugins.workloads.traces.trace import TraceSpec
 
-Rate = Annotated[float, Field(ge=1e-4, le=1e9)]
+_RAREST = 1e-4
 """Arrivals per second; the times of ten million that are rarer could not be written to a file."""
+Rate = Annotated[float, Field(ge=_RAREST, le=1e9)]
+"""Arrivals per second."""
 
 
 class AtOnce(Kind):
@@ -33,7 +35,7 @@ class Interval(Kind):
     """One every so many seconds, the first at the start."""
 
     kind: Literal["interval"] = "interval"
-    seconds: Annotated[float, Field(ge=0, le=1e9)]
+    seconds: Annotated[float, Field(ge=0, le=1 / _RAREST)]
 
     def times(self, chance: Random) -> Iterator[float]:
         """As in :meth:`AtOnce.times`."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from paged_core.block_key import BlockKey, extend_keys
 from paged_core.interfaces.future import Future
 from paged_core.interfaces.observer import Observer
+from paged_core.registry import Registry
 from paged_core.sequence import SequenceGroup
+from paged_core.settings import EngineSettings
 
 
 class RehearsedFuture(Future):
-    """The look-ups of a run, in the order of a rehearsal.
+    """The look-ups of a run, in the order of a rehearsal with the evictor ``lru``.
 
     The rehearsal is made when an evictor first asks for the future: those that never do cost
     nothing.
@@ -21,21 +23,33 @@ class RehearsedFuture(Future):
     It is exact where the run admits requests in the order of the rehearsal.
 
     Args:
-        rehearse: returns the content that each request looks up, by request id, in their order.
+        settings: of the run.
+        rehearse: runs the same requests under other settings, with an observer.
     """
 
-    def __init__(self, rehearse: Callable[[], Mapping[str, Sequence[int]]]) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        registry: Registry,
+        rehearse: Callable[[EngineSettings, Observer], object],
+    ) -> None:
         self._places: dict[str, int] = {}
-        super().__init__(self._rehearsed(rehearse))
+        super().__init__(self._rehearsed(settings, registry, rehearse))
 
     def admitted(self, request_id: str) -> None:
         """A request was admitted: it has made its look-up."""
         self.reach(self._places.get(request_id, self.position) + 1)
 
     def _rehearsed(
-        self, rehearse: Callable[[], Mapping[str, Sequence[int]]]
+        self,
+        settings: EngineSettings,
+        registry: Registry,
+        rehearse: Callable[[EngineSettings, Observer], object],
     ) -> Iterator[Sequence[int]]:
-        for place, (request_id, content_keys) in enumerate(rehearse().items()):
+        look_ups = LookUps(settings.block_size)
+        lru = registry.get("evictor", "lru").settings.model_validate({})
+        rehearse(settings.model_copy(update={"evictor": lru, "observers": ()}), look_ups)
+        for place, (request_id, content_keys) in enumerate(look_ups.found.items()):
             self._places[request_id] = place
             yield content_keys
 

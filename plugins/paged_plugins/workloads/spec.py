@@ -9,6 +9,7 @@ from pydantic import Field, Strict, StrictStr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from paged_core.errors import SettingsError
+from paged_plugins.input_file import mistakes
 from paged_plugins.workloads.arrivals import Arrivals, AtOnce, Replay
 from paged_plugins.workloads.drawn import DrawnWorkload
 from paged_plugins.workloads.lengths import TraceLengths
@@ -21,8 +22,6 @@ from paged_plugins.workloads.workload import Workload
 
 MAX_REQUESTS = 10**9
 DEFAULT_REQUESTS = 100
-_SHOWN = 3
-"""Mistakes that an error names."""
 
 
 class WorkloadSpec(RequestClass):
@@ -101,8 +100,17 @@ class WorkloadSpec(RequestClass):
         return {key: getattr(self, key) for key in RequestClass.model_fields}
 
     def written(self) -> dict[str, Any]:
-        """Return it as a mapping of plain values, which reads back as an equal specification."""
-        return self.model_dump(mode="json", exclude_defaults=True) | {"name": self.name}
+        """Return it as a mapping of plain values, which reads back as an equal specification.
+
+        What is as by default is left out, but for the lengths: a reader asks for them first.
+        """
+        written = self.model_dump(mode="json", exclude_defaults=True) | {"name": self.name}
+        classes: list[tuple[RequestClass, dict[str, Any]]] = [(self, written)]
+        if self.mix:
+            classes = list(zip(self.mix, written["mix"], strict=True))
+        for each, values in classes if self.trace is None else ():
+            values["lengths"] = each.lengths.model_dump(mode="json", exclude_defaults=True)
+        return written
 
 
 def parse_spec(values: Any, source: str) -> WorkloadSpec:
@@ -114,14 +122,13 @@ def parse_spec(values: Any, source: str) -> WorkloadSpec:
     Raises:
         SettingsError: it is none; the message says which keys are wrong.
     """
+    if not isinstance(values, Mapping):
+        raise SettingsError(
+            f"{source} is not a workload: give a mapping with the keys of a workload, such as "
+            "`lengths: sharegpt`"
+        )
     try:
         return WorkloadSpec.model_validate(values)
     except ValidationError as error:
-        items = error.errors(include_url=False)
-        problems = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'workload':.80}: "
-            f"{item['msg'].removeprefix('Value error, '):.200}"
-            for item in items[:_SHOWN]
-        )
-        more = f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-        raise SettingsError(f"{source} is not a workload: {problems}{more}") from None
+        problems = mistakes(error, WorkloadSpec)
+        raise SettingsError(f"{source} is not a workload: {problems}") from None

@@ -29,7 +29,8 @@ class ContiguousAllocator(BlockAllocator):
     """One run of adjacent blocks per sequence, first fit, as FasterTransformer and Orca had it.
 
     The baselines of the PagedAttention paper (Kwon et al., 2023, section 6.1): "Max", "Pow2" and
-    "Oracle". Nothing is shared and nothing grows, so no sequence is ever preempted for blocks; the
+    "Oracle"; for "Pow2" the paper rounds the output up to a power of two, this one the final
+    length. Nothing is shared and nothing grows, so no sequence is ever preempted for blocks; the
     price is what is reserved and not used, and free runs that are too short for any sequence.
     """
 

@@ -35,9 +35,9 @@ class BeladyEvictor(Evictor):
     def __init__(self, options: BeladySettings, parts: EvictorParts, /) -> None:
         if parts.future is None:
             raise SettingsError(
-                "evictor 'belady' needs to know future requests, and a live engine does not: it "
-                "is for replays only; run a scenario with `paged-core replay`, or set evictor to "
-                "lru or another one that looks back"
+                "evictor 'belady' needs to know future requests, and neither a live engine nor a "
+                "cluster does; use it with `paged-core replay`, `compare`, or `simulate` without "
+                "--replicas and --requests, or set evictor to lru or another one that looks back"
             )
         self._future = parts.future
         self._infos: dict[BlockId, BlockInfo] = {}

@@ -84,7 +84,7 @@ def expanded(
     ) -> Any:
         configure_logs(log_level, environ)
         options = [
-            Entry(path, Text(text), Origin("cli", f"--{'.'.join(path)}"))
+            Entry(path, Text(text), Origin("cli", flag(path)))
             for name, (path, _) in generated.items()
             if (text := values.pop(name)) is not None
         ]
@@ -195,6 +195,7 @@ def _option(path: tuple[str, ...], kind: Any, text: str, panel: str) -> Any:
 
 
 def flag(path: tuple[str, ...]) -> str:
+    """Return the option that sets a setting."""
     return f"--{'.'.join(path)}".replace("_", "-")
 
 

@@ -65,6 +65,8 @@ class Scene:
         queries = tokens(layer.num_heads).split(lengths)
         self.queries = [rows[-new:] for rows, (_, new) in zip(queries, chunks, strict=True)]
         self.keys, self.values = stored(), stored()
+        self._shared: dict[int, tuple[int, int]] = {}
+        """Sequences that share blocks of another: with which, and how many tokens."""
         self.cache = self._allocate(layer.device) if not first_block else self._zeros()
         self._attention = backend.bind(layer, self.cache)
         # what is cached is written by attention whose results are dropped: let it see little
@@ -106,13 +108,16 @@ class Scene:
         return self._inputs(self._new(members))
 
     def write_cached(self, members: Sequence[int]) -> None:
-        """Write the cached tokens, in one batch."""
+        """Write the cached tokens, in one batch; those that two of the sequences share, once."""
         rows: _Rows = []
         for index in members:
-            cached = self.chunks[index][0]
-            if cached:
-                shape = (cached, self.layer.num_heads, self.layer.head_dim)
-                rows.append((index, 0, cached, self.keys[index].new_zeros(shape)))
+            cached, first = self.chunks[index][0], 0
+            owner, shared = self._shared.get(index, (index, 0))
+            if owner in members:
+                first = min(shared, cached, self.chunks[owner][0])
+            if first < cached:
+                shape = (cached - first, self.layer.num_heads, self.layer.head_dim)
+                rows.append((index, first, cached - first, self.keys[index].new_zeros(shape)))
         if rows:
             self._writer.forward(*self._inputs(rows), self._plan(rows))
 
@@ -193,6 +198,7 @@ class Scene:
     def share_blocks(self, *, owner: int, other: int, count: int = 1) -> None:
         """Give both the same first ``count`` blocks, and the tokens in them."""
         size = count * self.layer.block_size
+        self._shared[other] = (owner, size)
         self.tables[other, :count] = self.tables[owner, :count]
         self.keys[other][:size] = self.keys[owner][:size]
         self.values[other][:size] = self.values[owner][:size]

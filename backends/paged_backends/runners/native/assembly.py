@@ -5,7 +5,6 @@ Weights that multiply the same input are concatenated: query, key and value; gat
 Shapes: V vocabulary, E embedding size, P positions, I inputs, O outputs.
 """
 
-# ruff: noqa: N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,7 +14,14 @@ from torch import Tensor
 
 from paged_backends.checkpoint.weights import Weights
 from paged_backends.runners.native.config import DecoderConfig
-from paged_backends.runners.native.decoder import Attention, Decoder, Embedding, FeedForward, Layer
+from paged_backends.runners.native.decoder import (
+    Attention,
+    Decoder,
+    Embedding,
+    FeedForward,
+    Head,
+    Layer,
+)
 from paged_backends.runners.native.names import WeightNames
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Ops, rounded
 
@@ -24,7 +30,8 @@ class Assembly:
     """Builds the decoder of one model, weight by weight.
 
     Every method raises :class:`CheckpointError` if a weight is missing or has another shape, and
-    :meth:`decoder` if the checkpoint holds some that the model would lack.
+    :meth:`decoder` if the checkpoint holds some that the model would lack. The parts can be had
+    one by one, so that only some of them are in memory at a time.
     """
 
     def __init__(
@@ -46,9 +53,32 @@ class Assembly:
 
     def decoder(self) -> Decoder:
         """Return the whole decoder."""
+        self.check_layers()
+        embedding = self.embedding()
+        decoder = Decoder(
+            self._config,
+            embedding=embedding,
+            layers=[self.layer(index) for index in range(len(self._config.layers))],
+            head=self.head(embedding),
+            best=self._ops.best,
+            rotary=self._ops.rotary,
+            device=self._device,
+        )
+        self.check_all_taken()
+        return decoder
+
+    def check_layers(self) -> None:
+        """Check that the checkpoint has the weights of all layers, and of no more."""
+        self._weights.check_layers(len(self._config.layers))
+
+    def check_all_taken(self) -> None:
+        """Check that all parts were built, and that the checkpoint holds nothing else."""
+        self._weights.check_all_taken(tied=self._config.tied)
+
+    def embedding(self) -> Embedding:
+        """Return the embedding; operations that copy their weights leave its table as stored."""
         config, names = self._config, self._names
         hidden, width = config.hidden_size, config.embedding_size
-        self._weights.check_layers(len(config.layers))
         table = self._weights.take(f"{names.embedding}.weight", (config.vocab_size, width))
         if not self._ops.copies_weights:
             table = table.to(device=self._device, dtype=self._dtype)
@@ -57,36 +87,32 @@ class Assembly:
             rows = config.learned_positions + config.max_model_len
             positions = self._tensor(f"{names.positions}.weight", (rows, hidden))
         narrow = width != hidden
-        decoder = Decoder(
-            config,
-            embedding=Embedding(
-                table_VE=table,
-                dtype=self._dtype,
-                scale=rounded(config.embedding_scale, self._dtype),
-                positions_PE=positions,
-                first_position=config.learned_positions or 0,
-                project=self._linear([names.project_in], [hidden], width) if narrow else None,
-            ),
-            layers=[self._layer(index) for index in range(len(config.layers))],
-            final_norm=self._norm(names.final_norm, hidden) if config.norm_at_end else None,
-            project=self._linear([names.project_out], [width], hidden) if narrow else None,
-            head=self._head(table),
-            best=self._ops.best,
-            rotary=self._ops.rotary,
-            device=self._device,
+        return Embedding(
+            table_VE=table,
+            dtype=self._dtype,
+            scale=rounded(config.embedding_scale, self._dtype),
+            positions_PE=positions,
+            first_position=config.learned_positions or 0,
+            project=self._linear([names.project_in], [hidden], width) if narrow else None,
         )
-        self._weights.check_all_taken(tied=config.tied)
-        return decoder
 
-    def _head(self, table: Tensor) -> Linear:
+    def head(self, embedding: Embedding) -> Head:
         """Return the head; a tied model's checkpoint may hold one that is not its embedding."""
-        name, weight = f"{self._names.head}.weight", table
-        if not self._config.tied or self._weights.has(name):
+        config, names = self._config, self._names
+        hidden, width = config.hidden_size, config.embedding_size
+        name, table = f"{names.head}.weight", embedding.table_VE
+        weight = table
+        if not config.tied or self._weights.has(name):
             own = self._weights.take(name, tuple(table.shape)).to(table.device, table.dtype)
-            weight = table if self._config.tied and torch.equal(own, table) else own
-        return self._ops.linear(weight.to(self._dtype))
+            weight = table if config.tied and torch.equal(own, table) else own
+        return Head(
+            norm=self._norm(names.final_norm, hidden) if config.norm_at_end else None,
+            project=self._linear([names.project_out], [width], hidden) if width != hidden else None,
+            output=self._ops.linear(weight.to(self._dtype)),
+        )
 
-    def _layer(self, index: int) -> Layer:
+    def layer(self, index: int) -> Layer:
+        """Return one layer."""
         config, names = self._config, self._names
         prefix = f"{names.layers}.{index}."
         hidden = config.hidden_size
@@ -189,8 +215,7 @@ class Assembly:
             for module, count in zip(modules, outputs, strict=True)
             if bias
         ]
-        weight_OI = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
-        return self._ops.linear(weight_OI, torch.cat(biases) if biases else None)
+        return self._ops.stacked(weights, torch.cat(biases) if biases else None)
 
     def _norm(self, module: str, size: int) -> Norm:
         config, ops = self._config, self._ops

@@ -126,6 +126,23 @@ class Layer:
         return self.mlp_output_norm(self.mlp(normed_TE, None), hidden_TE)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """From the output of the last layer to the scores of all tokens."""
+
+    norm: Norm | None
+    project: Linear | None
+    output: Linear
+
+    def __call__(self, hidden_RE: Tensor) -> Tensor:
+        """Return scores [R, V]."""
+        if self.norm is not None:
+            hidden_RE = self.norm(hidden_RE)
+        if self.project is not None:
+            hidden_RE = self.project(hidden_RE)
+        return self.output(hidden_RE)
+
+
 class RunsLayer(Protocol):
     """Computes one layer: itself, or in another way."""
 
@@ -153,9 +170,7 @@ class Decoder:
         *,
         embedding: Embedding,
         layers: Sequence[Layer],
-        final_norm: Norm | None,
-        project: Linear | None,
-        head: Linear,
+        head: Head,
         best: RowOp,
         rotary: Callable[[Tensor, Tensor], Rotary],
         device: torch.device,
@@ -165,8 +180,6 @@ class Decoder:
         self.layers = layers
         self.run: Sequence[RunsLayer] = layers
         """What computes the layers."""
-        self._final_norm = final_norm
-        self._project = project
         self._head = head
         self._best = best
         self._rotary = rotary
@@ -189,20 +202,13 @@ class Decoder:
 
     def logits(self, hidden_RE: Tensor) -> Tensor:
         """Return logits [R, V] float32 of rows of :meth:`forward`."""
-        logits_RV = self._scores(hidden_RE).float()
+        logits_RV = self._head(hidden_RE).float()
         if self.config.logits_soft_cap is not None:
             logits_RV = soft_cap(logits_RV, self.config.logits_soft_cap)
         return logits_RV
 
     def best(self, hidden_RE: Tensor) -> tuple[Tensor, Tensor]:
         """Return the best token [R] of each row, and its logit [R] before the soft cap."""
-        scores_RV = self._scores(hidden_RE)  # a soft cap keeps their order
+        scores_RV = self._head(hidden_RE)  # a soft cap keeps their order
         best_R = self._best(scores_RV)
         return best_R, scores_RV.gather(1, best_R[:, None])[:, 0]
-
-    def _scores(self, hidden_RE: Tensor) -> Tensor:
-        if self._final_norm is not None:
-            hidden_RE = self._final_norm(hidden_RE)
-        if self._project is not None:
-            hidden_RE = self._project(hidden_RE)
-        return self._head(hidden_RE)

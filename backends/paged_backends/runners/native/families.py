@@ -36,7 +36,8 @@ def decoder_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -
     describe = _FAMILIES.get(kind)
     if describe is None:
         raise UnsupportedModel(
-            f"the native runner covers {', '.join(_FAMILIES)}, and {checkpoint.place} is a {kind}"
+            f"runners native and onnxruntime cover {', '.join(_FAMILIES)}, and "
+            f"{checkpoint.place} is a {kind}"
         )
     if trust_remote_code and "auto_map" in checkpoint.config:
         raise lacking(checkpoint, "code that comes with the checkpoint")

@@ -12,7 +12,7 @@ R rows that draw a token, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -61,6 +61,11 @@ class Ops(ABC):
     @abstractmethod
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
         """Return the linear layer with this weight."""
+
+    def stacked(self, weights: Sequence[Tensor], bias_O: Tensor | None = None) -> Linear:
+        """Return the linear layer with these weights [., I], one below the other."""
+        stacked = torch.cat(list(weights)) if len(weights) > 1 else weights[0].contiguous()
+        return self.linear(stacked, bias_O)
 
     @abstractmethod
     def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Norm:

@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paged_backends.checkpoint.device import choose_device, free_memory
-from paged_backends.checkpoint.dtype import choose_dtype
-from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.checkpoint.weights import RandomWeights, Weights, open_weights
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.choose_ops import choose_ops
 from paged_backends.runners.native.compiled_layer import compile_layers
 from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.decoder import Decoder
-from paged_backends.runners.native.families import decoder_config
 from paged_backends.runners.native.fused_layers import fuse
 from paged_backends.runners.native.names import weight_names
+from paged_backends.runners.native.source import ModelSource, model_size
 from paged_backends.runners.settings import NativeSettings
 from paged_core.errors import SettingsError
 from paged_core.interfaces.layer import LayerSpec
@@ -30,8 +26,6 @@ from paged_core.log import get_logger
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
-
-_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 log = get_logger()
 
@@ -50,90 +44,39 @@ class NativeRunner(Runner):
     def load(self) -> None:
         """Read the configuration, then the weights; see the interface for what it raises."""
         settings = self._settings
-        checkpoint = Checkpoint.open(
-            settings.model,
-            allow_pickle=settings.allow_pickle,
-            trust_remote_code=settings.trust_remote_code,
-            reads_gguf=True,
-        )
-        config = decoder_config(checkpoint, trust_remote_code=settings.trust_remote_code)
-        device = choose_device(settings.device)
-        weights, dtype = self._open(checkpoint, device)
-        self._config = config
-        self._check_memory(dtype, device)
-        ops = choose_ops(self._options, dtype, device)
+        source = ModelSource.open(settings, self._options.weights, reads_gguf=True)
+        source.check_memory(source.dtype.itemsize)
+        self._config = config = source.config
+        ops = choose_ops(self._options, source.dtype, source.device)
         try:
             self._decoder = Assembly(
                 config,
-                weight_names(checkpoint),
-                weights,
+                weight_names(source.checkpoint),
+                source.weights,
                 ops=ops,
-                dtype=dtype,
-                device=device,
+                dtype=source.dtype,
+                device=source.device,
             ).decoder()
         except torch.OutOfMemoryError as error:
             raise SettingsError(
-                f"{settings.model} does not fit on {device}: {str(error).partition(chr(10))[0]}; "
+                f"{settings.model} does not fit on {source.device}: "
+                f"{str(error).partition(chr(10))[0]}; "
                 "use a smaller model, a smaller dtype, or device: cpu"
             ) from error
         self._kernels = ops.kernels
         if ops.kernels is not None:
             self._decoder.fused = fuse(config, self._decoder.layers, ops.kernels)
         if self._options.compile:
-            self._decoder.run = compile_layers(self._decoder.layers, device)
-        self._layers = [
-            LayerSpec(
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                scale=layer.scale,
-                dtype=_DTYPES[dtype],
-                device=str(device),
-                block_size=settings.block_size,
-                kv_cache_dtype=settings.kv_cache_dtype,
-                sliding_window=layer.sliding_window,
-                soft_cap=layer.soft_cap,
-            )
-            for layer in config.layers
-        ]
+            self._decoder.run = compile_layers(self._decoder.layers, source.device)
+        self._layers = source.layers(settings)
         log.info(
             "model_loaded",
             model=settings.model,
-            architecture=checkpoint.model_type,
+            architecture=source.checkpoint.model_type,
             layers=len(self._layers),
-            dtype=_DTYPES[dtype],
-            device=str(device),
+            dtype=self._layers[0].dtype,
+            device=str(source.device),
         )
-
-    def _check_memory(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Refuse made-up weights that do not fit; those of a file cannot be larger than it."""
-        size = self.model_size()
-        needed = (size.layer_weights + size.head_weights) * dtype.itemsize
-        free = free_memory(device)
-        if self._options.weights == "random" and needed > free:
-            raise SettingsError(
-                f"the weights of {self._settings.model} take {needed >> 20} MiB of memory, and "
-                f"{free >> 20} MiB are free on {device}; use a smaller model or dtype"
-            )
-
-    def _open(self, checkpoint: Checkpoint, device: torch.device) -> tuple[Weights, torch.dtype]:
-        """Return the weights, and the dtype to compute in."""
-        made_up = self._options.weights == "random"
-        chosen = self._settings.dtype
-        if not made_up or chosen != "auto":
-            chosen = choose_dtype(chosen, checkpoint, device)
-        named = str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "")
-        own = getattr(torch, named.removeprefix("torch."), None) if chosen == "auto" else chosen
-        if made_up:
-            dtype = own if own in _DTYPES else torch.float32
-            return RandomWeights(dtype, self._settings.seed), dtype
-        weights = open_weights(
-            checkpoint,
-            allow_pickle=self._settings.allow_pickle,
-            dtype=own if own in _DTYPES else torch.float32,
-        )
-        dtype = own if own in _DTYPES else weights.dtype
-        return weights, dtype if dtype in _DTYPES else torch.float32
 
     # ------------------------------------------------------------------ properties
 
@@ -164,15 +107,7 @@ class NativeRunner(Runner):
 
     def model_size(self) -> ModelSize:
         """Count the weights of all linear layers."""
-        config = self._config
-        hidden, heads, kv_heads = config.hidden_size, config.num_heads, config.num_kv_heads
-        attention = 2 * (heads + kv_heads) * config.head_dim * hidden
-        feed_forward = (3 if config.gated else 2) * hidden * config.intermediate_size
-        return ModelSize(
-            layer_weights=len(config.layers) * (attention + feed_forward),
-            head_weights=config.vocab_size * config.embedding_size,
-            layers=tuple(self._layers),
-        )
+        return model_size(self._config, self._layers)
 
     # ------------------------------------------------------------------ running
 

@@ -28,8 +28,8 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 def lacking(checkpoint: Checkpoint, feature: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"{checkpoint.model_type} of {checkpoint.place} cannot be served by the native runner, "
-        f"which lacks {feature}; set runner to auto or transformers"
+        f"{checkpoint.model_type} of {checkpoint.place} cannot be served by runners native and "
+        f"onnxruntime, which lack {feature}; set runner to auto or transformers"
     )
 
 

@@ -1,29 +1,24 @@
-"""Measures the steps of an engine and fits a cost model to them."""
+"""Fits a cost model to what an engine measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
-from statistics import median
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from paged_core.clock import Clock
-from paged_core.engine import Engine
-from paged_core.errors import SettingsError
 from paged_core.settings import EngineSettings
 from paged_plugins.lab.calibration.errors import relative_errors
 from paged_plugins.lab.calibration.fit import fit
-from paged_plugins.lab.calibration.scene import Scene, scenes
-from paged_plugins.lab.calibration.step_meter import MeasuredStep, StepMeter
+from paged_plugins.lab.calibration.measurement import Measurement
+from paged_plugins.lab.calibration.step_meter import MeasuredStep
 from paged_plugins.lab.cost_model import CostModelParts
-from paged_plugins.lab.cost_models.linear import LinearCost
+from paged_plugins.lab.cost_models.linear import PARTS, LinearCost
 from paged_plugins.lab.cost_models.settings import LinearSettings
 from paged_plugins.lab.cost_models.weights_file import WeightsFile
 
 _HELD_OUT = 5
 """One scene of so many is not fitted to."""
-_LEAST_SCENES = 6
+_SWAP = "per_swapped_block"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +26,8 @@ class Calibration:
     """What was measured, and what predicts it."""
 
     weights: dict[str, float]
+    unmeasured: dict[str, str]
+    """Weights that are missing, and why."""
     errors: dict[str, dict[str, Any]]
     """On steps that the weights were not fitted to, by kind of step."""
     num_steps: int
@@ -43,6 +40,7 @@ class Calibration:
         """Return what is written of it; ``measured`` says on what."""
         return WeightsFile(
             weights=self.weights,
+            unmeasured=self.unmeasured,
             max_model_len=self.max_model_len,
             num_tokens=self.num_tokens,
             measured={**measured, "steps": self.num_steps},
@@ -50,75 +48,62 @@ class Calibration:
         )
 
 
-def choose_scenes(engine: Engine, num_steps: int) -> list[Scene]:
-    """Return scenes of about ``num_steps`` steps, spread over what an engine can serve.
-
-    Raises:
-        SettingsError: it can serve too few.
-    """
-    kv_cache = engine.kv_cache
-    slots = kv_cache.num_blocks * kv_cache.block_size
-    found = list(scenes(engine.capacity.max_model_len, slots, engine.scheduler.max_num_seqs))
-    if len(found) < _LEAST_SCENES:
-        raise SettingsError(
-            f"an engine of {slots:,} cached tokens and max_model_len="
-            f"{engine.capacity.max_model_len} is too small to be calibrated; raise num_blocks or "
-            "max_model_len"
-        )
-    long = [scene for scene in found if scene.output > 2]
-    output = max(4, min(64, round((num_steps - 3 * len(found)) / len(long))))
-    return [replace(scene, output=output) if scene.output > 2 else scene for scene in found]
-
-
 def calibrate(
-    engine: Engine,
+    measured: Measurement,
     settings: EngineSettings,
-    chosen: Sequence[Scene],
     *,
-    repeats: int,
-    clock: Clock,
-    advance: Callable[[], None] = lambda: None,
+    swaps: Measurement | None = None,
+    reasons: Mapping[str, str] | None = None,
 ) -> Calibration:
-    """Measure the steps of all scenes and fit the cost model ``linear`` to four fifths of them.
-
-    The time of a step is the median of its repeats.
+    """Fit the cost model ``linear`` to the steps of four fifths of the scenes.
 
     Args:
-        engine: warmed up; it serves nothing else.
-        clock: seconds.
-        advance: called after each scene.
+        measured: of the engine.
+        settings: the engine's.
+        swaps: of an engine that swaps, see :func:`swap_settings`. It gives the weight of a swapped
+            block alone: with its small cache, all else is a little faster.
+        reasons: by name of a weight, why it could not be measured, as far as that is known.
     """
-    meter = StepMeter(engine, clock)
-    rounds: list[list[list[MeasuredStep]]] = []
-    for _ in range(repeats):
-        rounds.append([])
-        for scene in chosen:
-            rounds[-1].append(list(meter.run(scene)))
-            advance()
-    measured = [_medians(runs) for runs in zip(*rounds, strict=True)]
-    fitted = chain.from_iterable(s for n, s in enumerate(measured) if n % _HELD_OUT)
-    weights = fit(list(fitted))
+    fitted, held_out = _parted(measured)
+    weights = _measured_weights(fitted)
+    if swaps is not None:
+        fitted_swaps, held_out_swaps = _parted(swaps)
+        held_out += [step for step in held_out_swaps if step.work.swapped_blocks]
+        of_swaps = _measured_weights(fitted_swaps)
+        weights |= {name: each for name, each in of_swaps.items() if name == _SWAP}
     weights["fixed"] = max(weights["fixed"], 1e-6)
+    unmeasured = {
+        name: (reasons or {}).get(name, f"no step that was measured has {part.replace('_', ' ')}")
+        for name, part in PARTS.items()
+        if name not in weights
+    }
     model = LinearCost(
-        LinearSettings(**{**dict.fromkeys(_UNMEASURED, 0.0), **weights}),
+        LinearSettings(**{**dict.fromkeys(unmeasured, 0.0), **weights}),
         CostModelParts(settings=settings),
     )
-    held_out = [step for number, s in enumerate(measured) if number % _HELD_OUT == 0 for step in s]
     return Calibration(
         weights={name: float(f"{weight:.4g}") for name, weight in weights.items()},
+        unmeasured=unmeasured,
         errors=relative_errors(model, held_out),
-        num_steps=sum(map(len, measured)),
-        max_model_len=engine.capacity.max_model_len,
-        num_tokens=engine.kv_cache.num_blocks * engine.kv_cache.block_size,
+        num_steps=sum(map(len, (*measured.scenes, *(swaps.scenes if swaps else ())))),
+        max_model_len=measured.max_model_len,
+        num_tokens=measured.num_tokens,
     )
 
 
-_UNMEASURED = ("per_copied_block", "per_swapped_block")
+def _parted(measured: Measurement) -> tuple[list[MeasuredStep], list[MeasuredStep]]:
+    """Return the steps to fit to, and those that are held out."""
+    parts: tuple[list[MeasuredStep], list[MeasuredStep]] = ([], [])
+    for number, scene in enumerate(measured.scenes):
+        parts[number % _HELD_OUT == 0].extend(scene)
+    return parts
 
 
-def _medians(runs: Sequence[Sequence[MeasuredStep]]) -> list[MeasuredStep]:
-    """Return each step of a scene with its median time; the steps of all runs are the same."""
-    return [
-        MeasuredStep(same[0].work, median(step.seconds for step in same))
-        for same in zip(*runs, strict=True)
-    ]
+def _measured_weights(steps: Sequence[MeasuredStep]) -> dict[str, float]:
+    """Return the weights of what these steps do; of what none of them does, there are none."""
+    found = fit(steps) if steps else {}
+    return {
+        name: weight
+        for name, weight in found.items()
+        if name == "fixed" or any(getattr(step.work, PARTS[name]) for step in steps)
+    }

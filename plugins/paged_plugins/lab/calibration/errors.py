@@ -18,6 +18,8 @@ _SHORT = 128
 
 def kind_of(work: StepWork) -> str:
     """Return what a step is called in a report of errors."""
+    if work.swapped_blocks or work.copied_blocks:
+        return "with swapped blocks" if work.swapped_blocks else "with copied blocks"
     if not work.prefill_tokens:
         few = work.decode_sequences <= _FEW
         return f"decode, {f'up to {_FEW}' if few else f'more than {_FEW}'} sequences"

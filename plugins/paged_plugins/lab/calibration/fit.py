@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged_plugins.lab.calibration.step_meter import MeasuredStep
+from paged_plugins.lab.cost_models.linear import PARTS
 
-WEIGHTS: Mapping[str, str] = {
-    "per_prefill_token": "prefill_tokens",
-    "per_prefill_sequence": "prefill_sequences",
-    "per_prefill_pair": "prefill_pairs",
-    "per_prefill_context": "prefill_context",
-    "per_decode_sequence": "decode_sequences",
-    "per_context_token": "decode_context",
-    "per_sampled_row": "sampled_rows",
-    "wake": "after_idle",
-}
-"""The weights that are measured, and the part of the work that each belongs to; there is also
-``fixed``."""
 _Array = NDArray[np.float64]
 _ROUNDS = 8
 _SWEEPS = 2000
@@ -30,7 +19,8 @@ _LARGE = 0.1
 
 
 def fit(steps: Sequence[MeasuredStep]) -> dict[str, float]:
-    """Return the weights, none below 0, that predict these steps with the least relative error.
+    """Return the weights, none below 0, that predict these steps with the least relative error;
+    that of a part which no step has is 0.
 
     Least squares of relative errors, in which steps with large ones count less (Huber, "Robust
     estimation of a location parameter", 1964), by coordinate descent.
@@ -39,7 +29,7 @@ def fit(steps: Sequence[MeasuredStep]) -> dict[str, float]:
         steps: at least as many as there are weights.
     """
     seconds = np.array([step.seconds for step in steps])
-    parts = [[1.0, *(getattr(s.work, part) for part in WEIGHTS.values())] for s in steps]
+    parts = [[1.0, *(getattr(s.work, part) for part in PARTS.values())] for s in steps]
     relative = np.array(parts) / seconds[:, None]
     scales = np.maximum(relative.max(axis=0), 1e-300)
     matrix = relative / scales
@@ -50,7 +40,7 @@ def fit(steps: Sequence[MeasuredStep]) -> dict[str, float]:
         errors = np.abs(matrix @ weights - 1)
         counts = np.sqrt(np.minimum(1.0, _LARGE / np.maximum(errors, 1e-12)))
     found = weights / scales
-    return dict(zip(("fixed", *WEIGHTS), map(float, found), strict=True))
+    return dict(zip(("fixed", *PARTS), map(float, found), strict=True))
 
 
 def _least_squares(matrix: _Array, target: _Array, start: _Array) -> _Array:

@@ -12,8 +12,8 @@ from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_plugins.lab.calibration.scene import Scene
 from paged_plugins.lab.cost_model import StepWork
-from paged_plugins.lab.simulation.run_collector import RunCollector
-from paged_plugins.lab.simulation.watched_executor import WatchedExecutor
+from paged_plugins.lab.runs.run_collector import RunCollector
+from paged_plugins.lab.runs.watched_executor import WatchedExecutor
 from paged_plugins.workloads.content import token_ids
 
 
@@ -53,11 +53,11 @@ class StepMeter:
         engine.reset_prefix_cache()
         prompts = [self._prompt(scene.context) for _ in range(scene.batch)]
         late = [*(prompts[-1] if scene.shares else ()), *self._prompt(scene.late)]
-        is_late_due, after_idle = True, int(scene.after_idle)
+        is_late_due, after_idle = scene.late > 0, int(scene.after_idle)
         clock.sleep(_REST * after_idle)
         began = clock()
         for prompt in prompts:
-            self._add(prompt, scene.output)
+            self._add(prompt, scene.output, scene.n)
         while engine.has_unfinished:
             decoding = min(len(group.live[0].output) for group in engine.groups if group.live)
             if is_late_due and decoding >= scene.output // 2:
@@ -76,7 +76,7 @@ class StepMeter:
         first = next(self._contents)
         return token_ids([range(first, first + length)], self._engine.capacity.vocab_size)
 
-    def _add(self, prompt: Sequence[int], output: int) -> None:
-        sampling = SamplingParams(max_tokens=output, ignore_eos=True, detokenize=False)
+    def _add(self, prompt: Sequence[int], output: int, n: int = 1) -> None:
+        sampling = SamplingParams(n=n, max_tokens=output, ignore_eos=True, detokenize=False)
         name = f"calibration {next(self._names)}"
         self._engine.add(Request(id=name, prompt=tuple(prompt), sampling=sampling))

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from dataclasses import dataclass
 from math import inf
 
-from paged_core.errors import RequestError
-from paged_core.sequence import SequenceGroup
-from paged_plugins.lab.cluster.replica import Replica
+from paged_core.request import Request
+from paged_plugins.lab.cluster.fleet import Fleet
+from paged_plugins.lab.cluster.load import Load
+from paged_plugins.lab.cluster.pauses import Pauses
+from paged_plugins.lab.cluster.step_end import EndedRequest
 from paged_plugins.lab.cluster.watch import Watch
 from paged_plugins.lab.router import Router
-from paged_plugins.lab.simulation.arrivals import Arrival, Arrivals
-from paged_plugins.lab.simulation.request_records import engine_request
+from paged_plugins.lab.runs.arrivals import Arrival, Arrivals
+from paged_plugins.lab.runs.engine_request import engine_request
+
+
+@dataclass(frozen=True, slots=True)
+class _Routed:
+    """A request that was sent to a replica."""
+
+    arrival: Arrival
+    request: Request
+    replica: int
 
 
 class EventLoop:
@@ -21,89 +32,120 @@ class EventLoop:
     Of events at the same time, steps end first, so that what they free and who follows them is
     known; then requests arrive; then steps begin, which can plan all of these. Ties among replicas
     are broken by their number. Memory grows with the replicas and the requests that have not ended.
+
+    Replicas go on by themselves until the next request can arrive, each process with its own: a
+    conservative parallel simulation of discrete events (Chandy and Misra, "Distributed Simulation:
+    A Case Study in Design and Verification of Distributed Programs", IEEE Transactions on Software
+    Engineering 5(5), 1979). What happens does not depend on the number of processes.
+
+    Args:
+        advance: called with the number of requests that have ended since its last call.
     """
 
     def __init__(
-        self, replicas: Sequence[Replica], router: Router, arrivals: Arrivals, watch: Watch
+        self,
+        fleet: Fleet,
+        num_replicas: int,
+        router: Router,
+        arrivals: Arrivals,
+        watch: Watch,
+        advance: Callable[[int], None],
     ) -> None:
-        self._replicas = replicas
+        self._fleet = fleet
         self._router = router
         self._arrivals = arrivals
         self._watch = watch
-        self._ends: list[tuple[float, int]] = []
-        """A heap: when the step under way of each busy replica ends."""
-        self._live: dict[str, Arrival] = {}
+        self._advance = advance
+        self._loads = [Load() for _ in range(num_replicas)]
+        self._live: dict[str, _Routed] = {}
         """By id, the requests that have not ended."""
-        self._may_begin: list[int] = []
-        """Replicas that had a step end, or a request arrive, at the present time."""
+        self._asked: _Routed | None = None
+        """The request that arrived last, while it is not known whether its replica takes it on."""
+        self._pauses = Pauses()
+        """Before requests that follow those that have not ended."""
 
-    def run(self, advance: Callable[[int], None]) -> None:
-        """Serve all requests.
+    def run(self) -> None:
+        """Serve all requests."""
+        fleet, now, is_event = self._fleet, 0.0, False
+        while (until := self._horizon()) < inf or fleet.next_at < inf:
+            fleet.start(until)
+            self._settle()
+            if is_event:
+                self._watch.passed(now, self._loads)
+            now, is_event = until, self._end_steps(until)
+            for arrival in self._arrivals.due(now):
+                self._settle()
+                self._route(arrival)
+                is_event = True
 
-        Args:
-            advance: called with the number of requests that have ended since its last call.
+    def _horizon(self) -> float:
+        """Return a time before which no request arrives.
+
+        One that follows another arrives when a step has ended and its think time has passed.
         """
-        ends, arrivals = self._ends, self._arrivals
-        while True:
-            now = min(ends[0][0] if ends else inf, _arrival_time(arrivals))
-            if now == inf:
-                return
-            num_ended = 0
-            while ends and ends[0][0] <= now:
-                num_ended += self._end_step(heappop(ends)[1])
-            if _arrival_time(arrivals) <= now:  # of a request that follows one that ended, too
-                for arrival in arrivals.due(now):
-                    num_ended += self._arrive(arrival)
-            self._begin_steps(now)
-            self._watch.passed(now, self._replicas)
-            if num_ended:
-                advance(num_ended)
+        arrival = self._arrivals.next_at
+        following = self._fleet.next_at + self._pauses.shortest
+        return following if arrival is None else min(arrival, following)
 
-    def _end_step(self, number: int) -> int:
-        """Apply the end of a step; return how many requests ended with it."""
-        finished = self._replicas[number].end_step()
-        for group in finished:
-            self._finish(group, number)
-        self._may_begin.append(number)
-        return len(finished)
+    def _end_steps(self, until: float) -> bool:
+        """Apply the steps that end up to a time; return whether some end at that time itself.
 
-    def _finish(self, group: SequenceGroup, number: int) -> None:
-        arrival = self._live.pop(group.id)
-        self._router.finished(group.request, number)
-        self._watch.ended(group, arrival, number)
-        if arrival.request.followers:
-            assert group.finished_at is not None
-            tokens = tuple(group.sequences[0].tokens)
-            self._arrivals.follow(arrival.request, group.finished_at, tokens)
+        With these ends the event is not over: requests may arrive then.
+        """
+        loads, watch = self._loads, self._watch
+        now, event = 0.0, None
+        for time, repeat, number, num_tokens, ended in self._fleet.ends():
+            if (time, repeat) != event:
+                if event is not None:
+                    watch.passed(now, loads)
+                now, event = time, (time, repeat)
+            loads[number].num_tokens += num_tokens
+            if ended:
+                self._end(ended, number, time)
+        if event is None or now == until:
+            return event is not None
+        watch.passed(now, loads)
+        return False
 
-    def _arrive(self, arrival: Arrival) -> int:
-        """Route a request; return how many requests have ended because it was refused."""
+    def _end(self, requests: Sequence[EndedRequest], number: int, now: float) -> None:
+        """Requests ended on a replica."""
+        self._loads[number].num_requests -= len(requests)
+        for record, error, answer in requests:
+            routed = self._live.pop(record.id)
+            arrival = routed.arrival
+            self._router.finished(routed.request, number)
+            self._watch.ended(record, number, error)
+            if arrival.request.followers:
+                self._pauses.remove(arrival.request)
+                self._arrivals.follow(arrival.request, now, (*arrival.prompt, *answer))
+        self._advance(len(requests))
+
+    def _route(self, arrival: Arrival) -> None:
+        """Send a request to a replica."""
         request = engine_request(arrival, 0.0)
         self._watch.arrived(arrival)
-        number = self._router.route(request, arrival.request.session, self._replicas)
-        replica = self._replicas[number]
-        try:
-            replica.add(request)
-        except RequestError as error:
-            self._router.finished(request, number)
-            return self._watch.refused(arrival, number, str(error))
-        self._live[request.id] = arrival
-        if not replica.is_busy:
-            self._may_begin.append(number)
-        return 0
+        number = self._router.route(request, arrival.request.session, self._loads)
+        load = self._loads[number]
+        load.num_requests += 1
+        load.num_tokens += len(request.prompt)
+        if arrival.request.followers:
+            self._pauses.add(arrival.request)
+        self._asked = _Routed(arrival, request, number)
+        self._fleet.add(number, arrival)
 
-    def _begin_steps(self, now: float) -> None:
-        numbers = self._may_begin
-        if len(numbers) > 1:
-            numbers = sorted(set(numbers))
-        for number in numbers:
-            replica = self._replicas[number]
-            if replica.has_unfinished:
-                heappush(self._ends, (replica.begin_step(now), number))
-        self._may_begin.clear()
-
-
-def _arrival_time(arrivals: Arrivals) -> float:
-    """Seconds from the start at which the next request arrives; infinite if there is none."""
-    at = arrivals.next_at
-    return inf if at is None else at
+    def _settle(self) -> None:
+        """Learn what became of the request that arrived last."""
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return
+        reason = self._fleet.refusal()
+        if reason is None:
+            self._live[asked.request.id] = asked
+            return
+        load = self._loads[asked.replica]
+        load.num_requests -= 1
+        load.num_tokens -= len(asked.request.prompt)
+        if asked.arrival.request.followers:
+            self._pauses.remove(asked.arrival.request)
+        self._router.finished(asked.request, asked.replica)
+        self._advance(self._watch.refused(asked.arrival, asked.replica, reason))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paged_plugins.lab.gap_histogram import bucket, percentile
+from paged_plugins.lab.measures.percentiles import percentiles
+from paged_plugins.lab.runs.time_histogram import bucket
 
 
 @dataclass(slots=True)
@@ -12,7 +13,7 @@ class Latency:
     """A histogram of times with their number and sum; percentiles are within 0.5%."""
 
     counts: dict[int, int] = field(default_factory=dict)
-    """How many times fell into each bucket, see :mod:`paged_plugins.lab.gap_histogram`."""
+    """How many times fell into each bucket, see :mod:`paged_plugins.lab.runs.time_histogram`."""
     num: int = 0
     total: float = 0.0
 
@@ -25,9 +26,5 @@ class Latency:
 
     def measures(self, kind: str) -> dict[str, float]:
         """Return mean and percentiles in milliseconds, by name; none if there are no times."""
-        found = {f"{kind}_ms_mean": 1e3 * self.total / self.num} if self.num else {}
-        for share in (50, 90, 99):
-            seconds = percentile(self.counts, share / 100)
-            if seconds is not None:
-                found[f"{kind}_ms_p{share}"] = 1e3 * seconds
-        return found
+        mean = {f"{kind}_ms_mean": 1e3 * self.total / self.num} if self.num else {}
+        return mean | percentiles(kind, self.counts)

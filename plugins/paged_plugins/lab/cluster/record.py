@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from paged_plugins.lab.cluster.latency import Latency
 from paged_plugins.lab.cluster.timeline import LoadSample
-from paged_plugins.lab.gap_histogram import percentile
+from paged_plugins.lab.measures.fairness import jain_index
+from paged_plugins.lab.measures.measure import GOODPUT
+from paged_plugins.lab.measures.percentiles import percentiles
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,15 +42,16 @@ class ClusterRecord:
     """Requests that were refused, ignored, or ended by an error; latencies are without them."""
     failure: str | None = None
     """What the first of them was told."""
-    num_good: int = 0
-    """Requests that met the service level."""
+    num_good: int | None = None
+    """Requests that met the service level; ``None``: it has no limits."""
     num_preemptions: int = 0
     num_evictions: int = 0
     """Cached blocks whose content was given up to make room."""
     recomputed_tokens: int = 0
     """Those that had been computed before, and were lost by a preemption."""
     token_gaps: dict[int, int] = field(default_factory=dict)
-    """Times between tokens of a sequence, by bucket, see :mod:`paged_plugins.lab.gap_histogram`."""
+    """Times between tokens of a sequence, by bucket, see
+    :mod:`paged_plugins.lab.runs.time_histogram`."""
     latencies: dict[str, Latency] = field(
         default_factory=lambda: {kind: Latency() for kind in ("ttft", "tpot", "e2e", "queueing")}
     )
@@ -58,14 +61,15 @@ class ClusterRecord:
         """Return what the run is judged by, under the names that runs of one engine have too.
 
         Those of replicas are added: ``replica_jain`` is Jain's index of fairness over the tokens
-        that replicas generated (1: equal; Jain, Chiu and Hawe, DEC-TR-301, 1984), and
+        that replicas generated (1: equal), and
         ``replica_max_over_mean`` the share of the busiest, by the same tokens.
         """
         replicas, seconds = self.replicas, self.elapsed
         generated = [float(each.num_generated) for each in replicas]
         found: dict[str, float] = {}
         if seconds > 0:
-            found["goodput_per_s"] = self.num_good / seconds
+            if self.num_good is not None:
+                found[GOODPUT] = self.num_good / seconds
             found["throughput_tokens_per_s"] = sum(generated) / seconds
             found["requests_per_s"] = self.num_served / seconds
         num_prompt = sum(each.num_prompt for each in replicas)
@@ -73,10 +77,7 @@ class ClusterRecord:
             found["hit_rate"] = sum(each.num_cached for each in replicas) / num_prompt
         for kind, latency in self.latencies.items():
             found |= latency.measures(kind)
-        for share in (50, 90, 99):
-            gap = percentile(self.token_gaps, share / 100)
-            if gap is not None:
-                found[f"itl_ms_p{share}"] = 1e3 * gap
+        found |= percentiles("itl", self.token_gaps)
         found["preemptions"] = float(self.num_preemptions)
         found["recomputed_tokens"] = float(self.recomputed_tokens)
         found["evictions"] = float(self.num_evictions)
@@ -87,7 +88,6 @@ class ClusterRecord:
         found["makespan_s"] = seconds
         found["failed"] = float(self.num_failed)
         if any(generated):
-            total, squares = sum(generated), sum(tokens**2 for tokens in generated)
-            found["replica_jain"] = total**2 / (len(replicas) * squares)
-            found["replica_max_over_mean"] = max(generated) * len(replicas) / total
+            found["replica_jain"] = jain_index(generated)
+            found["replica_max_over_mean"] = max(generated) * len(replicas) / sum(generated)
         return found

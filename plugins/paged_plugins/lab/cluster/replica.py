@@ -1,8 +1,9 @@
-"""One engine of a cluster, and what the others know of it."""
+"""One engine of a cluster, and what it did."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from paged_core.clock import Clock
 from paged_core.engine import Engine
@@ -12,8 +13,23 @@ from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
 from paged_core.step_outcome import StepOutcome
 from paged_plugins.lab.cost_model import StepWork
-from paged_plugins.lab.simulation.token_gaps import TokenGaps
-from paged_plugins.lab.simulation.watched_executor import CountsWork
+from paged_plugins.lab.runs.token_gaps import TokenGaps
+from paged_plugins.lab.runs.watched_executor import CountsWork
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaCounts:
+    """What the engine of a replica did, in all."""
+
+    num_steps: int
+    busy_seconds: float
+    """In steps."""
+    num_generated: int
+    """Tokens, of all requests."""
+    num_scheduled: int
+    """Tokens computed."""
+    num_preemptions: int
+    num_evictions: int
 
 
 class Replica:
@@ -40,17 +56,10 @@ class Replica:
     ) -> None:
         self.number = number
         self.engine = engine
-        self.num_requests = 0
-        """Requests that were routed to it and have not ended."""
-        self.num_tokens = 0
-        """Tokens of their prompts, and of their answers so far."""
-        self.num_steps = 0
-        self.busy_seconds = 0.0
-        """In steps that have begun."""
-        self.num_generated = 0
-        """Tokens, of all requests."""
-        self.num_scheduled = 0
-        """Tokens computed."""
+        self._num_steps = 0
+        self._busy_seconds = 0.0
+        self._num_generated = 0
+        self._num_scheduled = 0
         self._clock = clock
         self._gaps = TokenGaps(token_gaps)
         self._under_way: StepOutcome | None = None
@@ -74,8 +83,6 @@ class Replica:
             RequestError: it can never be served here; nothing has changed.
         """
         self.engine.add(request)
-        self.num_requests += 1
-        self.num_tokens += len(request.prompt)
 
     def begin_step(self, now: float) -> float:
         """Begin a step; return when it ends, ``now`` or later.
@@ -89,34 +96,49 @@ class Replica:
             clock.sleep(now - started)
         self._under_way = outcome = self.engine.step()
         ended = clock()
-        self.busy_seconds += ended - started
+        self._busy_seconds += ended - started
         self._gaps.step(outcome.advanced, ended)
         if outcome.progressed or not self.engine.has_unfinished:
             self._stalled_seconds = 0.0
             return ended
         return self._pause()
 
-    def end_step(self) -> Sequence[SequenceGroup]:
-        """The step under way has ended; return the requests that ended with it."""
+    def end_step(self) -> tuple[int, Sequence[SequenceGroup]]:
+        """End the step under way.
+
+        Returns:
+            By how many tokens the load changes: those drawn, without all those of the requests that
+            ended. And the requests that ended.
+        """
         outcome = self._under_way
         assert outcome is not None
         self._under_way = None
-        num_drawn = len(outcome.tokens)
-        self.num_generated += num_drawn
-        self.num_tokens += num_drawn
+        num_tokens = len(outcome.tokens)
+        self._num_generated += num_tokens
         for group in outcome.finished:
-            self.num_requests -= 1
-            self.num_tokens -= sum(len(sequence.tokens) for sequence in group.sequences)
-            self.num_tokens += (len(group.sequences) - 1) * len(group.request.prompt)
-        return outcome.finished
+            num_tokens -= sum(len(sequence.tokens) for sequence in group.sequences)
+            num_tokens += (len(group.sequences) - 1) * len(group.request.prompt)
+        return num_tokens, outcome.finished
+
+    def counts(self) -> ReplicaCounts:
+        """Return what it has done so far."""
+        metrics = self.engine.metrics
+        return ReplicaCounts(
+            num_steps=self._num_steps,
+            busy_seconds=self._busy_seconds,
+            num_generated=self._num_generated,
+            num_scheduled=self._num_scheduled,
+            num_preemptions=metrics.num_preemptions,
+            num_evictions=metrics.num_evictions,
+        )
 
     def close(self) -> None:
         """Close the engine."""
         self.engine.close()
 
     def _count(self, work: StepWork) -> None:
-        self.num_steps += 1
-        self.num_scheduled += work.prefill_tokens + work.decode_sequences
+        self._num_steps += 1
+        self._num_scheduled += work.prefill_tokens + work.decode_sequences
 
     def _pause(self) -> float:
         """Let some time pass in which nothing could be planned; return when it is over."""
@@ -125,7 +147,8 @@ class Replica:
         if self._stalled_seconds > STALL_SECONDS:
             raise EngineError(
                 f"replica {self.number}: scheduler {type(self.engine.scheduler).__qualname__} has "
-                f"planned nothing for {STALL_SECONDS:.0f} s although {self.num_requests} requests "
-                "wait; this is a fault of that scheduler"
+                f"planned nothing for {STALL_SECONDS:.0f} s although "
+                f"{self.engine.metrics.num_unfinished} requests wait; this is a fault of that "
+                "scheduler"
             )
         return self._clock()

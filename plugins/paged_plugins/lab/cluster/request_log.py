@@ -12,7 +12,8 @@ from typing import Any
 
 from paged_core.errors import SettingsError
 from paged_plugins.lab.cluster.watch import OnRequest
-from paged_plugins.lab.run_record import RequestRecord
+from paged_plugins.lab.runs.run_record import RequestRecord
+from paged_plugins.output_file import unwritable
 
 _ROWS = 10_000
 """That are gathered before they are written to Parquet, which keeps columns."""
@@ -30,26 +31,26 @@ def request_log(path: Path | None) -> Iterator[OnRequest]:
     """
     if path is None:
         yield lambda request, replica: None
-    elif path.suffix == ".parquet":
-        with _parquet_log(path) as write:
+        return
+    open_log = _parquet_log if path.suffix == ".parquet" else _json_log
+    try:
+        with open_log(path) as write:
             yield write
-    else:
-        try:
-            file = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        with file:
-            yield lambda request, replica: print(json.dumps(_row(request, replica)), file=file)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+@contextmanager
+def _json_log(path: Path) -> Iterator[OnRequest]:
+    with path.open("w", encoding="utf-8") as file:
+        yield lambda request, replica: print(json.dumps(_row(request, replica)), file=file)
 
 
 @contextmanager
 def _parquet_log(path: Path) -> Iterator[OnRequest]:
     arrow, parquet = _pyarrow()
     schema = _schema(arrow)
-    try:
-        writer = parquet.ParquetWriter(path, schema)
-    except OSError as error:
-        raise _unwritable(path, error) from error
+    writer = parquet.ParquetWriter(path, schema)
     rows: list[dict[str, Any]] = []
 
     def flush() -> None:
@@ -89,7 +90,3 @@ def _pyarrow() -> tuple[ModuleType, ModuleType]:
             "or name a file that ends with .jsonl"
         ) from error
     return pyarrow, pyarrow.parquet
-
-
-def _unwritable(path: Path, error: OSError) -> SettingsError:
-    return SettingsError(f"{path} cannot be written: {error.strerror or error}; name another file")

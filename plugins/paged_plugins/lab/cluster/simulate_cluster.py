@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from itertools import pairwise, starmap
 
 from paged_core.component import ComponentSettings
 from paged_core.errors import SettingsError
 from paged_core.interfaces.component_factory import make_component
-from paged_core.interfaces.executor import SupportsClock
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
-from paged_core.wiring import build_engine
+from paged_plugins.lab.cluster.build_shard import build_shard
 from paged_plugins.lab.cluster.event_loop import EventLoop
+from paged_plugins.lab.cluster.fleet import Fleet
 from paged_plugins.lab.cluster.record import ClusterRecord
-from paged_plugins.lab.cluster.replica import Replica
+from paged_plugins.lab.cluster.shard_link import LocalLink
+from paged_plugins.lab.cluster.shard_process import ShardProcess
 from paged_plugins.lab.cluster.watch import OnRequest, Watch
-from paged_plugins.lab.results import ServiceLevel
+from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.router import RouterParts
-from paged_plugins.lab.simulation.arrivals import Arrivals
-from paged_plugins.lab.simulation.watched_executor import CountsWork
+from paged_plugins.lab.runs.arrivals import Arrivals
 from paged_plugins.workloads.workload import Workload
 
 MAX_REPLICAS = 100_000
@@ -37,6 +38,7 @@ def simulate_cluster(
     on_request: OnRequest = lambda request, replica: None,
     max_samples: int = 2000,
     advance: Callable[[int], None] = lambda num_ended: None,
+    num_workers: int = 1,
 ) -> ClusterRecord:
     """Serve a workload on ``num_replicas`` equal engines behind the router that the settings name.
 
@@ -49,21 +51,17 @@ def simulate_cluster(
         on_request: called with each request that ended, in that order.
         max_samples: of the timeline, at most; 2 or more.
         advance: called with the number of requests that have ended since its last call.
+        num_workers: processes that share the replicas; 1: this one. The record is the same.
 
     Raises:
         SettingsError: the engines cannot be simulated.
-        EngineError: a scheduler plans nothing although requests wait.
+        EngineError: a scheduler plans nothing although requests wait, or a process has died.
     """
     _check(settings, num_replicas)
     settings = settings.model_copy(update={"seed": (settings.seed + seed) % 2**63})
-    watch = Watch(num_replicas, slo or ServiceLevel(), on_request, max_samples)
-    with ExitStack() as closing:
-        replicas = []
-        for number in range(num_replicas):
-            replica = _make_replica(number, settings, registry, watch.record.token_gaps)
-            closing.callback(replica.close)
-            replicas.append(replica)
-        capacity = replicas[0].engine.capacity
+    with ExitStack() as stack:
+        fleet = _open_fleet(settings, registry, num_replicas, num_workers, stack)
+        capacity = fleet.capacity()
         parts = RouterParts(
             num_replicas=num_replicas,
             block_size=settings.block_size,
@@ -72,8 +70,29 @@ def simulate_cluster(
         )
         router = make_component(registry, "router", router_options(settings, registry), parts)
         arrivals = Arrivals(workload.draw(seed), capacity.vocab_size)
-        EventLoop(replicas, router, arrivals, watch).run(advance)
-        return watch.finish(replicas)
+        watch = Watch(num_replicas, slo or ServiceLevel(), on_request, max_samples)
+        EventLoop(fleet, num_replicas, router, arrivals, watch, advance).run()
+        return watch.finish(*fleet.totals())
+
+
+def _open_fleet(
+    settings: EngineSettings,
+    registry: Registry,
+    num_replicas: int,
+    num_workers: int,
+    stack: ExitStack,
+) -> Fleet:
+    """Return the replicas, in this process or in others."""
+    if num_workers == 1:
+        numbers = range(num_replicas)
+        shard = stack.enter_context(closing(build_shard(numbers, settings, registry)))
+        return Fleet([(numbers, LocalLink(shard))])
+    bounds = [worker * num_replicas // num_workers for worker in range(num_workers + 1)]
+    shards = []
+    for numbers in starmap(range, pairwise(bounds)):
+        link = ShardProcess(numbers, settings, registry)
+        shards.append((numbers, stack.enter_context(link)))
+    return Fleet(shards)
 
 
 def _check(settings: EngineSettings, num_replicas: int) -> None:
@@ -90,20 +109,6 @@ def _check(settings: EngineSettings, num_replicas: int) -> None:
         problem += "`async_scheduling` out"
     if problem:
         raise SettingsError(problem)
-
-
-def _make_replica(
-    number: int, settings: EngineSettings, registry: Registry, token_gaps: dict[int, int]
-) -> Replica:
-    engine = build_engine(settings, registry)
-    executor = engine.executor
-    if not (isinstance(executor, SupportsClock) and isinstance(executor, CountsWork)):
-        engine.close()
-        raise SettingsError(
-            f"executor {settings.executor.name!r} runs in real time, and a cluster is simulated; "
-            "set executor to simulated"
-        )
-    return Replica(number, engine, executor, executor.clock, token_gaps)
 
 
 def router_options(settings: EngineSettings, registry: Registry) -> ComponentSettings:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from paged_core.request import FinishReason
-from paged_core.sequence import SequenceGroup
 from paged_plugins.lab.cluster.record import ClusterRecord, ReplicaTotals
-from paged_plugins.lab.cluster.replica import Replica
+from paged_plugins.lab.cluster.replica import ReplicaCounts
 from paged_plugins.lab.cluster.timeline import Timeline
-from paged_plugins.lab.measures import meets, time_per_token
-from paged_plugins.lab.results import ServiceLevel
-from paged_plugins.lab.run_record import RequestRecord
-from paged_plugins.lab.simulation.arrivals import Arrival
-from paged_plugins.lab.simulation.request_records import ended_record, refused_records
+from paged_plugins.lab.measures.run_measures import meets
+from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.router import ReplicaLoad
+from paged_plugins.lab.runs.arrivals import Arrival
+from paged_plugins.lab.runs.request_records import refused_records
+from paged_plugins.lab.runs.run_record import RequestRecord
 
 OnRequest = Callable[[RequestRecord, int], None]
 """Called with each request that ended, and the number of its replica."""
-
-_SERVED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
 
 
 class Watch:
@@ -31,7 +28,10 @@ class Watch:
     def __init__(
         self, num_replicas: int, slo: ServiceLevel, on_request: OnRequest, max_samples: int
     ) -> None:
-        self.record = ClusterRecord(replicas=[ReplicaTotals() for _ in range(num_replicas)])
+        self.record = ClusterRecord(
+            replicas=[ReplicaTotals() for _ in range(num_replicas)],
+            num_good=0 if slo.has_limits else None,
+        )
         """Complete once :meth:`finish` has returned it."""
         self._slo = slo
         self._on_request = on_request
@@ -39,48 +39,53 @@ class Watch:
         self._first_arrival: float | None = None
         self._last_end = 0.0
         self._needed_tokens = 0
-        """Tokens that had to be computed for the requests that ended, had none been preempted."""
+        """Of the requests that ended."""
 
     def arrived(self, arrival: Arrival) -> None:
         """A request arrived; they do so in the order of their time."""
         if self._first_arrival is None:
             self._first_arrival = arrival.at
 
-    def ended(self, group: SequenceGroup, arrival: Arrival, replica: int) -> None:
-        """A request ended on a replica."""
-        record = ended_record(group, arrival, 0.0)
-        self._last_end = record.finished
-        self._add(record, replica)
-        if record.num_output:
-            computed = record.num_prompt - record.num_cached
-            self._needed_tokens += computed + record.num_output - len(group.sequences)
-        self._note_failure(group.sequences[0].error)
+    def ended(self, request: RequestRecord, replica: int, error: str | None) -> None:
+        """A request ended on a replica; ``error``: why it failed, if it did."""
+        self._last_end = request.finished
+        self._add(request, replica)
+        self._needed_tokens += request.needed_tokens
+        self._note_failure(error)
 
     def refused(self, arrival: Arrival, replica: int, reason: str) -> int:
         """A request was refused by a replica when it arrived; return how many ended with it."""
+        self._last_end = max(self._last_end, arrival.at)
         records = list(refused_records(arrival, arrival.at))
         for record in records:
             self._add(record, replica)
         self._note_failure(reason)
         return len(records)
 
-    def passed(self, now: float, replicas: Sequence[Replica]) -> None:
+    def passed(self, now: float, loads: Sequence[ReplicaLoad]) -> None:
         """All that happens at the time ``now`` has happened."""
-        self._timeline.pass_to(now, replicas)
+        self._timeline.pass_to(now, loads)
 
-    def finish(self, replicas: Sequence[Replica]) -> ClusterRecord:
-        """The run has ended: return its record."""
+    def finish(
+        self, replicas: Sequence[ReplicaCounts], token_gaps: Mapping[int, int]
+    ) -> ClusterRecord:
+        """The run has ended: return its record.
+
+        Args:
+            replicas: what the engine of each did.
+            token_gaps: times between tokens, by bucket.
+        """
         record = self.record
         record.elapsed = self._last_end - (self._first_arrival or 0.0)
         record.timeline = self._timeline.samples
-        num_scheduled = sum(replica.num_scheduled for replica in replicas)
+        record.token_gaps = dict(sorted(token_gaps.items()))
+        num_scheduled = sum(counts.num_scheduled for counts in replicas)
         record.recomputed_tokens = max(0, num_scheduled - self._needed_tokens)
-        for totals, replica in zip(record.replicas, replicas, strict=True):
-            totals.num_steps, totals.busy_seconds = replica.num_steps, replica.busy_seconds
-            totals.num_generated = replica.num_generated
-            metrics = replica.engine.metrics
-            record.num_preemptions += metrics.num_preemptions
-            record.num_evictions += metrics.num_evictions
+        record.num_preemptions = sum(counts.num_preemptions for counts in replicas)
+        record.num_evictions = sum(counts.num_evictions for counts in replicas)
+        for totals, counts in zip(record.replicas, replicas, strict=True):
+            totals.num_steps, totals.busy_seconds = counts.num_steps, counts.busy_seconds
+            totals.num_generated = counts.num_generated
         return record
 
     def _note_failure(self, reason: str | None) -> None:
@@ -93,11 +98,12 @@ class Watch:
         totals.num_requests += 1
         totals.num_prompt += request.num_prompt
         totals.num_cached += request.num_cached
-        if request.finish_reason not in _SERVED:
+        if not request.is_served:
             record.num_failed += 1
             return
         record.num_served += 1
-        record.num_good += meets(request, self._slo)
+        if record.num_good is not None:
+            record.num_good += meets(request, self._slo)
         self._add_latencies(request)
 
     def _add_latencies(self, request: RequestRecord) -> None:
@@ -107,6 +113,6 @@ class Watch:
             latencies["queueing"].add(request.admitted - arrival)
         if request.first_token is not None:
             latencies["ttft"].add(request.first_token - arrival)
-        per_token = time_per_token(request)
+        per_token = request.time_per_token
         if per_token is not None:
             latencies["tpot"].add(per_token)

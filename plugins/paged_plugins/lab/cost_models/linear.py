@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from operator import attrgetter, mul
+
 from pydantic import ValidationError
 
 from paged_core.errors import SettingsError
 from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
 from paged_plugins.lab.cost_models.settings import LinearSettings
 from paged_plugins.lab.cost_models.weights_file import WeightsFile, read_weights
+
+PARTS: Mapping[str, str] = {
+    "per_prefill_token": "prefill_tokens",
+    "per_prefill_sequence": "prefill_sequences",
+    "per_prefill_pair": "prefill_pairs",
+    "per_prefill_context": "prefill_context",
+    "per_decode_sequence": "decode_sequences",
+    "per_context_token": "decode_context",
+    "per_sampled_row": "sampled_rows",
+    "wake": "after_idle",
+    "per_copied_block": "copied_blocks",
+    "per_swapped_block": "swapped_blocks",
+}
+"""Weights beside ``fixed``, and the part of the work that each belongs to."""
 
 
 class LinearCost(CostModel):
@@ -21,26 +38,16 @@ class LinearCost(CostModel):
     """
 
     def __init__(self, options: LinearSettings, parts: CostModelParts, /) -> None:
-        self._weights, self._file = options, WeightsFile(weights={})
+        self._file = WeightsFile(weights={})
         if options.file is not None:
             self._file = read_weights(options.file)
-            self._weights = _measured(options, self._file)
+            options = _measured(options, self._file)
+        self._fixed = options.fixed
+        self._weights = tuple(getattr(options, name) for name in PARTS)
+        self._parts = attrgetter(*PARTS.values())
 
     def seconds(self, work: StepWork, /) -> float:
-        weights = self._weights
-        return (
-            weights.fixed
-            + weights.per_prefill_token * work.prefill_tokens
-            + weights.per_prefill_sequence * work.prefill_sequences
-            + weights.per_prefill_pair * work.prefill_pairs
-            + weights.per_prefill_context * work.prefill_context
-            + weights.per_decode_sequence * work.decode_sequences
-            + weights.per_context_token * work.decode_context
-            + weights.per_sampled_row * work.sampled_rows
-            + weights.wake * work.after_idle
-            + weights.per_copied_block * work.copied_blocks
-            + weights.per_swapped_block * work.swapped_blocks
-        )
+        return sum(map(mul, self._weights, self._parts(work)), self._fixed)
 
     def num_blocks(self, block_size: int, /) -> int | None:
         num_tokens = self._file.num_tokens
@@ -53,7 +60,7 @@ class LinearCost(CostModel):
 
 def _measured(options: LinearSettings, file: WeightsFile) -> LinearSettings:
     """Return the weights of the file, under those that were set."""
-    names = {name for name in LinearSettings.model_fields if name not in {"name", "file"}}
+    names = {"fixed", *PARTS}
     unknown = sorted(set(file.weights) - names)
     if unknown:
         raise SettingsError(
@@ -62,7 +69,7 @@ def _measured(options: LinearSettings, file: WeightsFile) -> LinearSettings:
         )
     chosen = {name: getattr(options, name) for name in options.model_fields_set}
     try:
-        return LinearSettings(**{**dict.fromkeys(names - {"fixed"}, 0.0), **file.weights, **chosen})
+        return LinearSettings(**{**dict.fromkeys(PARTS, 0.0), **file.weights, **chosen})
     except ValidationError:  # the weight that may not be 0
         raise SettingsError(
             f"cost_model.file: {options.file} has fixed={file.weights['fixed']}; it must be above 0"

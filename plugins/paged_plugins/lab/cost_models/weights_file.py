@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from paged_core.config.documents import parse_yaml, read_text
 from paged_core.errors import SettingsError
+from paged_plugins.output_file import write_text
 
 _HEADER = "# Written by `paged-core calibrate`: weights of the cost model `linear`, in seconds.\n"
 _MOST_SECONDS = 1e6
@@ -28,6 +29,8 @@ class WeightsFile(BaseModel):
     """Slots of the cache."""
     measured: Mapping[str, Any] = {}
     """Model, machine, number of steps."""
+    unmeasured: Mapping[str, str] = {}
+    """Why there is no weight of this name: work of this kind takes no time in a simulation."""
     errors: Mapping[str, Any] = {}
     """Relative errors on steps that the weights were not fitted to, by kind of step."""
 
@@ -60,7 +63,4 @@ def write_weights(path: Path, content: WeightsFile) -> None:
         SettingsError: it cannot be written.
     """
     text = _HEADER + yaml.safe_dump(content.model_dump(mode="json"), sort_keys=False)
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise SettingsError(f"cannot write {path}: {error.strerror}") from None
+    write_text(path, text)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from paged_plugins.lab.measures import Measure
+from paged_plugins.counted import counted
+from paged_plugins.lab.measures.measure import Measure
 from paged_plugins.lab.report.difference_table import (
     DifferenceTable,
     Found,
@@ -13,11 +14,11 @@ from paged_plugins.lab.report.difference_table import (
     difference_table,
 )
 from paged_plugins.lab.report.families import Family, families
-from paged_plugins.lab.report.notes import counted, notes
+from paged_plugins.lab.report.notes import notes
 from paged_plugins.lab.report.origin import Origin, origin
-from paged_plugins.lab.results import Results
+from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.differences import Difference, differences
-from paged_plugins.lab.statistics.sentences import sentences
+from paged_plugins.lab.statistics.sentences import answers, arm_sentences
 from paged_plugins.lab.statistics.wording import listed
 
 _MOST_COLUMNS = 6
@@ -55,14 +56,13 @@ def contents(results: Results, measures: Collection[str], confidence: float = 0.
     different = differences(results, confidence, measures=measures)
     found = by_place(different)
     kinds = families(results, _MOST_COLUMNS)
-    told = sentences(results, different, confidence)
-    num_answers = len(told) - len({each.arm for each in different})  # then one on each arm
-    answers, arms = (told[:num_answers], told[num_answers:]) if num_answers > 0 else (told, [])
+    told = answers(results, different, confidence)
+    arms = arm_sentences(results, different, confidence)
     return Contents(
         title=_title(results, kinds),
         scope=_scope(results, different),
-        answers=answers,
-        arms=arms,
+        answers=told or arms,
+        arms=arms if told else (),
         notes=list(notes(results, confidence, len(different))),
         tables=_tables(results, kinds, found, lambda measure: measure.shown),
         full_tables=_tables(results, kinds, found, lambda measure: True),

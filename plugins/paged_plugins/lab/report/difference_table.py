@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Literal
 
-from paged_plugins.lab.measures import MEASURES, Measure
+from paged_plugins.lab.measures.measure import MEASURES, Measure
 from paged_plugins.lab.report.families import Family
 from paged_plugins.lab.statistics.differences import Difference
 from paged_plugins.lab.statistics.sentences import is_better

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from paged_plugins.lab.results import Arm, Results
+from paged_plugins.lab.results.results import Results
+from paged_plugins.lab.study.arm import Arm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,14 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from paged_plugins.block_history import BlockHistory
-from paged_plugins.lab.measures import MEASURES
+from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.report.contents import contents
-from paged_plugins.lab.report.output import write_text
 from paged_plugins.lab.report.pictures.galleries import galleries
 from paged_plugins.lab.report.pictures.svg import printable
-from paged_plugins.lab.results import Results
+from paged_plugins.lab.results.results import Results
+from paged_plugins.output_file import write_text
 
+_BREAKS = re.compile(r"=(?=\w{9})|(?<=\w{3})_(?=\w{3})")
 _PACKAGE = "paged_plugins.lab.report"
 _MOST_DIFFERENCES = 5_000
 """Of all tables of every measure: the file stays small."""
@@ -66,5 +67,5 @@ def html(
 
 
 def _breakable(label: str) -> Markup:
-    """Return a label that may be broken before a long value."""
-    return Markup(re.sub(r"=(?=\w{9})", "=<wbr>", str(escape(label))))
+    """Return a label that may be broken before a long value, and within long names."""
+    return Markup(_BREAKS.sub(r"\g<0><wbr>", str(escape(label))))

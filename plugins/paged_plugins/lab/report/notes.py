@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paged_core.cli.output import show
-from paged_plugins.lab.results import Results
+from paged_plugins.counted import counted
+from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.simultaneous import minimum_seeds
 
 
@@ -29,11 +30,6 @@ def notes(results: Results, confidence: float, num_differences: int) -> Iterator
     else:
         yield _interval(confidence, num_differences)
         yield _claim(num_seeds, minimum_seeds(confidence))
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number of things."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _interval(confidence: float, num_differences: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from paged_core.cli.output import show
-from paged_plugins.lab.results import Results
+from paged_plugins.lab.results.results import Results
 
 _LEFT_OUT = frozenset({"format", "arms", "runs", "seeds", "slo", "started", "finished"})
 """Keys of a manifest that are told elsewhere, or differ between runs with equal results."""
@@ -72,7 +72,7 @@ def service_level(results: Results) -> str:
     slo = results.slo
     limits = (("TTFT", slo.ttft_ms), ("TPOT", slo.tpot_ms), ("completion", slo.e2e_ms))
     told = [f"{name} at most {limit:g} ms" for name, limit in limits if limit is not None]
-    return ", ".join(told) if told else "none: goodput counts every request that was served"
+    return ", ".join(told) if told else "none, so there is no goodput"
 
 
 def _plain(manifest: Mapping[str, Any]) -> dict[str, Any]:

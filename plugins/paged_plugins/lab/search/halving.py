@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paged_core.errors import EngineError
-from paged_plugins.lab.results import BASE
 from paged_plugins.lab.search.rungs import Rung
 from paged_plugins.lab.search.search_file import Search
 from paged_plugins.lab.search.trials import Trials, scores
+from paged_plugins.lab.study.arm import BASE
 from paged_plugins.lab.study.arms import PlannedArm
 
 

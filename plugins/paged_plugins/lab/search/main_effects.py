@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean, pvariance
 from typing import Any
 
-from paged_plugins.lab.statistics.wording import setting_text
+from paged_plugins.lab.study.setting_text import setting_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from paged_plugins.counted import counted
+
 MIN_REQUESTS = 40
 """The least work by which arms are told apart, in requests of a workload."""
 
@@ -25,9 +27,8 @@ class Rung:
     """Of the requests of each workload; below 1 only where there is one seed."""
 
     def __str__(self) -> str:
-        seeds = f"{self.num_seeds} seed{'s' * (self.num_seeds != 1)}"
         part = "" if self.share == 1 else f" and {100 * self.share:.0f}% of the requests"
-        return f"{self.num_arms} arms with {seeds}{part}"
+        return f"{counted(self.num_arms, 'arm')} with {counted(self.num_seeds, 'seed')}{part}"
 
 
 def rungs(

@@ -12,11 +12,12 @@ from pydantic import Field, StrictInt, model_validator
 from paged_core.config.suggest import did_you_mean
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_plugins.lab.measures import MEASURES
+from paged_plugins.input_file import read_file
+from paged_plugins.lab.measures.measure import GOODPUT, MEASURES
 from paged_plugins.lab.statistics.simultaneous import minimum_seeds
 from paged_plugins.lab.study.ablation import SIMULATED, Study
-from paged_plugins.lab.study.arms import PlannedArm, own_values, plan_arms
-from paged_plugins.lab.study.yaml_file import parse, read_file
+from paged_plugins.lab.study.arms import PlannedArm, plan_arms
+from paged_plugins.lab.study.yaml_file import parse
 
 CONFIDENCE = 0.95
 """With which finalists are told apart."""
@@ -47,6 +48,8 @@ class Search(Study):
         if self.objective not in MEASURES:
             known = did_you_mean(self.objective, MEASURES)
             raise ValueError(f"no measure is called {self.objective!r:.80}{known}")
+        if self.objective == GOODPUT and not self.slo.has_limits:
+            raise ValueError(f"{GOODPUT} needs limits; give `slo`, such as `slo: {{ttft_ms: 500}}`")
         if self.executor != SIMULATED:
             raise ValueError("executor: a search is made in simulation; leave it out")
         num_arms = prod(map(len, self.axes.values()))
@@ -70,14 +73,15 @@ class Search(Study):
         """Return the base and all combinations; SettingsError if one is invalid."""
         return plan_arms(self.layers(), self.axes, registry, product=True)
 
-    def levels(
-        self, arms: Sequence[PlannedArm], registry: Registry
-    ) -> dict[str, dict[str, object]]:
-        """Return the value that each arm has on each axis, for the arms that are combinations."""
-        own = own_values(self.layers(), self.axes, registry)
+    def levels(self, arms: Sequence[PlannedArm]) -> dict[str, dict[str, object]]:
+        """Return the value that each arm has on each axis, for the arms that are combinations.
+
+        Args:
+            arms: the base first.
+        """
         found = {}
         for one in arms:
-            values = own | dict(one.arm.changes)
+            values = dict(arms[0].arm.held) | dict(one.arm.changes)
             if set(values) == set(self.axes):
                 found[one.arm.label] = values
         return found

@@ -9,11 +9,11 @@ from typing import Any
 import typer
 
 from paged_core.cli.output import print_table
-from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.results import BASE
+from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.search.search_run import SearchResult
-from paged_plugins.lab.search.settings_text import settings_yaml
+from paged_plugins.lab.search.settings_yaml import settings_yaml
 from paged_plugins.lab.statistics.wording import change_text, interval_text, value_text
+from paged_plugins.lab.study.arm import BASE
 
 
 def print_search(found: SearchResult) -> None:
@@ -21,12 +21,7 @@ def print_search(found: SearchResult) -> None:
     for label, problem in found.problems.items():
         typer.echo(f"left out: {label}: {problem}", err=True)
     title = MEASURES[found.search.objective].title
-    print_table(
-        f"Which axes mattered: share of the variance of {title}",
-        ("axis", "share", "mean by value"),
-        [(one.axis, f"{100 * one.share:.0f}%", _means(found, one.means)) for one in found.effects],
-    )
-    typer.echo(f"axes together, and chance: {100 * _rest(found):.0f}%\n")
+    _print_effects(found, title)
     workloads = [workload.name for workload in found.search.workloads]
     print_table(
         f"Finalists with {len(found.results.seeds)} fresh seeds, by {title}",
@@ -35,6 +30,19 @@ def print_search(found: SearchResult) -> None:
     )
     typer.echo(f"\n{verdict(found)}\n\nSettings:")
     typer.echo(settings_yaml(found.search.base, found.winner.arm.changes), nl=False)
+
+
+def _print_effects(found: SearchResult, title: str) -> None:
+    """Print which axes mattered, if any did."""
+    if len(set(found.rounds[0].scores.values())) == 1:
+        typer.echo(f"No axis mattered: all combinations have the same {title}.\n")
+        return
+    print_table(
+        f"Which axes mattered: share of the variance of {title}",
+        ("axis", "share", "mean by value"),
+        [(one.axis, f"{100 * one.share:.0f}%", _means(found, one.means)) for one in found.effects],
+    )
+    typer.echo(f"axes together, and chance: {100 * _rest(found):.0f}%\n")
 
 
 def _row(found: SearchResult, label: str, workloads: Sequence[str]) -> list[str]:

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from paged_core.registry import Registry
-from paged_plugins.lab.results import BASE, Results
+from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.search.halving import Round, best_first, halve
 from paged_plugins.lab.search.main_effects import MainEffect, main_effects
 from paged_plugins.lab.search.rungs import Rung, rungs
@@ -15,8 +14,9 @@ from paged_plugins.lab.search.search_file import Search
 from paged_plugins.lab.search.trials import Trials, request_counts, scores
 from paged_plugins.lab.statistics.differences import Difference, differences
 from paged_plugins.lab.statistics.sentences import is_better
+from paged_plugins.lab.study.arm import BASE
 from paged_plugins.lab.study.arms import PlannedArm
-from paged_plugins.lab.study.run_tasks import Runner
+from paged_plugins.lab.tasks.run_tasks import Runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,6 @@ def num_runs(search: Search, planned: Sequence[Rung]) -> int:
 def run_search(
     search: Search,
     arms: Sequence[PlannedArm],
-    registry: Registry,
     runner: Runner,
     advance: Callable[[int], None] = lambda count: None,
 ) -> SearchResult:
@@ -103,7 +102,7 @@ def run_search(
     return SearchResult(
         search=search,
         rounds=rounds,
-        effects=main_effects(rounds[0].scores, search.levels(arms, registry)),
+        effects=main_effects(rounds[0].scores, search.levels(arms)),
         finalists=ordered,
         scores=found,
         results=results,

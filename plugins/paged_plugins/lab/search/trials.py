@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from statistics import fmean
 
-from paged_plugins.lab.measures import measures
-from paged_plugins.lab.results import RunResult
+from paged_plugins.lab.measures.run_measures import measures
+from paged_plugins.lab.results.results import RunResult
 from paged_plugins.lab.search.search_file import Search
 from paged_plugins.lab.study.arms import PlannedArm
-from paged_plugins.lab.study.run_tasks import Runner
-from paged_plugins.lab.study.task import Task
+from paged_plugins.lab.tasks.run_tasks import Runner
+from paged_plugins.lab.tasks.task import Task
 from paged_plugins.workloads.spec import WorkloadSpec
 
 

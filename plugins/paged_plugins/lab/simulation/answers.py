@@ -8,7 +8,7 @@ from hashlib import blake2b
 from paged_core.ids import SeqId
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput, StepResult
-from paged_plugins.lab.simulation.work_count import CountedSequence
+from paged_plugins.lab.runs.work_count import CountedSequence
 
 _POSITION_BITS = 22
 """Of a token id; the bits above are a hash of the sequence."""

@@ -12,15 +12,15 @@ from paged_core.interfaces.component_factory import make_component
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
 from paged_core.step import StepInput, StepResult
 from paged_plugins.lab.cost_model import IDLE_SECONDS, CostModel, CostModelParts, StepWork
+from paged_plugins.lab.runs.work_count import WorkCount
 from paged_plugins.lab.simulation.answers import Answers
 from paged_plugins.lab.simulation.settings import SimulatedSettings
 from paged_plugins.lab.simulation.steady_batch import SteadyBatch
-from paged_plugins.lab.simulation.work_count import WorkCount
 
 MAX_BLOCKS = 4_000_000
 """Blocks that a block allocator keeps account of without a model, at most."""
-_NUM_BLOCKS = 4096
-"""Where neither the settings nor the cost model say how many there are."""
+_NUM_TOKENS = 65_536
+"""Slots of the cache, where neither the settings nor the cost model say how many there are."""
 
 _MOST_SECONDS = 1e9
 """Of a step: more is taken for a mistake."""
@@ -72,7 +72,8 @@ class SimulatedExecutor(Executor):
 
     def start(self) -> Capacity:
         settings, size = self._settings, self._settings.block_size
-        num_blocks = settings.num_blocks or self.cost_model.num_blocks(size) or _NUM_BLOCKS
+        num_blocks = settings.num_blocks or self.cost_model.num_blocks(size)
+        num_blocks = num_blocks or max(1, _NUM_TOKENS // size)
         num_host_blocks = settings.num_host_blocks
         if num_host_blocks is None:
             num_host_blocks = num_blocks if self._needs_host_blocks else 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from paged_core.step import StepInput, StepResult
 from paged_plugins.lab.cost_model import StepWork
-from paged_plugins.lab.simulation.work_count import CountedSequence
+from paged_plugins.lab.runs.work_count import CountedSequence
 
 
 class SteadyBatch:

@@ -7,17 +7,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
 
-from paged_plugins.lab.measures import MEASURES, Measure
-from paged_plugins.lab.results import Arm, Results, ServiceLevel
+from paged_plugins.lab.measures.measure import MEASURES, Measure
+from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.differences import Difference, Pair, differences_of
-from paged_plugins.lab.statistics.wording import (
-    change_unit,
-    listed,
-    setting_text,
-    settings_text,
-    size_text,
-    value_text,
-)
+from paged_plugins.lab.statistics.wording import change_unit, listed, size_text, value_text
+from paged_plugins.lab.study.arm import Arm
+from paged_plugins.lab.study.setting_text import setting_text, settings_text
 
 _HEADLINES = (
     *("goodput_per_s", "missed_deadlines", "hit_rate", "e2e_ms_p50", "ttft_ms_p50", "ttft_ms_p99"),
@@ -60,11 +55,7 @@ def _of_axis(
     moved = {each.measure for each in found if each.moved and each.arm in labels}
     if not moved:
         yield f"{axis}: nothing moved"
-    has_limits = results.slo != ServiceLevel()
-    headlines = [
-        name for name in _HEADLINES if name in moved and (has_limits or name != "goodput_per_s")
-    ]
-    headlines = headlines or [
+    headlines = [name for name in _HEADLINES if name in moved] or [
         name for name in MEASURES if name in moved and MEASURES[name].better is not None
     ]
     for number, name in enumerate(headlines[:_NUM_HEADLINES]):

@@ -9,10 +9,11 @@ from math import inf
 
 import numpy as np
 
-from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.results import BASE, Results
+from paged_plugins.lab.measures.measure import MEASURES
+from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.paired_effect import PairedEffect
 from paged_plugins.lab.statistics.simultaneous import critical_value, minimum_seeds
+from paged_plugins.lab.study.arm import BASE
 
 _LEAST_CHANGE = 0.01
 """Percent or points: what is smaller is not claimed, as no decision depends on it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paged_plugins.lab.measures import Measure
+from paged_plugins.lab.measures.measure import Measure
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,17 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.results import Results
+from paged_plugins.lab.measures.measure import MEASURES
+from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.conclusions import conclusions
 from paged_plugins.lab.statistics.differences import Difference
 from paged_plugins.lab.statistics.simultaneous import minimum_seeds
-from paged_plugins.lab.statistics.wording import (
-    change_text,
-    interval_text,
-    subject,
-    value_text,
-)
+from paged_plugins.lab.statistics.wording import change_text, interval_text, subject, value_text
 
 _MOST_CLAUSES = 8
 """Measures that a sentence gives with numbers; it names the others."""
@@ -25,29 +20,40 @@ _MOST_CLAUSES = 8
 def sentences(
     results: Results, differences: Sequence[Difference], confidence: float = 0.95
 ) -> list[str]:
-    """Return what the differences say: what limits them, the answer for each axis, then one
-    sentence per arm.
+    """Return what the differences say: :func:`answers`, then :func:`arm_sentences`.
 
     Args:
         differences: those of ``results``, as
             :func:`~paged_plugins.lab.statistics.differences.differences` returns them.
         confidence: that of the differences.
     """
+    found = answers(results, differences, confidence)
+    return [*found, *arm_sentences(results, differences, confidence)]
+
+
+def answers(
+    results: Results, differences: Sequence[Difference], confidence: float = 0.95
+) -> list[str]:
+    """Return what limits the differences, and the answer for each axis."""
     enough, num_seeds = minimum_seeds(confidence), len(results.seeds)
     limits = [*_failures(results), *_without_chance(results)]
     if num_seeds >= enough:
-        return [
-            *limits,
-            *conclusions(results, differences, confidence),
-            *_arm_sentences(results, differences),
-        ]
+        return [*limits, *conclusions(results, differences, confidence)]
     seeds = f"{num_seeds} seeds are" if num_seeds > 1 else "one seed is"
     too_few = (
         f"{seeds} too few to claim a difference with {confidence:.0%} confidence; run {enough}"
     )
-    changed = {each.arm for each in differences if each.base != each.value}
-    unchanged = [each for each in differences if each.arm not in changed]
-    return [too_few, *limits, *_arm_sentences(results, unchanged)]
+    return [too_few, *limits]
+
+
+def arm_sentences(
+    results: Results, differences: Sequence[Difference], confidence: float = 0.95
+) -> list[str]:
+    """Return what each arm moved on each workload; of too few seeds, which arms are unchanged."""
+    if len(results.seeds) < minimum_seeds(confidence):
+        changed = {each.arm for each in differences if each.base != each.value}
+        differences = [each for each in differences if each.arm not in changed]
+    return list(_arm_sentences(results, differences))
 
 
 def _failures(results: Results) -> Iterator[str]:
@@ -61,7 +67,12 @@ def _failures(results: Results) -> Iterator[str]:
         if means:
             texts = dict.fromkeys(value_text("failed", each) for each in (means[0], means[-1]))
             arms = "all" if len(means) == len(counts) else f"{len(means)} of {len(counts)}"
-            yield f"{workload}: {' to '.join(texts)} requests a run failed in {arms} arms"
+            told = (run.failure for run in results.runs if run.workload == workload)
+            first = next(filter(None, told), "")
+            yield (
+                f"{workload}: {' to '.join(texts)} requests a run failed in {arms} arms"
+                f"{first and ', the first: ' + first}"
+            )
 
 
 def _without_chance(results: Results) -> Iterator[str]:
@@ -85,17 +96,13 @@ def _arm_sentences(results: Results, differences: Sequence[Difference]) -> Itera
     for arm in results.arms:
         own = [each for each in differences if each.arm == arm.label]
         if own:
-            yield f"{subject(arm, arms[arm.compared_with])}: {_on_workloads(results, own)}"
-
-
-def _on_workloads(results: Results, own: Sequence[Difference]) -> str:
-    if len(results.workloads) == 1 or not any(each.moved for each in own):
-        return _moved(own)
-    parts = (
-        f"on {workload} {_moved([each for each in own if each.workload == workload])}"
-        for workload in results.workloads
-    )
-    return "; ".join(parts)
+            what = subject(arm, arms[arm.compared_with])
+            if len(results.workloads) == 1 or not any(each.moved for each in own):
+                yield f"{what}: {_moved(own)}"
+                continue
+            for workload in results.workloads:
+                there = [each for each in own if each.workload == workload]
+                yield f"{what} on {workload}: {_moved(there)}"
 
 
 def _moved(own: Sequence[Difference]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isfinite
-from typing import Any
 
-from paged_plugins.lab.measures import MEASURES
-from paged_plugins.lab.results import Arm
+from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.statistics.differences import Difference
+from paged_plugins.lab.study.arm import Arm
+from paged_plugins.lab.study.setting_text import settings_text
 
 _MOST_DIGITS = 4
 
@@ -49,22 +49,6 @@ def value_text(measure: str, value: float) -> str:
         return "-"
     digits = 0 if value == int(value) or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f} {unit}".rstrip()
-
-
-def setting_text(value: Any) -> str:
-    """Return the value of a setting: a name, a number, or a table ``{name: slru, share: 0.5}``."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {setting_text(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(setting_text, value)) + "]"
-    return str(value)
-
-
-def settings_text(changes: Mapping[str, Any]) -> str:
-    """Return settings as ``key=value``, comma-separated."""
-    return ", ".join(f"{key}={setting_text(value)}" for key, value in changes.items())
 
 
 def subject(arm: Arm, reference: Arm) -> str:

@@ -1,1 +1,1 @@
-"""Ablations: arms, the runs that they need, and the folder that keeps the results."""
+"""What a study runs: its file, its arms and their settings."""

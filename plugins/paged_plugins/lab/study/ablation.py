@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,8 @@ from pydantic import BeforeValidator, Field, StrictInt, field_validator, model_v
 from paged_core.config.entry import Layer
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_plugins.lab.results import ServiceLevel
+from paged_plugins.counted import counted
+from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.study.arms import PlannedArm, layer, plan_arms
 from paged_plugins.lab.study.yaml_file import Strict, parse
 from paged_plugins.workloads.named import workload_spec
@@ -82,7 +84,10 @@ class Study(Strict):
                 raise ValueError(f"write `{key}` beside `base`, not in it")
         for key in (*self.base, *self.axes):
             if key.partition(".")[0] == "observers":
-                raise ValueError("leave `observers` out: all runs would write the same files")
+                raise ValueError(
+                    "leave `observers` out: all runs would write the same files; for the block map "
+                    "of one, give --observers to `paged-core simulate`"
+                )
         return self
 
     def layers(self) -> list[Layer]:
@@ -104,26 +109,32 @@ class Ablation(Study):
     def _bounded(self) -> Ablation:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds: one is given twice")
-        lengths = [len(values) for values in self.axes.values()]
-        arms = 1 + (prod(lengths) if self.product else sum(lengths))
-        num_runs = arms * len(self.workloads) * len(self.seeds)
+        num_runs = self.most_arms * len(self.workloads) * len(self.seeds)
         if num_runs > MAX_RUNS:
             raise ValueError(
-                f"these are up to {num_runs:,} runs ({arms:,} arms, {len(self.workloads)} "
-                f"workloads, {len(self.seeds)} seeds), and {MAX_RUNS:,} is the most"
+                f"these are up to {num_runs:,} runs ({counted(self.most_arms, 'arm')}, "
+                f"{counted(len(self.workloads), 'workload')}, "
+                f"{counted(len(self.seeds), 'seed')}), and {MAX_RUNS:,} is the most"
             )
         return self
 
-    def arms(self, registry: Registry) -> list[PlannedArm]:
-        """Return its arms, the base first; SettingsError if the settings of one are invalid."""
-        return plan_arms(self.layers(), self.axes, registry, product=self.product)
+    @property
+    def most_arms(self) -> int:
+        """How many there are at most: some may have the same settings."""
+        lengths = [len(values) for values in self.axes.values()]
+        return 1 + (prod(lengths) if self.product else sum(lengths))
+
+    def arms(
+        self, registry: Registry, advance: Callable[[], None] = lambda: None
+    ) -> list[PlannedArm]:
+        """Return its arms, the base first; SettingsError if the settings of one are invalid.
+
+        Args:
+            advance: called when the settings of one were checked.
+        """
+        return plan_arms(self.layers(), self.axes, registry, product=self.product, advance=advance)
 
 
 def parse_ablation(text: str, path: Path) -> Ablation:
     """Return what the text of an ablation's file describes; SettingsError if it is wrong."""
     return parse(text, Ablation, path)
-
-
-def plain(workload: WorkloadSpec) -> dict[str, Any]:
-    """Return a workload as plain data."""
-    return workload.written()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product as combinations
 from typing import Any
 
@@ -12,8 +11,8 @@ from paged_core.config.entry import Entry, Layer, Origin
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, settings_class
-from paged_plugins.lab.results import BASE, Arm
-from paged_plugins.lab.statistics.wording import settings_text
+from paged_plugins.lab.study.arm import BASE, Arm
+from paged_plugins.lab.study.setting_text import settings_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,7 @@ def plan_arms(
     registry: Registry,
     *,
     product: bool = False,
+    advance: Callable[[], None] = lambda: None,
 ) -> list[PlannedArm]:
     """Return the base and the arms around it.
 
@@ -38,46 +38,37 @@ def plan_arms(
         axes: values by setting; the key may be dotted (``scheduler.max_num_seqs``), a value may be
             a table with options of a component. The base's own values make no arm.
         product: all combinations; otherwise one axis is varied at a time.
+        advance: called when the settings of one were checked.
 
     Raises:
         SettingsError: the settings of an arm are invalid; the message names the axis.
     """
-    settings = partial(_settings, base, registry)
+
+    def settings(changes: Mapping[str, Any]) -> EngineSettings:
+        advance()
+        return _settings(base, registry, changes)
+
     own = settings({})
-    values = {
-        axis: [value for value in each if settings({axis: value}) != own]
-        for axis, each in axes.items()
-    }
+    single = [
+        (axis, value, settings({axis: value})) for axis, each in axes.items() for value in each
+    ]
+    held = {axis: value for axis, value, made in single if made == own}
+    varied = [one for one in single if one[2] != own]
     if product:
-        held = {axis: len(values[axis]) < len(each) for axis, each in axes.items()}
-        changes: Iterator[dict[str, Any]] = _combined(values, held)
+        values = {axis: [value for name, value, _ in varied if name == axis] for axis in axes}
+        arms = ((change, settings(change)) for change in _combined(values, held))
     else:
-        changes = ({axis: value} for axis, each in values.items() for value in each)
-    planned = {
-        _identity(own): PlannedArm(Arm(label=BASE, held=own_values(base, axes, registry)), own)
-    }
+        arms = (({axis: value}, made) for axis, value, made in varied)
+    planned = {_identity(own): PlannedArm(Arm(label=BASE, held=held), own)}
     labels = {BASE}
-    for change in changes:
-        made = PlannedArm(_arm(change), settings(change))
+    for change, changed in arms:
+        made = PlannedArm(_arm(change), changed)
         if planned.setdefault(_identity(made.settings), made) is not made:
             continue
         if made.arm.label in labels:
             raise SettingsError(f"two arms would be called {made.arm.label!r}; write them apart")
         labels.add(made.arm.label)
     return list(planned.values())
-
-
-def own_values(
-    base: Sequence[Layer], axes: Mapping[str, Sequence[Any]], registry: Registry
-) -> dict[str, Any]:
-    """Return the values that the base has, of the axes that list them."""
-    settings = partial(_settings, base, registry)
-    return {
-        axis: value
-        for axis, each in axes.items()
-        for value in each
-        if settings({axis: value}) == settings({})
-    }
 
 
 def layer(settings: Mapping[str, Any], where: str = "") -> Layer:
@@ -111,16 +102,16 @@ def _settings(
 
 
 def _combined(
-    values: Mapping[str, Sequence[Any]], held: Mapping[str, bool]
+    values: Mapping[str, Sequence[Any]], held: Collection[str]
 ) -> Iterator[dict[str, Any]]:
     """Yield the changes of every combination but the base's.
 
     Args:
         values: by axis, those that the base does not have.
-        held: whether the axis has the base's value too.
+        held: the axes that have the base's value too.
     """
     choices = [
-        [*([{}] if held[axis] else []), *({axis: value} for value in each)]
+        [*([{}] if axis in held else []), *({axis: value} for value in each)]
         for axis, each in values.items()
     ]
     for chosen in combinations(*choices):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
+from paged_plugins.counted import counted
+from paged_plugins.input_file import read_file
 from paged_plugins.lab.study.ablation import SIMULATED, Ablation, parse_ablation
 from paged_plugins.lab.study.arms import PlannedArm
-from paged_plugins.lab.study.task import Task
-from paged_plugins.lab.study.yaml_file import read_file
+from paged_plugins.lab.tasks.task import Task
+from paged_plugins.progress import MANY, progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,8 @@ class Plan:
             "workload": len(self.ablation.workloads),
             "seed": len(self.ablation.seeds),
         }
-        parts = (f"{count} {noun}{'s' * (count != 1)}" for noun, count in counts.items())
-        return f"{len(list(self.tasks()))} runs: {' x '.join(parts)}"
+        parts = (counted(count, noun) for noun, count in counts.items())
+        return f"{counted(prod(counts.values()), 'run')}: {' x '.join(parts)}"
 
 
 def read_plan(path: Path, registry: Registry) -> Plan:
@@ -58,7 +61,8 @@ def read_plan(path: Path, registry: Registry) -> Plan:
     text = read_file(path)
     ablation = parse_ablation(text, path)
     try:
-        arms = ablation.arms(registry)
+        with progress(ablation.most_arms, "checking arms", least=MANY) as advance:
+            arms = ablation.arms(registry, advance)
     except SettingsError as error:
         raise SettingsError(f"{path}: {'; '.join(str(error).splitlines())}") from None
     return Plan(ablation, text, path, arms)

@@ -7,12 +7,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from paged_core.config.documents import DocumentError, parse_yaml, read_text
-from paged_core.config.suggest import did_you_mean
+from paged_core.config.documents import DocumentError, parse_yaml
 from paged_core.errors import SettingsError
-
-_SHOWN = 5
-"""Mistakes that an error names."""
+from paged_plugins.input_file import mistakes
 
 
 class Strict(BaseModel):
@@ -42,26 +39,3 @@ def parse(text: str, made: type[Model], path: Path) -> Model:
         return made.model_validate(content)
     except ValidationError as error:
         raise SettingsError(f"{path}: {mistakes(error, made)}") from None
-
-
-def read_file(path: Path) -> str:
-    """Return the text of a file; SettingsError if it cannot be read."""
-    try:
-        return read_text(path)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SettingsError(f"cannot read {path}: {reason}") from None
-
-
-def mistakes(error: ValidationError, made: type[BaseModel]) -> str:
-    """Return what is wrong, on one line."""
-    items = error.errors(include_url=False)
-    problems = []
-    for item in items[:_SHOWN]:
-        key = ".".join(str(part) for part in item["loc"] if part != "function-after")
-        problem = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
-            problem = f"no such key{did_you_mean(key, made.model_fields)}"
-        problems.append(f"{key}: {problem}"[:300] if key else problem[:300])
-    more = f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-    return "; ".join(problems) + more

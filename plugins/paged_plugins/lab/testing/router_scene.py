@@ -9,15 +9,8 @@ from itertools import count
 
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
+from paged_plugins.lab.cluster.load import Load
 from paged_plugins.lab.router import Router
-
-
-@dataclass(slots=True)
-class Load:
-    """The load of a replica."""
-
-    num_requests: int = 0
-    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from paged_plugins.lab.report.pictures.legend import legend_above
 from paged_plugins.lab.report.pictures.picture import Picture, PictureGroup
 from paged_plugins.lab.report.pictures.style import BLUE, INK, SKY, VERMILLION, WIDTH, shortened
 from paged_plugins.lab.report.pictures.svg import inline_svg, printable
-from paged_plugins.lab.run_record import RunRecord, StepSample
+from paged_plugins.lab.runs.run_record import RunRecord, StepSample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

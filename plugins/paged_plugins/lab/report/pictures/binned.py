@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paged_plugins.lab.run_record import StepSample
+from paged_plugins.lab.runs.run_record import StepSample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.report.families import Family
 from paged_plugins.lab.report.pictures.latencies import Latencies
 from paged_plugins.lab.report.pictures.legend import legend
@@ -13,7 +14,6 @@ from paged_plugins.lab.report.pictures.picture import Picture, PictureGroup
 from paged_plugins.lab.report.pictures.style import STYLES, WIDTH
 from paged_plugins.lab.report.pictures.svg import inline_svg
 from paged_plugins.lab.report.pictures.time_axis import milliseconds
-from paged_plugins.lab.results import ServiceLevel
 from paged_plugins.lab.statistics.wording import value_text
 
 QUESTION = "How are latencies distributed over requests?"

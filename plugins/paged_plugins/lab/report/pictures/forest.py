@@ -7,7 +7,7 @@ from itertools import chain, groupby
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from paged_plugins.lab.measures import MEASURES, Measure
+from paged_plugins.lab.measures.measure import MEASURES, Measure
 from paged_plugins.lab.report.difference_table import Found, verdict
 from paged_plugins.lab.report.pictures.legend import legend
 from paged_plugins.lab.report.pictures.picture import Gallery, Picture, PictureGroup
@@ -21,7 +21,7 @@ from paged_plugins.lab.report.pictures.style import (
     wrapped,
 )
 from paged_plugins.lab.report.pictures.svg import inline_svg, printable
-from paged_plugins.lab.results import Results
+from paged_plugins.lab.results.results import Results
 
 if TYPE_CHECKING:
     from paged_plugins.lab.statistics.differences import Difference

@@ -13,8 +13,8 @@ from paged_plugins.lab.report.pictures.latencies import latencies
 from paged_plugins.lab.report.pictures.load import load
 from paged_plugins.lab.report.pictures.picture import Gallery
 from paged_plugins.lab.report.pictures.svg import drawing
-from paged_plugins.lab.results import Results
-from paged_plugins.lab.run_record import RunRecord
+from paged_plugins.lab.results.results import Results
+from paged_plugins.lab.runs.run_record import RunRecord
 
 _MOST_PICTURES = 15
 """Of one question: the file stays small."""

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paged_plugins.lab.measures import time_per_token
-from paged_plugins.lab.results import Results
-from paged_plugins.lab.run_record import RequestRecord
-
-_SERVED = frozenset({"stop", "length"})
+from paged_plugins.lab.results.results import Results
+from paged_plugins.lab.runs.run_record import RequestRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +32,10 @@ def latencies(results: Results, arm: str, workload: str) -> Latencies:
 
 
 def _add(times: dict[str, list[float]], request: RequestRecord) -> None:
-    if request.finish_reason not in _SERVED or request.first_token is None:
+    if not request.is_served or request.first_token is None:
         return
     times["ttft"].append(1e3 * (request.first_token - request.arrival))
     times["e2e"].append(1e3 * (request.finished - request.arrival))
-    per_token = time_per_token(request)
+    per_token = request.time_per_token
     if per_token is not None:
         times["tpot"].append(1e3 * per_token)

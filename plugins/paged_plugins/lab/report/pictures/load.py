@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from paged_plugins.lab.measures import MEASURES
+from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.report.contents import group_title
 from paged_plugins.lab.report.families import Family
 from paged_plugins.lab.report.pictures.legend import legend
@@ -15,7 +15,7 @@ from paged_plugins.lab.report.pictures.rates import RateSweep, rate_sweeps
 from paged_plugins.lab.report.pictures.style import STYLES, WIDTH
 from paged_plugins.lab.report.pictures.svg import inline_svg
 from paged_plugins.lab.report.pictures.time_axis import milliseconds
-from paged_plugins.lab.results import Results
+from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.wording import value_text
 
 _AGAINST_RATE = ("ttft_ms_p99", "tpot_ms_p50", "e2e_ms_p50", "goodput_per_s")

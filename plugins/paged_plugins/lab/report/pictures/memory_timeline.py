@@ -21,7 +21,7 @@ from paged_plugins.lab.report.pictures.style import (
     shortened,
 )
 from paged_plugins.lab.report.pictures.svg import inline_svg, printable
-from paged_plugins.lab.run_record import RunRecord, StepSample
+from paged_plugins.lab.runs.run_record import RunRecord, StepSample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paged_plugins.lab.results import Results
+from paged_plugins.lab.results.results import Results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,102 @@
+"""The ONNX file of a checkpoint: found by its name, and not opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paged_backends.checkpoint.json_file import read_json_object
+from paged_core.errors import CheckpointError
+from paged_core.field_rules import shown
+
+GENAI_CONFIG = "genai_config.json"
+"""What onnxruntime-genai writes in place of ``config.json``."""
+ONNX_FILES = ("model.onnx", "onnx/model.onnx")
+"""Where exporters put the graph."""
+
+_MAX_NAME = 200
+
+
+def find_onnx_file(folder: Path) -> Path | None:
+    """Return the file that holds the whole decoder of a checkpoint; ``None``: there is none.
+
+    Raises:
+        CheckpointError: ``genai_config.json`` names a file that is not there.
+    """
+    genai = folder / GENAI_CONFIG
+    if genai.is_file():
+        return _named_by(genai)
+    return next((folder / name for name in ONNX_FILES if (folder / name).is_file()), None)
+
+
+def onnx_files(folder: Path) -> list[str]:
+    """Return the names of all ONNX files of a checkpoint."""
+    found = [*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")]
+    return sorted(str(path.relative_to(folder)) for path in found)
+
+
+def onnx_patterns(folder: Path) -> list[str]:
+    """Return patterns of the names under which a hub keeps the decoder and its weights.
+
+    Args:
+        folder: where the configuration is already.
+
+    Raises:
+        CheckpointError: ``genai_config.json`` names no file.
+    """
+    genai = folder / GENAI_CONFIG
+    names = [_decoder_name(genai)] if genai.is_file() else ONNX_FILES
+    return [pattern for name in names for pattern in (name, f"{name}.data", f"{name}_data*")]
+
+
+def genai_section(path: Path, *names: str) -> Mapping[str, Any]:
+    """Return an object in ``genai_config.json``, such as that of ``model`` and ``decoder``.
+
+    Raises:
+        CheckpointError: it is not there.
+    """
+    section: Any = read_json_object(path)
+    for name in names:
+        section = section.get(name)
+        if not isinstance(section, Mapping):
+            raise CheckpointError(
+                f"{path} does not describe a decoder: {'.'.join(names)} must be an object; "
+                "download the checkpoint again"
+            )
+    return section  # type: ignore[no-any-return]
+
+
+def _decoder_name(genai: Path) -> str:
+    decoder = genai_section(genai, "model", "decoder")
+    if "pipeline" in decoder:
+        raise CheckpointError(
+            f"{genai} names a pipeline of several graphs; build the model for the CPU or CUDA, "
+            "which makes one"
+        )
+    name = decoder.get("filename", ONNX_FILES[0])
+    plain = isinstance(name, str) and name.isprintable() and 0 < len(name) < _MAX_NAME
+    if not plain or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise _outside(genai, name)
+    return str(name)
+
+
+def _named_by(genai: Path) -> Path:
+    name = _decoder_name(genai)
+    path = genai.parent / name
+    # a link to a file is followed, since a hub cache consists of them; one to a folder is not
+    if not path.parent.resolve().is_relative_to(genai.parent.resolve()):
+        raise _outside(genai, name)
+    if not path.is_file():
+        raise CheckpointError(
+            f"{genai} names {name!r} as its decoder, and there is no such file; download the "
+            "checkpoint again"
+        )
+    return path
+
+
+def _outside(genai: Path, name: object) -> CheckpointError:
+    return CheckpointError(
+        f"{genai} names {shown(name)} as its decoder, which is not in its folder; download the "
+        "checkpoint again"
+    )

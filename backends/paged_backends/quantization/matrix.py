@@ -1,0 +1,52 @@
+"""Matrices of linear layers, before and after they are quantised."""
+
+# ruff: noqa: N815 - the shape of a tensor is the upper-case end of its name
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paged_backends.quantization.weight_format import Shape, WeightFormat
+
+Rows = Sequence[Tensor]
+"""A matrix [outputs, inputs] in parts, one below the other: query, key and value, for example."""
+
+
+def shape_of(rows: Rows) -> Shape:
+    """Return the shape of the whole matrix."""
+    return sum(len(part) for part in rows), rows[0].shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedMatrix:
+    """Codes and scales of one matrix.
+
+    Shapes: O outputs, I inputs, G groups of a row, Y bytes of a group.
+    """
+
+    weight_format: WeightFormat
+    shape: Shape
+    codes_OGY: Tensor
+    """uint8."""
+    scales_OG: Tensor
+    """float32."""
+
+    def dequantized(self) -> Tensor:
+        """Return the matrix [O, I] float32 that the codes stand for."""
+        codes = self.codes_OGY
+        if self.weight_format.bits == 4:
+            codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(2)
+        values = (codes.float() - self.weight_format.middle) * self.scales_OG[..., None]
+        return values.flatten(1)[:, : self.shape[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeights:
+    """The quantised matrices of a model, in memory or in a mapped file; only to be read."""
+
+    matrices: Sequence[QuantizedMatrix]
+    release: Callable[[], None] = lambda: None
+    """Release the memory of a mapped file; it is read again if a matrix is used again."""

@@ -1,0 +1,127 @@
+"""What a decoder is built from: a checkpoint's configuration and weights, on a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+
+from paged_backends.checkpoint.device import choose_device, free_memory
+from paged_backends.checkpoint.dtype import choose_dtype
+from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.checkpoint.weights import RandomWeights, Weights, open_weights
+from paged_backends.runners.native.config import DecoderConfig
+from paged_backends.runners.native.families import decoder_config
+from paged_core.errors import SettingsError
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.model_size import ModelSize
+from paged_core.settings import EngineSettings
+
+DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+"""The dtypes that decoders compute in."""
+
+WeightSource = Literal["checkpoint", "random"]
+"""``random``: generated from the seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A model of one of the families that the decoder covers."""
+
+    checkpoint: Checkpoint
+    config: DecoderConfig
+    weights: Weights
+    dtype: torch.dtype
+    """To compute in."""
+    device: torch.device
+
+    @classmethod
+    def open(
+        cls, settings: EngineSettings, weights: WeightSource, *, reads_gguf: bool = False
+    ) -> Self:
+        """Read the configuration, and open the weights; each is read when it is used.
+
+        Args:
+            reads_gguf: whether the model may be a GGUF file.
+
+        Raises:
+            CheckpointError, UnsupportedModel: see :meth:`paged_core.interfaces.runner.Runner.load`.
+            SettingsError: the device is not there.
+        """
+        checkpoint = Checkpoint.open(
+            settings.model,
+            allow_pickle=settings.allow_pickle,
+            trust_remote_code=settings.trust_remote_code,
+            reads_gguf=reads_gguf,
+        )
+        config = decoder_config(checkpoint, trust_remote_code=settings.trust_remote_code)
+        device = choose_device(settings.device)
+        opened, dtype = _open(settings, checkpoint, device, made_up=weights == "random")
+        return cls(checkpoint=checkpoint, config=config, weights=opened, dtype=dtype, device=device)
+
+    def layers(self, settings: EngineSettings) -> list[LayerSpec]:
+        """Return the description of each attention layer."""
+        return [
+            LayerSpec(
+                num_heads=self.config.num_heads,
+                num_kv_heads=self.config.num_kv_heads,
+                head_dim=self.config.head_dim,
+                scale=layer.scale,
+                dtype=DTYPE_NAMES[self.dtype],
+                device=str(self.device),
+                block_size=settings.block_size,
+                kv_cache_dtype=settings.kv_cache_dtype,
+                sliding_window=layer.sliding_window,
+                soft_cap=layer.soft_cap,
+            )
+            for layer in self.config.layers
+        ]
+
+    def check_memory(self, bytes_per_weight: float) -> None:
+        """Refuse random weights that do not fit; those of a file cannot be larger than it.
+
+        Raises:
+            SettingsError: they take more memory than the device has free.
+        """
+        size = model_size(self.config, [])
+        needed = int((size.layer_weights + size.head_weights) * bytes_per_weight)
+        free = free_memory(self.device)
+        if isinstance(self.weights, RandomWeights) and needed > free:
+            raise SettingsError(
+                f"the weights of {self.checkpoint.place} take {needed >> 20} MiB of memory, and "
+                f"{free >> 20} MiB are free on {self.device}; use a smaller model or dtype"
+            )
+
+
+def model_size(config: DecoderConfig, layers: list[LayerSpec]) -> ModelSize:
+    """Count the weights of all linear layers."""
+    hidden, heads, kv_heads = config.hidden_size, config.num_heads, config.num_kv_heads
+    attention = 2 * (heads + kv_heads) * config.head_dim * hidden
+    feed_forward = (3 if config.gated else 2) * hidden * config.intermediate_size
+    return ModelSize(
+        layer_weights=len(config.layers) * (attention + feed_forward),
+        head_weights=config.vocab_size * config.embedding_size,
+        layers=tuple(layers),
+    )
+
+
+def _open(
+    settings: EngineSettings, checkpoint: Checkpoint, device: torch.device, *, made_up: bool
+) -> tuple[Weights, torch.dtype]:
+    """Return the weights, and the dtype to compute in."""
+    chosen = settings.dtype
+    if not made_up or chosen != "auto":
+        chosen = choose_dtype(chosen, checkpoint, device)
+    named = str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "")
+    own = getattr(torch, named.removeprefix("torch."), None) if chosen == "auto" else chosen
+    if made_up:
+        dtype = own if own in DTYPE_NAMES else torch.float32
+        return RandomWeights(dtype, settings.seed), dtype
+    weights = open_weights(
+        checkpoint,
+        allow_pickle=settings.allow_pickle,
+        dtype=own if own in DTYPE_NAMES else torch.float32,
+    )
+    dtype = own if own in DTYPE_NAMES else weights.dtype
+    return weights, dtype if dtype in DTYPE_NAMES else torch.float32

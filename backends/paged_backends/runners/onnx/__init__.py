@@ -1,0 +1,1 @@
+"""The runner ``onnxruntime``: graphs between the engine's own attention layers."""

@@ -1,0 +1,35 @@
+"""Component ``onnxruntime``: which of its two runners loads a checkpoint."""
+
+from __future__ import annotations
+
+from paged_backends.checkpoint.folder import holds_only_onnx, resolve_checkpoint
+from paged_backends.runners.onnx.file.file_runner import OnnxFileRunner
+from paged_backends.runners.onnx.runner import OnnxRuntimeRunner
+from paged_backends.runners.settings import OnnxRuntimeSettings
+from paged_core.errors import SettingsError
+from paged_core.interfaces.runner import Runner, RunnerParts
+
+
+def choose_runner(options: OnnxRuntimeSettings, parts: RunnerParts) -> Runner:
+    """Return a runner for the weights of a checkpoint, or for its ONNX file if that is all it has.
+
+    Raises:
+        CheckpointError: there is no such model.
+        SettingsError: the weights of an ONNX file shall be quantised.
+    """
+    settings = parts.settings
+    if options.weights == "random":
+        return OnnxRuntimeRunner(options, parts)
+    folder = resolve_checkpoint(
+        settings.model,
+        allow_pickle=settings.allow_pickle,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    if holds_only_onnx(folder, allow_pickle=settings.allow_pickle):
+        if options.quantization != "off":
+            raise SettingsError(
+                f"runner.quantization: {folder} holds ONNX only, whose weights are served as they "
+                "are; set it to off, or give a checkpoint of safetensors"
+            )
+        return OnnxFileRunner(options, parts)
+    return OnnxRuntimeRunner(options, parts)

@@ -1,0 +1,127 @@
+"""Large weights inside of an ONNX file, left where they are.
+
+The file is a message of protobuf. It is rewritten so that these weights lie "in another file",
+which is this one: then they are read like those of files that really lie beside it, when a session
+needs them.
+
+The format of messages: https://protobuf.dev/programming-guides/encoding/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+from onnx import GraphProto, ModelProto, TensorProto
+
+_LEAST_BYTES = 1024
+"""Of a weight that is left in the file: shapes are inferred from smaller ones."""
+_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+_MAX_VARINT = 10
+
+_GRAPH = ModelProto.GRAPH_FIELD_NUMBER
+_INITIALIZER = GraphProto.INITIALIZER_FIELD_NUMBER
+_RAW_DATA = TensorProto.RAW_DATA_FIELD_NUMBER
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """One field of a message: its number, all of its bytes, and those of its content."""
+
+    number: int
+    delimited: bool
+    begin: int
+    content: int
+    end: int
+
+
+def without_weights(content: memoryview, name: str) -> bytes:
+    """Return a model whose large weights say that they lie in the file ``name``.
+
+    Args:
+        content: of that file.
+
+    Raises:
+        DecodeError: it is no message.
+    """
+    parts = []
+    for field in _fields(content, 0, len(content)):
+        if field.number == _GRAPH and field.delimited:
+            parts.append(_message(_GRAPH, _graph(content, field, name)))
+        else:
+            parts.append(bytes(content[field.begin : field.end]))
+    return b"".join(parts)
+
+
+def _graph(content: memoryview, graph: _Field, name: str) -> bytes:
+    parts = []
+    for field in _fields(content, graph.content, graph.end):
+        if field.number == _INITIALIZER and field.end - field.begin >= _LEAST_BYTES:
+            parts.append(_message(_INITIALIZER, _weight(content, field, name)))
+        else:
+            parts.append(bytes(content[field.begin : field.end]))
+    return b"".join(parts)
+
+
+def _weight(content: memoryview, weight: _Field, name: str) -> bytes:
+    """Return a weight without its numbers, and where these are. Fields that follow are merged."""
+    parts = []
+    for field in _fields(content, weight.content, weight.end):
+        size = field.end - field.content
+        if field.number != _RAW_DATA or not field.delimited or size < _LEAST_BYTES:
+            parts.append(bytes(content[field.begin : field.end]))
+            continue
+        place = TensorProto(data_location=TensorProto.EXTERNAL)
+        entries = {"location": name, "offset": str(field.content), "length": str(size)}
+        for key, value in entries.items():
+            place.external_data.add(key=key, value=value)
+        parts.append(place.SerializeToString())
+    return b"".join(parts)
+
+
+def _fields(content: memoryview, begin: int, end: int) -> Iterator[_Field]:
+    while begin < end:
+        tag, place = _varint(content, begin, end)
+        kind = tag & 7
+        start = place
+        if kind == _VARINT:
+            _, place = _varint(content, place, end)
+        elif kind == _DELIMITED:
+            length, start = _varint(content, place, end)
+            place = start + length
+        elif kind in (_FIXED64, _FIXED32):
+            place += 8 if kind == _FIXED64 else 4
+        else:
+            raise DecodeError("a field has an unknown kind")
+        if place > end:
+            raise DecodeError("a field ends behind its message")
+        yield _Field(tag >> 3, kind == _DELIMITED, begin, start, place)
+        begin = place
+
+
+def _varint(content: memoryview, place: int, end: int) -> tuple[int, int]:
+    """Return a number of variable length, and the place behind it."""
+    number = 0
+    for index in range(_MAX_VARINT):
+        if place + index >= end:
+            break
+        byte = content[place + index]
+        number |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return number, place + index + 1
+    raise DecodeError("a number does not end")
+
+
+def _message(number: int, content: bytes) -> bytes:
+    """Return a field that is a message."""
+    return _encoded(number << 3 | _DELIMITED) + _encoded(len(content)) + content
+
+
+def _encoded(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)

@@ -1,0 +1,180 @@
+"""What a graph does not say of a model, and the configuration beside it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paged_backends.checkpoint.config_fields import ConfigFields, token_ids
+from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.checkpoint.onnx_files import GENAI_CONFIG, genai_section
+from paged_backends.runners.native.families import decoder_config
+from paged_core.errors import CheckpointError, UnsupportedModel
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
+_SLIDING = "sliding_attention"
+_MAX_LAYERS = 10_000
+_MAX_NUMBER = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRules:
+    """How one layer attends."""
+
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileConfig:
+    """Of a model in one ONNX file."""
+
+    max_model_len: int | None
+    eos_token_ids: frozenset[int]
+    tokens: str = "input_ids"
+    """The input that takes token ids."""
+    positions: str = "position_ids"
+    logits: str = "logits"
+    layers: Sequence[LayerRules] = ()
+    """Of each layer, in order; empty: not known."""
+    unplaced_window: int | None = None
+    """A sliding window of layers that the configuration does not name."""
+
+
+def read_file_config(folder: Path) -> FileConfig:
+    """Read ``genai_config.json``, or ``config.json``, or both.
+
+    Raises:
+        CheckpointError: there is none, or it contradicts itself.
+    """
+    has_config, genai = (folder / "config.json").is_file(), folder / GENAI_CONFIG
+    if not has_config and not genai.is_file():
+        raise CheckpointError(
+            f"{folder} holds an ONNX file and no configuration; copy the config.json of the model "
+            "that it was made from into the folder"
+        )
+    plain = _plain_config(Checkpoint.open(str(folder))) if has_config else None
+    return _genai_config(genai, plain) if genai.is_file() else plain or _nothing()
+
+
+def _nothing() -> FileConfig:
+    return FileConfig(max_model_len=None, eos_token_ids=frozenset())
+
+
+# ---------------------------------------------------------------------- config.json
+
+
+def _plain_config(checkpoint: Checkpoint) -> FileConfig:
+    fields = ConfigFields(checkpoint)
+    given = next((name for name in _LENGTHS if fields.has(name)), None)
+    length = fields.integer(given) if given else None
+    trained = _unscaled_length(fields)
+    if trained is not None:
+        length = min(length or trained, trained)
+    layers = _layers(checkpoint, fields)
+    unplaced = None
+    if layers is None:
+        unplaced = fields.optional_integer("sliding_window", None)
+    return FileConfig(
+        max_model_len=length,
+        eos_token_ids=fields.token_ids(None),
+        layers=layers or (),
+        unplaced_window=unplaced,
+    )
+
+
+def _layers(checkpoint: Checkpoint, fields: ConfigFields) -> list[LayerRules] | None:
+    """Return the rules of all layers; ``None``: a window may hold for some of them."""
+    try:
+        known = decoder_config(checkpoint).layers
+        return [LayerRules(layer.sliding_window, layer.soft_cap) for layer in known]
+    except UnsupportedModel:  # a family that we have to take at its word
+        pass
+    cap = fields.optional_number("attn_logit_softcapping", None)
+    window = fields.optional_integer("sliding_window", None)
+    types = fields.any("layer_types")
+    if isinstance(types, list):
+        return [LayerRules(window if kind == _SLIDING else None, cap) for kind in types]
+    if window is not None or cap is None:
+        return None
+    return [LayerRules(None, cap)] * fields.num_layers("num_hidden_layers", 1)
+
+
+def _unscaled_length(fields: ConfigFields) -> int | None:
+    """Return the length up to which rotary embeddings do not depend on that of a sequence."""
+    rope = fields.mapping("rope_scaling") or fields.mapping("rope_parameters") or {}
+    kind = rope.get("rope_type") or rope.get("type")
+    if kind not in ("dynamic", "longrope", "su"):
+        return None
+    own = rope.get("original_max_position_embeddings")
+    if isinstance(own, int) and own > 0:
+        return own
+    if fields.has("original_max_position_embeddings"):
+        return fields.integer("original_max_position_embeddings")
+    return fields.integer("max_position_embeddings")
+
+
+# ---------------------------------------------------------------------- genai_config.json
+
+
+def _genai_config(path: Path, plain: FileConfig | None) -> FileConfig:
+    """Read what onnxruntime-genai's builder wrote; ``plain``: what config.json says beside it."""
+    model = genai_section(path, "model")
+    decoder = genai_section(path, "model", "decoder")
+    inputs, outputs = (_names(path, decoder, part) for part in ("inputs", "outputs"))
+    window, layers = _genai_window(path, decoder)
+    ids = model.get("eos_token_id")
+    return FileConfig(
+        max_model_len=_positive(path, model, "context_length"),
+        eos_token_ids=frozenset() if ids is None else token_ids(path.parent, ids),
+        tokens=inputs.get("input_ids", "input_ids"),
+        positions=inputs.get("position_ids", "position_ids"),
+        logits=outputs.get("logits", "logits"),
+        layers=plain.layers if plain and plain.layers else layers,
+        unplaced_window=plain.unplaced_window if plain else window,
+    )
+
+
+def _names(path: Path, decoder: Mapping[str, Any], part: str) -> Mapping[str, str]:
+    names = decoder.get(part, {})
+    if not isinstance(names, Mapping):
+        raise _wrong(path, f"model.decoder.{part}", "an object")
+    return {key: value for key, value in names.items() if isinstance(value, str)}
+
+
+def _genai_window(
+    path: Path, decoder: Mapping[str, Any]
+) -> tuple[int | None, Sequence[LayerRules]]:
+    """Return a window whose layers are not named, or the rules of all layers."""
+    given = decoder.get("sliding_window")
+    if given is None:
+        return None, ()
+    if not isinstance(given, Mapping):
+        raise _wrong(path, "model.decoder.sliding_window", "an object")
+    window = _positive(path, given, "window_size")
+    named, count = (
+        given.get("layers"),
+        _positive(path, decoder, "num_hidden_layers", most=_MAX_LAYERS),
+    )
+    if not isinstance(named, list) or not named or count is None:
+        return window, ()
+    return None, [LayerRules(window if index in named else None) for index in range(count)]
+
+
+def _positive(
+    path: Path, values: Mapping[str, Any], name: str, *, most: int = _MAX_NUMBER
+) -> int | None:
+    value = values.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+        raise _wrong(path, name, f"a whole number of at least 1 and at most {most}")
+    return value
+
+
+def _wrong(path: Path, name: str, kind: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} does not describe a decoder: {name} must be {kind}; download the checkpoint again"
+    )

@@ -1,0 +1,181 @@
+"""Component ``onnxruntime`` for finished ONNX files: a graph that is cut at its attentions.
+
+Shapes: T tokens, R rows that draw a token, H query heads, K key/value heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paged_backends.checkpoint.device import choose_device
+from paged_backends.checkpoint.folder import resolve_checkpoint
+from paged_backends.checkpoint.onnx_files import find_onnx_file
+from paged_backends.runners.native.source import DTYPE_NAMES
+from paged_backends.runners.onnx.file.attention_rules import layer_rules
+from paged_backends.runners.onnx.file.cut_model import CutModel, cut_model
+from paged_backends.runners.onnx.file.file_config import FileConfig, read_file_config
+from paged_backends.runners.onnx.file.file_sessions import FileSessions, open_sessions
+from paged_backends.runners.onnx.file.product_sizes import model_size
+from paged_backends.runners.onnx.file.trial import check_file, check_rows
+from paged_backends.runners.onnx.segment_chain import AttentionCut, SegmentChain
+from paged_backends.runners.onnx.segmented_model import SegmentedModel
+from paged_backends.runners.onnx.session import Session
+from paged_backends.runners.onnx.session_maker import SessionMaker
+from paged_backends.runners.settings import OnnxRuntimeSettings
+from paged_core.errors import CheckpointError
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.model_size import ModelSize
+from paged_core.interfaces.runner import Runner, RunnerParts
+from paged_core.log import get_logger
+
+if TYPE_CHECKING:
+    from paged_core.interfaces.runner import Attend
+
+log = get_logger()
+
+
+class OnnxFileRunner(Runner):
+    """Runs a model that another library exported, as it is in its file."""
+
+    def __init__(self, options: OnnxRuntimeSettings, parts: RunnerParts) -> None:
+        self._settings = parts.settings
+        self._layers: list[LayerSpec] = []
+        self._max_model_len: int | None = None
+        self._config: FileConfig
+        self._size: ModelSize
+        self._maker: SessionMaker
+        self._model: SegmentedModel
+        self._head: Session
+
+    def load(self) -> None:
+        """Read the graph, cut it and make sessions; see the interface for what it raises."""
+        settings = self._settings
+        folder = resolve_checkpoint(
+            settings.model,
+            allow_pickle=settings.allow_pickle,
+            trust_remote_code=settings.trust_remote_code,
+        )
+        path = find_onnx_file(folder)
+        if path is None:
+            raise CheckpointError(f"{folder} holds no model.onnx; give a folder that does")
+        self._config = config = read_file_config(folder)
+        dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
+        model = cut_model(path, config, dtype)
+        device = choose_device(settings.device)
+        self._maker = SessionMaker(device, torch.get_num_threads())
+        sessions = open_sessions(model, config, self._maker, exact=settings.deterministic)
+        self._connect(model, sessions, device)
+        self._size = model_size(model, self._layers)
+        check_rows(self, self._layers)
+        if any(one.inferred for one in model.parts.attentions):
+            check_file(self, model, config)
+        self._apply_rules(model)
+        log.info(
+            "model_loaded",
+            model=settings.model,
+            architecture=path.name,
+            layers=len(self._layers),
+            dtype=self._layers[0].dtype,
+            device=str(device),
+        )
+
+    def _connect(self, model: CutModel, sessions: FileSessions, device: torch.device) -> None:
+        """Describe the layers as the graph does, and connect the sessions with their attention."""
+        cuts = [
+            AttentionCut(query=one.query, key=one.key, value=one.value, attended=one.attended)
+            for one in model.parts.attentions
+        ]
+        shapes = {
+            name: value.shape
+            for session in sessions.stages
+            for name, value in session.outputs.items()
+        }
+        for one in model.parts.attentions:
+            (_, _, heads, width), (_, _, kv_heads, _) = shapes[one.query], shapes[one.key]
+            assert isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(width, int)
+            self._layers.append(
+                LayerSpec(
+                    num_heads=heads,
+                    num_kv_heads=kv_heads,
+                    head_dim=width,
+                    scale=width**-0.5 if one.scale is None else one.scale,
+                    dtype=DTYPE_NAMES[model.dtype],
+                    device=str(device),
+                    block_size=self._settings.block_size,
+                    kv_cache_dtype=self._settings.kv_cache_dtype,
+                    sliding_window=one.sliding_window,
+                    soft_cap=one.soft_cap,
+                )
+            )
+        self._head, self._max_model_len = sessions.head, self._config.max_model_len
+        self._model = SegmentedModel(
+            self._maker,
+            SegmentChain(
+                sessions.stages, cuts, self._layers, output=model.parts.hidden, device=device
+            ),
+            sessions.head,
+            self._set_inputs,
+            deterministic=self._settings.deterministic,
+        )
+
+    def _apply_rules(self, model: CutModel) -> None:
+        """Add the windows and caps of the configuration that the graph does not say."""
+        rules = layer_rules(self._layers, self._config, model.path)
+        self._layers[:] = rules.layers
+        length, limit = self._max_model_len, rules.max_model_len
+        if limit is not None and (length is None or limit < length):
+            log.warning(
+                "model_length_lowered",
+                from_tokens=length,
+                to_tokens=limit,
+                reason="it is not known which layers have the sliding window",
+            )
+            self._max_model_len = limit
+
+    # ------------------------------------------------------------------ properties
+
+    @property
+    def layers(self) -> Sequence[LayerSpec]:
+        """The attention layers, in order."""
+        return self._layers
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        size = self._head.outputs[self._config.logits].shape[-1]
+        assert isinstance(size, int)
+        return size
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Positions according to the configuration."""
+        return self._max_model_len
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """From the configuration beside the graph."""
+        return self._config.eos_token_ids
+
+    def model_size(self) -> ModelSize:
+        """Count the weights of all products."""
+        return self._size
+
+    # ------------------------------------------------------------------ running
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, /) -> Tensor:
+        """Return the hidden states [T, hidden] that the head reads."""
+        return self._model.forward(tokens, positions, attend)
+
+    def logits(self, hidden: Tensor, /) -> Tensor:
+        """Return logits [R, vocab_size] float32."""
+        return self._model.logits(hidden)
+
+    def _set_inputs(self, buffers: Mapping[str, Tensor], tokens: Tensor, positions: Tensor) -> None:
+        """Write the tokens, and the positions if the graph reads them."""
+        for name, values in ((self._config.tokens, tokens), (self._config.positions, positions)):
+            if name in buffers:
+                buffers[name].copy_(values.view(buffers[name].shape))

@@ -1,0 +1,143 @@
+"""Sessions of the stages of a model, and the shapes of what crosses between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from onnx import NodeProto
+from onnxruntime import OrtValue
+
+from paged_backends.runners.onnx.file.cut_model import CutModel
+from paged_backends.runners.onnx.file.file_config import FileConfig
+from paged_backends.runners.onnx.file.stages import Stage, stage_model
+from paged_backends.runners.onnx.graph import ELEMENT_TYPES
+from paged_backends.runners.onnx.ort_values import as_ort_value
+from paged_backends.runners.onnx.session import Session, Value
+from paged_backends.runners.onnx.session_maker import ORT_ERRORS, SessionMaker
+from paged_core.errors import UnsupportedModel
+
+_TRIALS = (3, 2)
+"""Tokens of two steps whose shapes are compared."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileSessions:
+    """One session per stage, and one for the head; all shapes are known."""
+
+    stages: Sequence[Session]
+    head: Session
+
+
+def open_sessions(
+    model: CutModel, config: FileConfig, maker: SessionMaker, *, exact: bool
+) -> FileSessions:
+    """Make the sessions, one after the other, and find the shapes by running them twice.
+
+    Args:
+        exact: multiply quantised weights in floating point, whatever the file asks for.
+
+    Raises:
+        UnsupportedModel: ONNX Runtime lacks an operator, or shapes do not depend on the number of
+            tokens alone.
+    """
+    int64 = ELEMENT_TYPES[torch.int64]
+    types = {config.tokens: int64, config.positions: int64}
+    types |= dict.fromkeys(
+        (one.attended for one in model.parts.attentions), ELEMENT_TYPES[model.dtype]
+    )
+    sessions = [
+        _open(model, stage, types, maker, exact=exact)
+        for stage in (*model.parts.stages, model.parts.head)
+    ]
+    one, other = (_shapes(model, config, sessions, num_tokens) for num_tokens in _TRIALS)
+    for session in sessions:
+        for values in (session.inputs, session.outputs):
+            for name, value in values.items():
+                values[name] = Value(value.dtype, _by_tokens(name, one[name], other[name]))
+    return FileSessions(sessions[:-1], sessions[-1])
+
+
+def _open(
+    model: CutModel, stage: Stage, types: dict[str, int], maker: SessionMaker, *, exact: bool
+) -> Session:
+    """Make the session of a stage, and add the types of its outputs to ``types``."""
+    part = stage_model(model.graph, stage, types)
+    if exact:
+        for node in part.graph.node:
+            _compute_exactly(node)
+    options = maker.options()
+    session = Session(maker.open(model.weights.serialize(part, options), options), model.weights)
+    types |= {name: ELEMENT_TYPES[value.dtype] for name, value in session.outputs.items()}
+    return session
+
+
+def _compute_exactly(node: NodeProto) -> None:
+    """Let a product with quantised weights not quantise tokens, too."""
+    for attribute in node.attribute:
+        if node.op_type == "MatMulNBits" and attribute.name == "accuracy_level":
+            attribute.i = 1
+
+
+# ---------------------------------------------------------------------- shapes
+
+
+def _shapes(
+    model: CutModel, config: FileConfig, sessions: Sequence[Session], num_tokens: int
+) -> Mapping[str, Shape]:
+    """Return the shapes of all that sessions read and return, in a step of so many tokens."""
+    numbers = torch.arange(num_tokens)
+    tokens = numbers if model.flat else numbers[None]
+    tensors = {config.tokens: tokens, config.positions: tokens.clone()}
+    values = {name: as_ort_value(tensor) for name, tensor in tensors.items()}
+    for index, session in enumerate(sessions):
+        outputs = list(session.outputs)
+        try:
+            returned = session.ort.run_with_ort_values(outputs, _given(session, values))
+        except ORT_ERRORS as error:
+            raise UnsupportedModel(
+                "the ONNX graph cannot be served: ONNX Runtime cannot compute part "
+                f"{index} of {len(sessions)}: {' '.join(str(error).split())[:300]}"
+            ) from error
+        values |= dict(zip(outputs, returned, strict=True))
+        if index < len(model.parts.attentions):
+            attention = model.parts.attentions[index]
+            query, key, value = (
+                tuple(values[name].shape())
+                for name in (attention.query, attention.key, attention.value)
+            )
+            _check_heads(attention.node, query, key, value)
+            attended = torch.zeros(query[1:], dtype=model.dtype)
+            tensors[attention.attended] = attended  # kept: the value refers to its memory
+            values[attention.attended] = as_ort_value(attended)
+    return {name: tuple(value.shape()) for name, value in values.items()}
+
+
+def _given(session: Session, values: Mapping[str, OrtValue]) -> dict[str, OrtValue]:
+    return {name: values[name] for name in session.inputs}
+
+
+def _check_heads(node: str, query: Shape, key: Shape, value: Shape) -> None:
+    """Check rows [1, T, H, D] and [1, T, K, D]."""
+    fits = len(query) == 4 and query[0] == 1 and key == value and len(key) == 4
+    if not fits or query[:2] != key[:2] or query[3] != key[3] or query[2] % key[2]:
+        raise UnsupportedModel(
+            f"the ONNX graph cannot be served: its {node} attends with queries {list(query)} to "
+            f"keys {list(key)} and values {list(value)}; they have heads of one width, [1, tokens, "
+            "heads, width]"
+        )
+
+
+def _by_tokens(name: str, one: Shape, other: Shape) -> tuple[int | str, ...]:
+    """Return a shape in which the axis of tokens has no number."""
+    if len(one) == len(other) and all(
+        size == again or (size, again) == _TRIALS for size, again in zip(one, other, strict=True)
+    ):
+        return tuple(size if size == again else "T" for size, again in zip(one, other, strict=True))
+    raise UnsupportedModel(
+        f"the ONNX graph cannot be served: the shape of {name!r} is {list(one)} for "
+        f"{_TRIALS[0]} tokens and {list(other)} for {_TRIALS[1]}"
+    )

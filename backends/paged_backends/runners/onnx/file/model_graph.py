@@ -1,0 +1,166 @@
+"""The graph of a finished model: nodes by what they compute, and what is added where it is cut."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from paged_backends.runners.onnx.file.shapes import Shape, inferred_shapes
+from paged_core.errors import UnsupportedModel
+
+_SMALL = 64
+"""Numbers of a constant that is read; weights are larger and are left where they are."""
+_ADDED = "paged_core"
+"""Begins the names of what is added."""
+
+
+class ModelGraph:
+    """The nodes of a model, in an order in which they can be computed.
+
+    Raises:
+        UnsupportedModel: a node contains graphs of its own.
+    """
+
+    def __init__(self, model: ModelProto) -> None:
+        self.model = model
+        self.nodes: list[NodeProto] = list(model.graph.node)
+        self.weights = {weight.name: weight for weight in model.graph.initializer}
+        self.inputs = {
+            value.name: value.type.tensor_type
+            for value in model.graph.input
+            if value.name not in self.weights
+        }
+        self.outputs = [value.name for value in model.graph.output]
+        self._made_by = {name: node for node in self.nodes for name in node.output if name}
+        self._read_by: dict[str, list[NodeProto]] = defaultdict(list)
+        for node in self.nodes:
+            self._note_reader(node)
+        self._num_added = 0
+        for node in self.nodes:
+            if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+                raise refusal(node, "chooses between graphs or repeats one while it is run")
+
+    # ------------------------------------------------------------------ finding
+
+    def made_by(self, name: str) -> NodeProto | None:
+        """Return the node that computes a value; ``None``: it is an input or a weight."""
+        return self._made_by.get(name)
+
+    def read_by(self, name: str) -> Sequence[NodeProto]:
+        """Return the nodes that read a value."""
+        return self._read_by.get(name, ())
+
+    def is_weight(self, name: str) -> bool:
+        """Whether a value is stored in the file as it is."""
+        node = self._made_by.get(name)
+        return name in self.weights or (node is not None and node.op_type == "Constant")
+
+    def constant(self, name: str) -> np.ndarray[Any, Any] | None:
+        """Return a small constant of the file; ``None``: it is none."""
+        node = self._made_by.get(name)
+        if node is not None and node.op_type == "Constant":
+            value = helper.get_attribute_value(node.attribute[0])
+            if not isinstance(value, TensorProto):
+                return np.asarray(value)
+        else:
+            value = self.weights.get(name)
+        if value is None or prod(value.dims) > _SMALL or value.data_location:
+            return None
+        return np.asarray(numpy_helper.to_array(value))
+
+    def number(self, name: str) -> float | None:
+        """Return the number that a value is, computed from constants if need be."""
+        array = self.constant(name)
+        if array is not None:
+            return float(array.reshape(-1)[0]) if array.size == 1 else None
+        node = self._made_by.get(name)
+        if node is not None and node.op_type in ("Slice", "Gather"):
+            return self._last_size(node)
+        if node is None or node.op_type not in _COMPUTED:
+            return None
+        numbers = [self.number(value) for value in node.input]
+        known = [number for number in numbers if number is not None]
+        if len(known) < len(numbers):
+            return None
+        with np.errstate(all="ignore"):
+            result = _COMPUTED[node.op_type](*known)
+        return float(result) if np.isfinite(result) else None
+
+    def _last_size(self, node: NodeProto) -> float | None:
+        """Return the last size of a shape, if that is what a node chooses and it is known."""
+        shape, place = self._made_by.get(node.input[0]), self.constant(node.input[1])
+        if shape is None or shape.op_type != "Shape" or place is None or place.size != 1:
+            return None
+        sizes = self._shapes.get(shape.input[0])
+        if not sizes or int(place.reshape(-1)[0]) not in (-1, len(sizes) - 1):
+            return None
+        return sizes[-1]
+
+    @cached_property
+    def _shapes(self) -> dict[str, Shape]:
+        return inferred_shapes(self.model)
+
+    # ------------------------------------------------------------------ adding
+
+    def add(self, kind: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        """Add a node, and return the name of its result."""
+        return self.add_many(kind, 1, *inputs, domain=domain, **attributes)[0]
+
+    def add_many(
+        self, kind: str, num_results: int, *inputs: str, domain: str = "", **attributes: Any
+    ) -> list[str]:
+        """Add a node, and return the names of its results."""
+        names = [f"{_ADDED}.{self._num_added}.{index}" for index in range(num_results)]
+        self._num_added += 1
+        node = helper.make_node(kind, list(inputs), names, domain=domain, **attributes)
+        self.nodes.append(node)
+        self._made_by.update(dict.fromkeys(names, node))
+        self._note_reader(node)
+        return names
+
+    def integers(self, *numbers: int) -> str:
+        """Return the name of a constant [len(numbers)] int64."""
+        array = np.array(numbers, np.int64)
+        return self.add("Constant", value=numpy_helper.from_array(array))
+
+    def reshape(self, value: str, *shape: int) -> str:
+        """Return ``value`` in another shape; 0: as it is there, -1: what is left."""
+        return self.add("Reshape", value, self.integers(*shape))
+
+    def replace(self, name: str, replacement: str) -> None:
+        """Let all nodes that read a value read another one."""
+        for node in self._read_by.pop(name, []):
+            node.input[:] = [replacement if value == name else value for value in node.input]
+            self._read_by[replacement].append(node)
+
+    def _note_reader(self, node: NodeProto) -> None:
+        for name in dict.fromkeys(node.input):
+            if name:
+                self._read_by[name].append(node)
+
+
+_COMPUTED: dict[str, Any] = {
+    "Identity": lambda number: number,
+    "Cast": lambda number: number,
+    "Sqrt": np.sqrt,
+    "Reciprocal": np.reciprocal,
+    "Mul": np.multiply,
+    "Div": np.divide,
+}
+
+
+def described(node: NodeProto) -> str:
+    """Return how an error names a node."""
+    name = node.name or next(iter(node.output), "")
+    return f"node {name!r} ({node.op_type})"
+
+
+def refusal(node: NodeProto, reason: str) -> UnsupportedModel:
+    """Return the error that a node cannot be served."""
+    return UnsupportedModel(f"the ONNX graph cannot be served: its {described(node)} {reason}")

@@ -1,0 +1,122 @@
+"""Attentions that a graph computes itself: ``softmax(scale * query @ key + mask) @ value``.
+
+Exporters that know no operator for attention write it out. It is found from each softmax: back to
+the product of query and key, on to the product with the values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from onnx import NodeProto
+
+from paged_backends.runners.onnx.file.cached_rows import cached_rows, multiplication, unscaled
+from paged_backends.runners.onnx.file.found_attention import FoundAttention
+from paged_backends.runners.onnx.file.model_graph import ModelGraph, described, refusal
+
+_MAX_NODES = 32
+"""Between a softmax and its products."""
+_BEHIND = ("Where", "Cast", "Identity", "Dropout")
+"""What probabilities go through before they are multiplied with values."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """``scale * query @ key``, or ``soft_cap * tanh(scale * query @ key / soft_cap)``."""
+
+    product: NodeProto
+    scale: float = 1.0
+    soft_cap: float | None = None
+
+    def times(self, number: float) -> _Scores:
+        cap = None if self.soft_cap is None else self.soft_cap * number
+        return replace(self, scale=self.scale * number, soft_cap=cap)
+
+
+def take_softmax_attentions(graph: ModelGraph) -> list[FoundAttention]:
+    """Take all such attentions out of a graph.
+
+    Raises:
+        UnsupportedModel: one of them computes something else than attention over a cache.
+    """
+    found: list[FoundAttention] = []
+    for softmax in [node for node in graph.nodes if node.op_type == "Softmax"]:
+        scores = _scores(graph, softmax.input[0])
+        if scores is not None:  # otherwise it is one of a router of experts
+            found.append(_take(graph, len(found), softmax, scores))
+    return found
+
+
+def _take(graph: ModelGraph, index: int, softmax: NodeProto, scores: _Scores) -> FoundAttention:
+    query, query_factor = unscaled(graph, scores.product.input[0])
+    key = cached_rows(graph, scores.product.input[1])
+    product = _product_behind(graph, softmax)
+    value = cached_rows(graph, product.input[1])
+    if key is None or value is None or value.factor != 1:
+        raise refusal(
+            softmax,
+            "does not attend to keys and values that are appended to a cache; export the model "
+            "with its cache (task text-generation-with-past)",
+        )
+    names = [_by_token(graph, rows) for rows in (query, key.rows, value.rows)]
+    attended = f"attended.{index}"
+    # what read the result reads heads first, [1, H, T, D]
+    graph.replace(product.output[0], _by_token(graph, _batched(graph, attended)))
+    scored = scores.times(query_factor * key.factor)
+    return FoundAttention(
+        node=described(softmax),
+        query=names[0],
+        key=names[1],
+        value=names[2],
+        attended=attended,
+        past=(key.past, value.past),
+        scale=scored.scale,
+        # the product's factors lie inside of the cap
+        soft_cap=scores.soft_cap,
+        inferred=True,
+    )
+
+
+def _scores(graph: ModelGraph, name: str, depth: int = 0) -> _Scores | None:
+    """Follow the argument of a softmax back to the product of query and key, past masks."""
+    node = graph.made_by(name)
+    if node is None or depth > _MAX_NODES:
+        return None
+    if node.op_type == "MatMul":
+        factors = any(graph.is_weight(factor) for factor in node.input)
+        return None if factors else _Scores(node)
+    multiplied = multiplication(graph, node)
+    if multiplied is not None:
+        scores = _scores(graph, multiplied[0], depth + 1)
+        return None if scores is None else scores.times(multiplied[1])
+    if node.op_type == "Tanh":
+        scores = _scores(graph, node.input[0], depth + 1)
+        return None if scores is None else replace(scores, soft_cap=1.0)
+    if node.op_type in ("Add", "Where", "Cast", "Identity"):
+        before = (_scores(graph, value, depth + 1) for value in node.input)
+        return next((scores for scores in before if scores is not None), None)
+    return None
+
+
+def _product_behind(graph: ModelGraph, softmax: NodeProto) -> NodeProto:
+    """Return the product of probabilities and values."""
+    name = softmax.output[0]
+    for _ in range(_MAX_NODES):
+        readers = graph.read_by(name)
+        product = next((node for node in readers if node.op_type == "MatMul"), None)
+        if product is not None:
+            return product
+        through = next((node for node in readers if node.op_type in _BEHIND), None)
+        if through is None:
+            break
+        name = through.output[0]
+    raise refusal(softmax, "is multiplied with no values")
+
+
+def _by_token(graph: ModelGraph, value: str) -> str:
+    """Return [1, A, B, D] as [1, B, A, D]."""
+    return graph.add("Transpose", value, perm=[0, 2, 1, 3])
+
+
+def _batched(graph: ModelGraph, rows: str) -> str:
+    return graph.add("Unsqueeze", rows, graph.integers(0))

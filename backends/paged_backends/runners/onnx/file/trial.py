@@ -1,0 +1,157 @@
+"""What is tried before a cut graph is served: a few tokens, and results that must agree.
+
+Shapes: T tokens, H query heads, K key/value heads, D head_dim.
+"""
+
+# ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor
+
+from paged_backends.runners.onnx.file.cut_model import CutModel
+from paged_backends.runners.onnx.file.file_config import FileConfig
+from paged_backends.runners.onnx.file.model_file import read_model_file
+from paged_backends.runners.onnx.ort_values import as_ort_value
+from paged_backends.runners.onnx.providers import ON_CPU
+from paged_backends.runners.onnx.session import DTYPES
+from paged_backends.runners.onnx.session_maker import ORT_ERRORS
+from paged_core.errors import UnsupportedModel
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.runner import Runner
+from paged_core.log import get_logger
+
+log = get_logger()
+
+_NUM_TOKENS = 6
+_DIFFERENCE = 0.05
+"""Of logits, as part of the largest: 8-bit arithmetic stays below it, a wrong mask does not."""
+
+
+def check_rows(runner: Runner, layers: Sequence[LayerSpec]) -> None:
+    """Check that what a token gets outside of attention depends on that token alone.
+
+    Raises:
+        UnsupportedModel: it depends on the rest of the batch, or on its place in there.
+    """
+    last = min(runner.max_model_len or 64, 4096) - 1
+    together = [(1, 0), (2, last), (3, 2), (1, 3)]
+    some = [(3, 2), (1, 0)]
+
+    def attend(layer: int, query_THD: Tensor, _: Tensor, value_TKD: Tensor) -> Tensor:
+        groups = layers[layer].num_heads // layers[layer].num_kv_heads
+        return (query_THD + value_TKD.repeat_interleave(groups, dim=1)).contiguous()
+
+    def logits_of(batch: Sequence[tuple[int, int]]) -> Tensor:
+        numbers = torch.tensor(batch, device=layers[0].device)
+        return runner.logits(runner.forward(numbers[:, 0], numbers[:, 1], attend))
+
+    whole, part = logits_of(together), logits_of(some)
+    if not _agree(whole[[2, 0]], part):
+        raise UnsupportedModel(
+            "the ONNX graph cannot be served: outside of attention, the result of a token depends "
+            "on the other tokens of the step"
+        )
+
+
+def check_file(runner: Runner, model: CutModel, config: FileConfig) -> None:
+    """Check the logits of a prompt against those of the whole graph, as it is in the file.
+
+    It shows whether the masks that were left out are those of causal attention.
+
+    Raises:
+        UnsupportedModel: they differ.
+    """
+    tokens = torch.arange(1, _NUM_TOKENS + 1)
+    whole = _logits_of_file(model, config, runner.layers, tokens)
+    if whole is None:
+        log.info("graph_not_compared", path=str(model.path), reason="it cannot be run as it is")
+        return
+    device = runner.layers[0].device
+    positions = torch.arange(_NUM_TOKENS, device=device)
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return _causal(runner.layers[layer], query, key, value)
+
+    cut = runner.logits(runner.forward(tokens.to(device), positions, attend)).cpu()
+    if not _agree(whole, cut):
+        apart = float((whole - cut).abs().max())
+        raise UnsupportedModel(
+            f"the ONNX graph cannot be served: cut at its attentions, of which the first is "
+            f"{model.parts.attentions[0].node}, it computes other logits, by {apart:.3g}; they do "
+            "more than causal attention with a scale and a cap, such as adding biases by distance"
+        )
+
+
+def _logits_of_file(
+    model: CutModel, config: FileConfig, layers: Sequence[LayerSpec], tokens: Tensor
+) -> Tensor | None:
+    """Return the logits [T, V] of the whole graph; ``None``: ONNX Runtime cannot run it here."""
+    copies: list[onnxruntime.OrtValue] = []
+    session = _whole_session(model, copies)
+    if session is None:
+        return None
+    caches = {
+        name: (1, layer.num_kv_heads, 0, layer.head_dim)
+        for one, layer in zip(model.parts.attentions, layers, strict=True)
+        for name in one.past
+    }
+    numbers = np.arange(len(tokens))[None]
+    given = {config.tokens: tokens.numpy()[None], config.positions: numbers}
+    values = {}
+    for put in session.get_inputs():
+        if put.name in caches:
+            cache = torch.zeros(caches[put.name], dtype=DTYPES[put.type])
+            values[put.name] = as_ort_value(cache)
+        elif put.name in given or ("mask" in put.name and len(put.shape) == 2):
+            array = given.get(put.name, np.ones_like(numbers))
+            values[put.name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        else:
+            return None
+    try:
+        logits = session.run_with_ort_values([config.logits], values)[0].numpy()
+    except ORT_ERRORS:
+        return None
+    return torch.from_numpy(np.array(logits)).view(len(tokens), -1).float()
+
+
+def _whole_session(
+    model: CutModel, copies: list[onnxruntime.OrtValue]
+) -> onnxruntime.InferenceSession | None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    # it runs once: weights stay in their files, as they are
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    whole = read_model_file(model.path)  # the graph of the model was changed
+    content = model.weights.serialize(whole, options, copies)
+    try:
+        return onnxruntime.InferenceSession(content, options, providers=ON_CPU)
+    except ORT_ERRORS:
+        return None
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    largest = float(one.abs().max())
+    return bool(((one - other).abs() <= _DIFFERENCE * largest + 1e-6).all())
+
+
+def _causal(spec: LayerSpec, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
+    """Return attention [T, H, D] of one sequence without a past, as its graph describes it."""
+    groups = spec.num_heads // spec.num_kv_heads
+    key_HTD, value_HTD = (
+        rows.repeat_interleave(groups, dim=1).transpose(0, 1).float()
+        for rows in (key_TKD, value_TKD)
+    )
+    scores_HTT = query_THD.transpose(0, 1).float() @ key_HTD.transpose(1, 2) * spec.scale
+    if spec.soft_cap is not None:
+        scores_HTT = spec.soft_cap * torch.tanh(scores_HTT / spec.soft_cap)
+    length = len(query_THD)
+    hidden_TT = torch.ones(length, length, dtype=torch.bool, device=query_THD.device).triu(1)
+    weights_HTT = scores_HTT.masked_fill(hidden_TT, float("-inf")).softmax(dim=-1)
+    return (weights_HTT @ value_HTD).transpose(0, 1).to(query_THD.dtype).contiguous()

@@ -1,0 +1,238 @@
+"""``paged-core replay``: the decisions of scenarios, without a model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paged_core.cli.options import Given
+from paged_core.cli.output import print_table
+from paged_core.errors import SettingsError
+from paged_core.settings import Resolved
+from paged_plugins.counted import counted
+from paged_plugins.decisions.case import Case, find_cases, read_case
+from paged_plugins.decisions.diff import first_difference
+from paged_plugins.decisions.outcome import Outcome
+from paged_plugins.decisions.replay import replay
+from paged_plugins.decisions.replay_settings import check_settings, settings_layer
+from paged_plugins.decisions.request_times import RequestTimes
+from paged_plugins.decisions.shown_difference import show_difference
+from paged_plugins.decisions.text import echo, listed
+from paged_plugins.decisions.trace import UNFINISHED, VERSION, in_version, version_of
+
+_IN_WORDS = ("cached", "preempted", "swapped_out", "swapped_in", "ignored", "finished")
+_OF_MODELS = {
+    *("model", "tokenizer", "dtype", "device", "threads", "kv_cache_memory", "deterministic"),
+    *("enforce_eager", "trust_remote_code", "allow_pickle", "attention", "runner"),
+}
+"""Settings on which no decision depends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A scenario with the settings that it is replayed under."""
+
+    case: Case
+    resolved: Resolved
+
+    @property
+    def name(self) -> str:
+        return self.case.scenario.name
+
+    def trace(self, outcome: Outcome | None = None) -> Iterator[dict[str, Any]]:
+        """Replay it; see :func:`~paged_plugins.decisions.replay.replay`."""
+        registry, settings = self.resolved.registry, self.resolved.settings
+        return replay(self.case.scenario, registry, outcome, settings)
+
+    def overrides(self) -> str:
+        """The settings that replace the scenario's own, and where each is written; or nothing.
+
+        Those that only concern models are left out.
+        """
+        settings = self.resolved.settings.model_dump(mode="json")
+        found = []
+        for key, origin in self.resolved.origins.items():
+            slot, _, option = key.partition(".")
+            is_own = origin.layer in {"default", "profile"} or origin.where == str(self.case.path)
+            if is_own or slot in _OF_MODELS:
+                continue
+            value = settings[slot][option] if option else settings[slot]
+            found.append(f"{key}={value} ({origin})")
+        return ", ".join(found)
+
+
+def replay_command(
+    given: Given,
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Scenarios or recorded cases, YAML or JSON, or folders of them."),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per step.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Compare with the recorded traces; exit 1 if any differs."),
+    ] = False,
+    by_request: Annotated[
+        bool,
+        typer.Option("--requests", help="A line per request, with its times, not one per step."),
+    ] = False,
+) -> int:
+    """Run scenarios without a model and print the decisions of every step.
+
+    Settings given by option, variable or file replace those of the scenario; the output says which.
+    The exit status is 1 if a replay was stopped at `max_steps`.
+    """
+    runs = [_run(path, given) for path in find_cases(files)]
+    if overrides := runs[0].overrides():
+        beside = sys.stderr if as_json else sys.stdout  # a trace holds nothing else
+        beside.write(f"settings over the scenario's own: {overrides}\n")
+    if check:
+        if by_request:
+            raise SettingsError("--check compares steps; leave --requests out")
+        return _check(runs, as_json)
+    _refuse_equal_names(runs, as_json)
+    stopped = [_print(run, as_json, by_request, len(runs) > 1) for run in runs]
+    return int(any(stopped))
+
+
+def _print(run: Run, as_json: bool, by_request: bool, names_scenario: bool) -> bool:
+    """Replay and print one scenario; whether it was stopped."""
+    outcome, scenario = Outcome(), run.case.scenario
+    named = {"scenario": run.name} if names_scenario else {}
+    if not as_json:
+        echo(f"{run.name}: {scenario.about}" if scenario.about else run.name)
+    if by_request:
+        for _ in run.trace(outcome):
+            pass
+        _print_requests(outcome.requests, named, as_json)
+    elif as_json:
+        _print_trace(run, outcome, named)
+    else:
+        shows_time = run.resolved.settings.executor.name != "memory"
+        for line in run.trace(outcome):
+            echo(_in_words(line, shows_time))
+    if not as_json:
+        for name, reason in outcome.refused.items():
+            echo(f"{name} was not completed: {reason}")
+    if outcome.unfinished:
+        stopped = f"stopped after {scenario.max_steps} steps; unfinished: "
+        stopped += listed(outcome.unfinished)
+        if as_json:
+            sys.stderr.write(f"{run.name}: {stopped}; raise max_steps\n")
+        else:
+            echo(stopped)
+    return bool(outcome.unfinished)
+
+
+def _print_requests(requests: Sequence[RequestTimes], named: dict[str, str], as_json: bool) -> None:
+    """Print the requests that ran, in the order in which they arrived."""
+    by_arrival = sorted(requests, key=lambda each: each.arrived)
+    if as_json:
+        for each in by_arrival:
+            echo(json.dumps({**named, **each.values()}))
+        return
+    columns = ("request", "arrived", "TTFT", "TPOT", "finished", "prompt", "cached", "output")
+    rows = [
+        (
+            each.id,
+            *map(_seconds, (each.arrived, each.ttft, each.tpot, each.finished)),
+            *(each.num_prompt, each.num_cached, each.num_output),
+        )
+        for each in by_arrival
+    ]
+    print_table("", columns, rows)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.3f} s"
+
+
+def _run(path: Path, given: Given) -> Run:
+    case = read_case(path)
+    try:
+        resolved = given.resolve(settings_layer(case.scenario, str(path)))
+    except SettingsError as error:
+        raise SettingsError(f"scenario {case.scenario.name!r}: {error}") from None
+    run = Run(case, resolved)
+    try:
+        check_settings(case.scenario, resolved.settings)
+    except SettingsError as error:
+        overrides = run.overrides()
+        raise SettingsError(f"{error} ({overrides})" if overrides else str(error)) from None
+    return run
+
+
+def _refuse_equal_names(runs: Sequence[Run], as_json: bool) -> None:
+    """Traces of several scenarios are told apart by the scenario's name."""
+    paths: dict[str, Path] = {}
+    for run in runs if as_json else ():
+        if other := paths.get(run.name):
+            raise SettingsError(
+                f"{other} and {run.case.path} have the same name, {run.name!r}, by which the lines "
+                "of their traces could not be told apart; rename one or replay them by themselves"
+            )
+        paths[run.name] = run.case.path
+
+
+def _print_trace(run: Run, outcome: Outcome, named: dict[str, str]) -> None:
+    last: dict[str, Any] | None = None
+    recorded = run.case.trace
+    version = VERSION if recorded is None else version_of(recorded)
+    for line in run.trace(outcome):
+        if last:
+            echo(json.dumps({**named, **last}))
+        last = in_version(line, version)
+    if last:
+        cut = {UNFINISHED: outcome.unfinished} if outcome.unfinished else {}
+        echo(json.dumps({**named, **last, **cut}))
+
+
+def _check(runs: Sequence[Run], as_json: bool) -> int:
+    missing = [str(run.case.path) for run in runs if run.case.trace is None]
+    if missing:
+        raise SettingsError(f"no recorded trace to compare with in {listed(missing)}")
+    num_different = 0
+    for run in runs:
+        case, name, trace = run.case, run.name, list(run.trace())
+        assert case.trace is not None
+        difference = first_difference(trace, case.trace)
+        if as_json:
+            step = None if difference is None else difference.step
+            keys = [] if difference is None else list(difference.keys)
+            row = {"scenario": name, "equal": difference is None, "step": step, "keys": keys}
+            echo(json.dumps(row))
+        elif difference is None:
+            echo(f"equal    {name}")
+        else:
+            sides = ("replayed", "recorded")
+            show_difference(difference, name, sides, (trace, case.trace), as_json)
+        num_different += difference is not None
+    if not as_json:
+        echo(f"{len(runs) - num_different} of {len(runs)} traces equal")
+    return int(num_different > 0)
+
+
+def _in_words(line: dict[str, Any], shows_time: bool) -> str:
+    """One step on one line; empty fields are left out."""
+    parts = [f"step {line['step']:4}"]
+    if shows_time:
+        parts.append(f"{line['time']:.3f} s")
+    scheduled = " ".join(f"{name}:{count}" for name, count in line["scheduled"].items())
+    parts.append(f"runs {scheduled}" if scheduled else "runs nothing")
+    for key in _IN_WORDS:
+        value = line[key]
+        if isinstance(value, dict):
+            value = [f"{name}:{count}" for name, count in value.items() if count]
+        if value:
+            parts.append(f"{key.replace('_', ' ')} {listed(value)}")
+    if line["evicted"]:
+        parts.append(f"{counted(len(line['evicted']), 'block')} evicted")
+    parts += [f"{key} {listed(line[key])}" for key in ("waiting", "swapped") if line[key]]
+    parts.append(f"{counted(line['free_blocks'], 'block')} free")
+    return " | ".join(parts)

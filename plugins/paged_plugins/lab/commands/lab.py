@@ -1,0 +1,26 @@
+"""``paged-core lab``: its commands, each in a module of its own."""
+
+from __future__ import annotations
+
+import typer
+
+from paged_plugins.lab.commands.ray_option import RayCommand
+from paged_plugins.lab.commands.report import report_command
+from paged_plugins.lab.commands.run import run_command
+from paged_plugins.lab.commands.search import search_command
+from paged_plugins.lab.commands.validate import validate_command
+from paged_plugins.lab.commands.workload import workload_command
+
+app = typer.Typer(rich_markup_mode=None)
+app.command("run", cls=RayCommand)(run_command)
+app.command("report")(report_command)
+app.command("search", cls=RayCommand)(search_command)
+app.command("workload")(workload_command)
+app.command("validate")(validate_command)
+
+
+@app.callback(invoke_without_command=True)
+def lab(context: typer.Context) -> None:
+    """Ablations, comparisons and simulations, with their uncertainty."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

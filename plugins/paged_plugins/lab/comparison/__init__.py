@@ -1,0 +1,1 @@
+"""``paged-core compare``: settings varied under one workload."""

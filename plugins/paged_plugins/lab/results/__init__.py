@@ -1,0 +1,1 @@
+"""The results of a study: as objects, and as a folder."""

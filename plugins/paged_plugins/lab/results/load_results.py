@@ -1,0 +1,109 @@
+"""Reads a folder of results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from paged_core.config.documents import read_text
+from paged_core.errors import SettingsError
+from paged_plugins.lab.measures.measure import MEASURES
+from paged_plugins.lab.results.manifest import MANIFEST, Manifest
+from paged_plugins.lab.results.results import Results, RunResult
+from paged_plugins.lab.results.results_folder import RECORDS
+from paged_plugins.lab.results.run_store import read_record, record_path
+from paged_plugins.lab.results.tables import RUNS
+from paged_plugins.lab.runs.run_record import RunRecord
+from paged_plugins.lab.study.yaml_file import Strict
+
+_MAX_SIZE = 2**30
+"""Bytes of a manifest, and of the table of runs."""
+_Read = TypeVar("_Read")
+
+
+class _Measured(Strict):
+    """A row of the table of runs."""
+
+    arm: str
+    workload: str
+    seed: int
+    measure: str
+    value: Annotated[float, Field(allow_inf_nan=False)]
+
+
+def load_results(folder: Path) -> Results:
+    """Return the results in a folder that ``paged-core lab run`` has written.
+
+    Raises:
+        SettingsError: they are missing, unfinished or damaged; the message says what to do.
+    """
+    manifest = _read(folder / MANIFEST, TypeAdapter(Manifest))
+    if manifest.finished is None:
+        raise SettingsError(
+            f"the runs in {folder} are not finished; resume them with `{manifest.command} "
+            f"--output {folder}`"
+        )
+    rows = _read(folder / RUNS, TypeAdapter(list[_Measured]))
+    keys = {(run.arm, run.workload, run.seed): run.key for run in manifest.runs}
+    labels, names = (
+        [arm.label for arm in manifest.arms],
+        [_name(each) for each in manifest.workloads],
+    )
+    for row in rows:
+        if row.arm not in labels or row.workload not in names or row.measure not in MEASURES:
+            raise SettingsError(f"{folder / RUNS} is damaged: {MANIFEST} knows nothing of {row}")
+
+    def record(arm: str, workload: str, seed: int) -> RunRecord | None:
+        key = keys.get((arm, workload, seed))
+        path = key and record_path(folder / RECORDS, key)
+        return read_record(path) if path and path.is_file() else None
+
+    return Results(
+        arms=manifest.arms,
+        workloads=names,
+        seeds=manifest.seeds,
+        runs=list(_runs(rows, manifest)),
+        slo=manifest.slo,
+        manifest=manifest.model_dump(mode="json"),
+        record=record,
+    )
+
+
+def _name(workload: Mapping[str, Any]) -> str:
+    return str(workload.get("name", ""))
+
+
+def _runs(rows: Iterable[_Measured], manifest: Manifest) -> Iterable[RunResult]:
+    failures = {(run.arm, run.workload, run.seed): run.failure for run in manifest.runs}
+    measured: dict[tuple[str, str, int], dict[str, float]] = {}
+    for row in rows:
+        measured.setdefault((row.arm, row.workload, row.seed), {})[row.measure] = row.value
+    for (arm, workload, seed), found in measured.items():
+        yield RunResult(
+            arm=arm,
+            workload=workload,
+            seed=seed,
+            measures=found,
+            failure=failures.get((arm, workload, seed)),
+        )
+
+
+def _read(path: Path, kind: TypeAdapter[_Read]) -> _Read:
+    try:
+        return kind.validate_json(read_text(path, _MAX_SIZE))
+    except FileNotFoundError:
+        raise SettingsError(
+            f"there is no {path}; make results with `paged-core lab run FILE --output "
+            f"{path.parent}`"
+        ) from None
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        what = ": ".join(filter(None, (where, f"{problem['msg']:.200}")))
+        raise SettingsError(f"{path} is damaged: {what}; run the study again") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SettingsError(f"cannot read {path}: {reason}") from None

@@ -1,0 +1,156 @@
+"""Fills the record of a run while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paged_core.engine import Engine
+from paged_core.interfaces.observer import Observer
+from paged_core.sequence import SequenceGroup, Status
+from paged_core.step_outcome import StepOutcome
+from paged_plugins.lab.cost_model import StepWork
+from paged_plugins.lab.runs.arrivals import Arrival
+from paged_plugins.lab.runs.memory_use import memory_use
+from paged_plugins.lab.runs.request_records import ended_record, refused_records
+from paged_plugins.lab.runs.run_record import RunRecord, StepSample
+from paged_plugins.lab.runs.token_gaps import TokenGaps
+
+
+class RunCollector(Observer):
+    """Collects what the requests and steps of one engine did.
+
+    Memory and queues are looked at after some steps only, evenly spread, so that it costs little:
+    after every one in a short run, and after fewer the longer the run gets.
+
+    Args:
+        max_samples: steps that are kept at most.
+        start: seconds on the engine's clock at which the run starts.
+    """
+
+    def __init__(self, max_samples: int) -> None:
+        self.record = RunRecord()
+        self.start = 0.0
+        self._gaps = TokenGaps(self.record.token_gaps)
+        self._active: dict[SequenceGroup, None] = {}
+        """Requests that run or are swapped out."""
+        self._max_samples = max_samples
+        self._stride = 1
+        """A step of so many is looked at."""
+        self._first_arrival: float | None = None
+        self._last_end = 0.0
+        self._needed_tokens = 0
+        """Of the requests that ended."""
+        self._unweighted = 0.0
+        """Busy seconds since memory was last looked at."""
+        self._weights = 0.0
+        self._sums = [0.0] * 4
+        """Slots times busy seconds: held, reserved, internal, external."""
+
+    # ------------------------------------------------------------------ requests
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        if event == "admitted":
+            self._active[group] = None
+        elif event in {"preempted", "finished"}:
+            self._active.pop(group, None)
+
+    def arrived(self, arrival: Arrival) -> None:
+        """A request was offered to the engine."""
+        if self._first_arrival is None:
+            self._first_arrival = arrival.at
+
+    def refused(self, arrival: Arrival, now: float, reason: str) -> None:
+        """The engine can never serve a request."""
+        self.record.requests += refused_records(arrival, now)
+        self._last_end = now
+        self._note_failure(reason)
+
+    def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
+        """A request ended; ``group`` is as it stands after that."""
+        record = ended_record(group, arrival, self.start)
+        self.record.requests.append(record)
+        self._last_end = record.finished
+        self._needed_tokens += record.needed_tokens
+        self._note_failure(group.sequences[0].error)
+
+    def _note_failure(self, reason: str | None) -> None:
+        self.record.failure = self.record.failure or reason
+
+    # ------------------------------------------------------------------ steps
+
+    def step(
+        self,
+        engine: Engine,
+        outcome: StepOutcome,
+        work: Sequence[StepWork],
+        began: float,
+        ended: float,
+    ) -> None:
+        """A step was run.
+
+        Args:
+            work: of the steps that were collected meanwhile; none: nothing was computed.
+            began, ended: seconds from the start of the run.
+        """
+        self._gaps.step(outcome.advanced, ended)
+        totals = self.record.totals
+        for each in work:
+            totals.num_steps += 1
+            totals.scheduled_tokens += each.prefill_tokens + each.decode_sequences
+            totals.copied_blocks += each.copied_blocks
+            totals.swapped_blocks += each.swapped_blocks
+        totals.busy_seconds += ended - began
+        self._unweighted += ended - began
+        if work and totals.num_steps % self._stride == 0:
+            self._sample(engine, work[-1], began, ended)
+
+    def finish(self, engine: Engine) -> RunRecord:
+        """Return the record of the run, which has ended."""
+        totals = self.record.totals
+        totals.elapsed = self._last_end - (self._first_arrival or 0.0)
+        totals.recomputed_tokens = max(0, totals.scheduled_tokens - self._needed_tokens)
+        totals.num_preemptions = engine.metrics.num_preemptions
+        totals.num_evictions = engine.metrics.num_evictions
+        slots = engine.kv_cache.num_blocks * engine.kv_cache.block_size * self._weights
+        if slots:
+            shares = [each / slots for each in self._sums]
+            totals.held_share, totals.reserved_share = shares[:2]
+            totals.internal_share, totals.external_share = shares[2:]
+        return self.record
+
+    def _sample(self, engine: Engine, work: StepWork, began: float, ended: float) -> None:
+        kv_cache, num_active = engine.kv_cache, len(self._active)
+        num_swapped = 0
+        if kv_cache.num_host_blocks:
+            num_swapped = sum(group.status is Status.SWAPPED for group in self._active)
+        num_waiting = engine.metrics.num_unfinished - num_active
+        longest = None
+        if num_waiting and kv_cache.reserves_runs:
+            longest = next((each for each in engine.groups if each not in self._active), None)
+        use = memory_use(kv_cache, self._active, longest)
+        weight, self._unweighted = self._unweighted, 0.0
+        slots = (use.held, use.reserved, use.internal, use.external)
+        self._sums = [
+            known + weight * count for known, count in zip(self._sums, slots, strict=True)
+        ]
+        self._weights += weight
+        self.record.steps.append(
+            StepSample(
+                time=began,
+                seconds=ended - began,
+                num_running=num_active - num_swapped,
+                num_waiting=num_waiting,
+                num_swapped=num_swapped,
+                prefill_tokens=work.prefill_tokens,
+                decode_tokens=work.decode_sequences,
+                num_blocks=kv_cache.num_blocks,
+                block_size=kv_cache.block_size,
+                free_blocks=kv_cache.num_free,
+                cached_blocks=use.idle // kv_cache.block_size,
+                held_tokens=use.held,
+                reserved_tokens=use.reserved,
+            )
+        )
+        if len(self.record.steps) >= self._max_samples:
+            del self.record.steps[::2]
+            self._stride *= 2

@@ -1,0 +1,129 @@
+"""What one run of one engine on one workload did, real or simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paged_core.request import FinishReason
+
+_SERVED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One request that ended. Times are seconds from the start of the run."""
+
+    id: str
+    arrival: float
+    admitted: float | None
+    """When it was first admitted; ``None``: it never was."""
+    first_token: float | None
+    finished: float
+    num_prompt: int
+    num_cached: int
+    """Prompt tokens that the prefix cache served when it was first admitted."""
+    num_output: int
+    """Tokens generated, over all of its sequences."""
+    num_sequences: int = 1
+    """Sequences sampled for it."""
+    num_preemptions: int
+    finish_reason: str
+    tenant: str = ""
+    session: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    """Seconds from the start of the run."""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether it ended by a stop condition or by its length."""
+        return self.finish_reason in _SERVED
+
+    @property
+    def needed_tokens(self) -> int:
+        """Tokens that had to be computed for it, had it not been preempted."""
+        if not self.num_output:
+            return 0
+        return self.num_prompt - self.num_cached + self.num_output - self.num_sequences
+
+    @property
+    def time_per_token(self) -> float | None:
+        """Seconds per output token of a sequence after its first; ``None``: it has one at most."""
+        later = self.num_output / self.num_sequences - 1
+        if self.first_token is None or later <= 0:
+            return None
+        return (self.finished - self.first_token) / later
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSample:
+    """One step, or the last of several that were thinned out. Counts are of this step alone."""
+
+    time: float
+    """When it began, in seconds from the start of the run."""
+    seconds: float
+    num_running: int
+    """Requests that were in the batch or held blocks after it."""
+    num_waiting: int
+    num_swapped: int
+    prefill_tokens: int
+    decode_tokens: int
+    num_blocks: int
+    """Blocks of the cache."""
+    block_size: int = 0
+    """Slots of a block; 0: unknown."""
+    free_blocks: int
+    """Blocks that could be allocated: cached ones that no sequence holds are among them."""
+    cached_blocks: int = 0
+    """Those among them that hold content which can be found."""
+    held_tokens: int
+    """Slots of held blocks that hold the state of a token that was computed."""
+    reserved_tokens: int
+    """Slots of held blocks that hold none, but will: the room up to the final length of their
+    sequence."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RunTotals:
+    """Sums over all steps of a run."""
+
+    num_steps: int = 0
+    busy_seconds: float = 0.0
+    """In steps; the rest of the run was idle."""
+    elapsed: float = 0.0
+    """Seconds from the first arrival to the end of the last request."""
+    scheduled_tokens: int = 0
+    """Tokens computed."""
+    recomputed_tokens: int = 0
+    """Those that had been computed before, and were lost by a preemption."""
+    num_preemptions: int = 0
+    num_evictions: int = 0
+    """Cached blocks whose content was given up to make room."""
+    swapped_blocks: int = 0
+    """Out and in together."""
+    copied_blocks: int = 0
+    held_share: float = 0.0
+    """Share of the cache's slots that hold the state of a token, averaged over busy time."""
+    reserved_share: float = 0.0
+    """Likewise: allocated slots that will hold one later."""
+    internal_share: float = 0.0
+    """Likewise: allocated slots that never will (internal fragmentation)."""
+    external_share: float = 0.0
+    """Likewise: free slots that the request which waits longest cannot use (external
+    fragmentation); 0 where any free block serves."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RunRecord:
+    """All that is kept of a run."""
+
+    requests: list[RequestRecord] = field(default_factory=list)
+    """In the order in which they ended."""
+    steps: list[StepSample] = field(default_factory=list)
+    """In order; thinned out evenly once they are too many for a picture."""
+    totals: RunTotals = field(default_factory=RunTotals)
+    failure: str | None = None
+    """What the first request was told that was refused, ignored or ended by an error."""
+    token_gaps: dict[int, int] = field(default_factory=dict)
+    """Times between tokens of a sequence: how many fell into each bucket, see
+    :mod:`paged_plugins.lab.runs.time_histogram`."""

@@ -1,0 +1,1 @@
+"""Runs to be done: here, on several cores, or on a cluster."""

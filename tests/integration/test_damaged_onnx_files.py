@@ -1,0 +1,365 @@
+"""A damaged ONNX checkpoint, or one that cannot be cut, is refused in one line that says why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from onnx import ModelProto, NodeProto, TensorProto, helper
+
+from integration.step_driver import settings
+from integration.test_onnx_files import FOLDER
+from paged_backends.runners.onnx.choose_runner import choose_runner
+from paged_backends.runners.settings import OnnxRuntimeSettings
+from paged_core import LLM
+from paged_core.errors import CheckpointError, PagedCoreError, UnsupportedModel
+from paged_core.interfaces.runner import Runner, RunnerParts
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A file whose weights lie beside it."""
+    return shutil.copytree(FOLDER / "genai-qwen3", tmp_path / "model")
+
+
+@pytest.fixture
+def written_out(tmp_path: Path) -> Path:
+    """A file that writes its attentions out."""
+    return shutil.copytree(FOLDER / "optimum-gpt2", tmp_path / "model")
+
+
+def load(folder: Path) -> Runner:
+    runner = choose_runner(OnnxRuntimeSettings(), RunnerParts(settings=settings(folder)))
+    runner.load()
+    return runner
+
+
+def refused(folder: Path, kind: type[PagedCoreError], message: str) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def change(folder: Path, edit: Callable[[ModelProto], object]) -> None:
+    path = folder / "model.onnx"
+    model = onnx.load(path, load_external_data=False)
+    edit(model)
+    path.write_bytes(model.SerializeToString())
+
+
+def move(folder: Path, **entries: str) -> None:
+    """Let the first weight that lies in another file lie elsewhere."""
+
+    def edit(model: ModelProto) -> None:
+        weights = model.graph.initializer
+        weight = next(weight for weight in weights if weight.data_location)
+        for entry in weight.external_data:
+            entry.value = entries.get(entry.key, entry.value)
+
+    change(folder, edit)
+
+
+# ---------------------------------------------------------------------- the file
+
+
+def test_a_file_that_ends_early(folder: Path) -> None:
+    path = folder / "model.onnx"
+    path.write_bytes(path.read_bytes()[:-100])
+    refused(folder, CheckpointError, "cannot be read as an ONNX model")
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", b"version https://git-lfs.github.com/spec"])
+def test_a_file_that_is_no_model(folder: Path, content: bytes) -> None:
+    (folder / "model.onnx").write_bytes(content)
+    refused(folder, CheckpointError, "cannot be read as an ONNX model|git-lfs pointer")
+
+
+def test_weights_that_are_missing(folder: Path) -> None:
+    (folder / "model.onnx.data").unlink()
+    refused(folder, CheckpointError, r"lacks its weights: .*model\.onnx\.data is missing")
+
+
+def test_weights_that_end_early(folder: Path) -> None:
+    path = folder / "model.onnx.data"
+    path.write_bytes(path.read_bytes()[:1000])
+    refused(folder, CheckpointError, r"has 1000 bytes, and model\.onnx looks for")
+
+
+@pytest.mark.parametrize("name", ["../model.onnx.data", "/etc/passwd", "", "a\nb", "x" * 300])
+def test_weights_outside_of_the_folder(folder: Path, name: str) -> None:
+    (folder.parent / "model.onnx.data").write_bytes((folder / "model.onnx.data").read_bytes())
+    move(folder, location=name)
+    refused(folder, CheckpointError, "which is not in its folder")
+
+
+def test_a_link_to_a_folder_is_not_followed(folder: Path) -> None:
+    (folder.parent / "other").mkdir()
+    (folder / "model.onnx.data").rename(folder.parent / "other" / "data")
+    (folder / "link").symlink_to(folder.parent / "other", target_is_directory=True)
+    move(folder, location="link/data")
+    refused(folder, CheckpointError, "which is not in its folder")
+
+
+def test_links_to_files_are_followed(folder: Path) -> None:
+    """The cache of a hub consists of them."""
+    for name in ("model.onnx", "model.onnx.data"):
+        (folder / name).rename(folder.parent / f"blob-{name}")
+        (folder / name).symlink_to(folder.parent / f"blob-{name}")
+    assert load(folder).layers
+
+
+@pytest.mark.parametrize(("key", "value"), [("offset", "-4"), ("offset", "a"), ("length", "3")])
+def test_weights_at_impossible_places(folder: Path, key: str, value: str) -> None:
+    move(folder, **{key: value})
+    refused(folder, CheckpointError, "looks for|lies at no number")
+
+
+def test_a_weight_of_an_unknown_type(folder: Path) -> None:
+    def edit(model: ModelProto) -> None:
+        model.graph.initializer[0].data_type = 77
+
+    change(folder, edit)
+    refused(folder, CheckpointError, "has no known type or shape")
+
+
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_any_byte_may_be_wrong(data: st.DataObject) -> None:
+    """It is served or refused by an error of ours, never by one of a library."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = shutil.copytree(FOLDER / "genai-llama-int4", Path(temporary) / "model")
+        path = folder / "model.onnx"
+        content = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 3))):
+            place = data.draw(st.integers(0, len(content) - 1))
+            content[place] = data.draw(st.integers(0, 255))
+        path.write_bytes(bytes(content))
+        try:
+            load(folder)
+        except PagedCoreError as error:
+            assert "\n" not in str(error)
+
+
+# ---------------------------------------------------------------------- the configuration
+
+
+def configure(folder: Path, **changes: Any) -> None:
+    path = folder / "genai_config.json"
+    config = json.loads(path.read_text())
+    config["model"]["decoder"] |= changes
+    path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"filename": "../model.onnx"}, "not in its folder"),
+        ({"filename": "/etc/passwd"}, "not in its folder"),
+        ({"filename": 3}, "not in its folder"),
+        ({"filename": "other.onnx"}, "there is no such file"),
+        ({"pipeline": []}, "a pipeline of several graphs"),
+        ({"inputs": []}, "inputs must be an object"),
+        ({"sliding_window": 3}, "sliding_window must be an object"),
+        ({"sliding_window": {"window_size": -1}}, "window_size must be a whole number"),
+        (
+            {"sliding_window": {"window_size": 4, "layers": [0]}, "num_hidden_layers": 9},
+            "has 2 attention layers, and the configuration beside it 9",
+        ),
+    ],
+)
+def test_a_configuration_that_is_wrong(folder: Path, changes: dict[str, Any], message: str) -> None:
+    configure(folder, **changes)
+    refused(folder, CheckpointError, message)
+
+
+def test_names_that_the_graph_does_not_have(folder: Path) -> None:
+    configure(folder, inputs={"input_ids": "words"})
+    refused(folder, UnsupportedModel, "it has no 'words', and a decoder takes token ids")
+
+
+def test_a_window_of_unknown_layers_limits_the_length(folder: Path) -> None:
+    """Up to there it makes no difference; builders leave some windows out of the graph."""
+    configure(folder, sliding_window={"window_size": 16, "layers": []})
+    assert load(folder).max_model_len == 16
+
+
+def test_no_configuration(written_out: Path) -> None:
+    (written_out / "config.json").unlink()
+    refused(written_out, CheckpointError, r"copy the config\.json of the model")
+
+
+def test_decoders_in_two_graphs(written_out: Path) -> None:
+    for name in ("decoder_model.onnx", "decoder_with_past_model.onnx"):
+        shutil.copy(written_out / "model.onnx", written_out / name)
+    (written_out / "model.onnx").unlink()
+    refused(written_out, CheckpointError, r"decoder_model\.onnx.* none is model\.onnx")
+
+
+def test_auto_names_the_runner_that_is_missing(
+    written_out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = "onnxruntime is not installed"
+    monkeypatch.setattr("paged_backends.runners.onnx.packages.obstacle", lambda *_: missing)
+    with pytest.raises(UnsupportedModel, match=f"ONNX file only, which runner.*{missing}"):
+        LLM(str(written_out), num_blocks=8)
+
+
+# ---------------------------------------------------------------------- the graph
+
+
+def attention(model: ModelProto) -> NodeProto:
+    return next(node for node in model.graph.node if node.op_type == "GroupQueryAttention")
+
+
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [
+        (10, "adds a bias to its scores"),
+        (11, "has attention sinks"),
+        (12, "keeps its cache quantised"),
+        (16, "has input 16, which is not known here"),
+    ],
+)
+def test_inputs_of_an_attention(folder: Path, index: int, reason: str) -> None:
+    def edit(model: ModelProto) -> None:
+        node = attention(model)
+        given = [*node.input, *[""] * (index - len(node.input)), model.graph.initializer[0].name]
+        node.input[:] = [*node.input[:index], *given[len(node.input[:index]) :][: index + 1]]
+        node.input[index] = model.graph.initializer[0].name
+
+    change(folder, edit)
+    refused(folder, UnsupportedModel, f"'/model/layers.0/attn/GroupQueryAttention'.* {reason}")
+
+
+@pytest.mark.parametrize(
+    "kind", ["Attention", "LinearAttention", "DecoderMaskedMultiHeadAttention"]
+)
+def test_other_operators_with_a_state(folder: Path, kind: str) -> None:
+    change(folder, lambda model: setattr(attention(model), "op_type", kind))
+    refused(folder, UnsupportedModel, rf"\({kind}\) is no attention or state that can be paged")
+
+
+def test_an_operator_that_nothing_has(folder: Path) -> None:
+    def edit(model: ModelProto) -> None:
+        next(node for node in model.graph.node if node.op_type == "Sigmoid").op_type = "Sigmund"
+
+    change(folder, edit)
+    refused(folder, UnsupportedModel, r"onnxruntime [\d.]+ cannot make a session.*Sigmund")
+
+
+def test_an_opset_of_the_future(folder: Path) -> None:
+    change(folder, lambda model: setattr(model.opset_import[0], "version", 999))
+    refused(folder, UnsupportedModel, r"opset 999 of ONNX.*pip install -U")
+
+
+def test_graphs_in_a_graph(folder: Path) -> None:
+    def edit(model: ModelProto) -> None:
+        branch = helper.make_graph([], "branch", [], [])
+        node = helper.make_node("If", ["input_ids"], ["x"], "/choice", then_branch=branch)
+        model.graph.node.append(node)
+
+    change(folder, edit)
+    refused(folder, UnsupportedModel, "'/choice'.* chooses between graphs")
+
+
+def test_tokens_that_are_quantised_together(folder: Path) -> None:
+    """One scale for all tokens of a step: the result of each depends on the others."""
+
+    def edit(model: ModelProto) -> None:
+        (product,) = [node for node in model.graph.node if node.name == "/lm_head/MatMul"]
+        quantise = helper.make_node(
+            "DynamicQuantizeLinear", [product.input[0]], ["q", "s", "z"], "/together"
+        )
+        back = helper.make_node("DequantizeLinear", ["q", "s", "z"], ["rows"])
+        model.graph.node.extend([quantise, back])
+        product.input[0] = "rows"
+
+    change(folder, edit)
+    refused(folder, UnsupportedModel, "'/together'.* depends on the others")
+
+
+def test_tokens_that_are_mixed_outside_of_attention(folder: Path) -> None:
+    def edit(model: ModelProto) -> None:
+        (product,) = [node for node in model.graph.node if node.name == "/lm_head/MatMul"]
+        axis = helper.make_tensor("axis", TensorProto.INT64, [], [1])
+        model.graph.initializer.append(axis)
+        model.graph.node.append(
+            helper.make_node("CumSum", [product.input[0], "axis"], ["summed"], "/sum")
+        )
+        product.input[0] = "summed"
+
+    change(folder, edit)
+    refused(folder, UnsupportedModel, "outside of attention, the result of a token depends on")
+
+
+def test_a_graph_that_needs_the_lengths_of_its_cache(written_out: Path) -> None:
+    def edit(model: ModelProto) -> None:
+        head = next(node for node in model.graph.node if "lm_head" in node.name)
+        model.graph.node.extend(
+            [
+                helper.make_node("Shape", ["past_key_values.0.key"], ["lengths"]),
+                helper.make_node("Cast", ["lengths"], ["numbers"], to=TensorProto.FLOAT),
+                helper.make_node("ReduceSum", ["numbers"], ["length"], keepdims=0),
+                helper.make_node("Add", [head.input[0], "length"], ["shifted"], "/shift"),
+            ]
+        )
+        head.input[0] = "shifted"
+
+    change(written_out, edit)
+    refused(written_out, UnsupportedModel, r"reads 'past_key_values\.0\.key' outside of attention")
+
+
+def test_a_graph_without_a_cache(written_out: Path) -> None:
+    def edit(model: ModelProto) -> None:
+        for node in model.graph.node:
+            if node.op_type == "Concat" and node.input[0].startswith("past_key_values"):
+                node.op_type, node.input[:] = "Identity", [node.input[1]]
+                del node.attribute[:]
+
+    change(written_out, edit)
+    refused(written_out, UnsupportedModel, "keys and values that are appended to a cache")
+
+
+def test_a_graph_without_attention(folder: Path) -> None:
+    def edit(model: ModelProto) -> None:
+        for node in model.graph.node:
+            if node.op_type == "GroupQueryAttention":
+                node.op_type, node.domain = "Identity", ""
+
+    change(folder, edit)
+    refused(folder, UnsupportedModel, "no attention was found in it")
+
+
+def test_a_cache_that_no_attention_was_found_for(folder: Path) -> None:
+    def edit(model: ModelProto) -> None:
+        extra = model.graph.input.add()
+        extra.CopyFrom(model.graph.input[-2])
+        extra.name = "past_key_values.7.key"
+
+    change(folder, edit)
+    refused(folder, UnsupportedModel, r"cache 'past_key_values\.7\.key' is read by 0 attentions")
+
+
+def test_only_the_last_token_has_logits(folder: Path) -> None:
+    """Builders can leave the other rows out; the head here gets rows that draw a token only."""
+    before = load(folder).vocab_size
+
+    def edit(model: ModelProto) -> None:
+        (product,) = [node for node in model.graph.node if node.name == "/lm_head/MatMul"]
+        model.graph.initializer.append(helper.make_tensor("last", TensorProto.INT64, [1], [-1]))
+        gather = helper.make_node("Gather", [product.input[0], "last"], ["one"], "/last", axis=1)
+        model.graph.node.append(gather)
+        product.input[0] = "one"
+
+    change(folder, edit)
+    assert load(folder).vocab_size == before

@@ -1,0 +1,107 @@
+"""A graph that is cut at its attentions computes what ONNX Runtime computes of the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from integration.onnx_graphs import Decoder, Grouped, MultiHead, Paged, Written, whole_logits
+from integration.step_driver import settings
+from paged_backends.runners.onnx.file.file_runner import OnnxFileRunner
+from paged_backends.runners.settings import OnnxRuntimeSettings
+from paged_core.errors import UnsupportedModel
+from paged_core.interfaces.runner import RunnerParts
+from paged_core.testing.dense_attention import DenseAttention
+
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+
+
+def load(folder: Path, **changes: Any) -> OnnxFileRunner:
+    parts = RunnerParts(settings=settings(folder, **changes))
+    runner = OnnxFileRunner(OnnxRuntimeSettings(), parts)
+    runner.load()
+    return runner
+
+
+def logits(runner: OnnxFileRunner) -> Any:
+    """Logits of the tokens, in two chunks."""
+    attention = DenseAttention(runner.layers, 1)
+    rows = []
+    for start, stop in ((0, 5), (5, len(TOKENS))):
+        attention.begin([(0, stop - start)])
+        tokens, positions = torch.tensor(TOKENS[start:stop]), torch.arange(start, stop)
+        rows.append(runner.logits(runner.forward(tokens, positions, attention)))
+    return torch.cat(rows).numpy()
+
+
+def check(decoder: Decoder, folder: Path) -> None:
+    decoder.save(folder)
+    np.testing.assert_allclose(logits(load(folder)), whole_logits(folder, TOKENS), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("packed", "rotary", "attributes"),
+    [
+        (True, 0, {}),
+        (False, 32, {}),
+        (True, 16, {"scale": 0.1, "softcap": 2.0}),
+        (False, 16, {"local_window_size": 3}),
+        (True, 32, {"rotary_interleaved": 1, "kv_cache_bit_width": 0}),
+    ],
+)
+def test_grouped_queries(
+    packed: bool, rotary: int, attributes: dict[str, Any], tmp_path: Path
+) -> None:
+    decoder = Grouped(**attributes)
+    decoder.packed, decoder.rotary = packed, rotary
+    check(decoder, tmp_path)
+
+
+@pytest.mark.parametrize("attributes", [{}, {"scale": 0.3}])
+def test_several_heads(attributes: dict[str, Any], tmp_path: Path) -> None:
+    check(MultiHead(**attributes), tmp_path)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_paged_attention_computes_what_grouped_queries_do(packed: bool, tmp_path: Path) -> None:
+    """ONNX Runtime has that operator on GPUs only; here it is cut like the others."""
+    results = []
+    for kind in (Grouped, Paged):
+        decoder = kind(local_window_size=3, softcap=2.0)
+        decoder.packed, decoder.rotary = packed, 16
+        results.append(logits(load(decoder.save(tmp_path / kind.__name__))))
+    np.testing.assert_allclose(*results, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "attributes", [{}, {"cap": 1.5}, {"outside": 1}, {"first": 0}, {"first": 2}]
+)
+def test_attention_that_is_written_out(attributes: dict[str, Any], tmp_path: Path) -> None:
+    check(Written(**attributes), tmp_path)
+
+
+def test_a_mask_that_is_more_than_causal_is_found(tmp_path: Path) -> None:
+    """A bias by distance looks like any other mask; the logits of the whole graph tell."""
+    Written(slope=0.5).save(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"Softmax.* it computes other logits"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "message"),
+    [
+        (Grouped(causal=0), "GroupQueryAttention.* is not causal"),
+        (Grouped(smooth_softmax=1), "has smooth_softmax, which is not known"),
+        (MultiHead(unidirectional=0), "attends in both directions"),
+    ],
+)
+def test_what_attention_does_not_do_here_is_refused_by_name(
+    decoder: Decoder, message: str, tmp_path: Path
+) -> None:
+    decoder.save(tmp_path)
+    with pytest.raises(UnsupportedModel, match=message):
+        load(tmp_path)

@@ -1,0 +1,118 @@
+"""A cluster served event by event in one loop, as plainly as can be, to compare others to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from math import inf
+
+from paged_core.errors import RequestError
+from paged_core.interfaces.component_factory import make_component
+from paged_core.registry import Registry
+from paged_core.request import Request
+from paged_core.sequence import SequenceGroup
+from paged_core.settings import EngineSettings
+from paged_core.wiring import build_engine
+from paged_plugins.lab.cluster.load import Load
+from paged_plugins.lab.cluster.record import ClusterRecord
+from paged_plugins.lab.cluster.replica import Replica
+from paged_plugins.lab.cluster.simulate_cluster import router_options
+from paged_plugins.lab.cluster.watch import Watch
+from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.router import Router, RouterParts
+from paged_plugins.lab.runs.arrivals import Arrival, Arrivals
+from paged_plugins.lab.runs.engine_request import engine_request
+from paged_plugins.lab.runs.request_records import ended_record
+from paged_plugins.lab.runs.run_record import RequestRecord
+from paged_plugins.lab.simulation.executor import SimulatedExecutor
+from paged_plugins.workloads.workload import Workload
+
+
+class SequentialCluster:
+    """Replicas whose steps end, begin and meet arrivals in the order of time."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        registry: Registry,
+        workload: Workload,
+        seed: int,
+        num_replicas: int,
+    ) -> None:
+        settings = settings.model_copy(update={"seed": settings.seed + seed})
+        self.ended: list[tuple[RequestRecord, int]] = []
+        self._gaps: dict[int, int] = {}
+        self._loads = [Load() for _ in range(num_replicas)]
+        self._replicas = [
+            self._replica(number, settings, registry) for number in range(num_replicas)
+        ]
+        capacity = self._replicas[0].engine.capacity
+        parts = RouterParts(
+            num_replicas=num_replicas,
+            block_size=settings.block_size,
+            num_blocks=capacity.num_blocks,
+            seed=settings.seed,
+        )
+        self._router: Router = make_component(
+            registry, "router", router_options(settings, registry), parts
+        )
+        self._arrivals = Arrivals(workload.draw(seed), capacity.vocab_size)
+        self._watch = Watch(
+            num_replicas, ServiceLevel(), lambda *ended: self.ended.append(ended), 2000
+        )
+        self._ends: list[tuple[float, int]] = []
+        self._live: dict[str, tuple[Arrival, Request]] = {}
+
+    def run(self) -> ClusterRecord:
+        """Serve all requests."""
+        while (now := min(self._ends[0][0] if self._ends else inf, self._next_arrival())) < inf:
+            touched = {*self._end_steps(now), *map(self._arrive, self._arrivals.due(now))}
+            for number in sorted(touched):
+                replica = self._replicas[number]
+                if replica.has_unfinished and not replica.is_busy:
+                    heappush(self._ends, (replica.begin_step(now), number))
+            self._watch.passed(now, self._loads)
+        counts = [replica.counts() for replica in self._replicas]
+        return self._watch.finish(counts, self._gaps)
+
+    def _next_arrival(self) -> float:
+        at = self._arrivals.next_at
+        return inf if at is None else at
+
+    def _replica(self, number: int, settings: EngineSettings, registry: Registry) -> Replica:
+        engine = build_engine(settings, registry)
+        executor = engine.executor
+        assert isinstance(executor, SimulatedExecutor)
+        return Replica(number, engine, executor, executor.clock, self._gaps)
+
+    def _end_steps(self, now: float) -> Iterator[int]:
+        while self._ends and self._ends[0][0] <= now:
+            number = heappop(self._ends)[1]
+            num_tokens, groups = self._replicas[number].end_step()
+            self._loads[number].num_tokens += num_tokens
+            self._loads[number].num_requests -= len(groups)
+            for group in groups:
+                self._finish(group, number, now)
+            yield number
+
+    def _finish(self, group: SequenceGroup, number: int, now: float) -> None:
+        arrival, request = self._live.pop(group.id)
+        self._router.finished(request, number)
+        first = group.sequences[0]
+        self._watch.ended(ended_record(group, arrival, 0.0), number, first.error)
+        self._arrivals.follow(arrival.request, now, tuple(first.tokens))
+
+    def _arrive(self, arrival: Arrival) -> int:
+        request = engine_request(arrival, 0.0)
+        self._watch.arrived(arrival)
+        number = self._router.route(request, arrival.request.session, self._loads)
+        try:
+            self._replicas[number].add(request)
+        except RequestError as error:
+            self._router.finished(request, number)
+            self._watch.refused(arrival, number, str(error))
+            return number
+        self._loads[number].num_requests += 1
+        self._loads[number].num_tokens += len(request.prompt)
+        self._live[request.id] = arrival, request
+        return number

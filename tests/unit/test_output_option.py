@@ -1,0 +1,28 @@
+"""What cannot be written is refused before anything is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer import BadParameter
+
+from paged_plugins.output_option import check_writable
+
+
+def test_a_file_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "results.json"
+    assert check_writable(None) is None
+    assert check_writable(file) == file
+    assert not file.exists()
+    file.touch()
+    assert check_writable(file) == file
+    with pytest.raises(BadParameter, match="is a folder; give the name of a file"):
+        check_writable(tmp_path)
+    with pytest.raises(BadParameter, match=r"there is no folder .*missing; make it first"):
+        check_writable(tmp_path / "missing" / "results.json")
+    with pytest.raises(BadParameter, match="cannot be written: No such file or directory; name"):
+        check_writable(Path("/proc/results.json"))
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(BadParameter, match="cannot be written: Permission denied; name another"):
+        check_writable(file)
