@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -153,8 +153,13 @@ def test_a_library_that_cannot_be_loaded_is_built_again(
     path.write_bytes(useless)
     path.with_suffix(".sha256").write_text(hashlib.sha256(useless).hexdigest())
 
-    def copy(self: CppCompiler, sources: object, flags: object, target: Path, /) -> None:
-        shutil.copy(good, target)  # what compiling again would make, in ten seconds
+    build = CppCompiler.build
+
+    def copy(self: CppCompiler, sources: Any, flags: Any, target: Path, /) -> None:
+        if target.name.startswith("detect"):
+            build(self, sources, flags, target)
+        else:
+            shutil.copy(good, target)  # what compiling again would make, in ten seconds
 
     monkeypatch.setattr(CppCompiler, "build", copy)
     assert Bindings.load("portable").path == path

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -96,9 +97,13 @@ def test_float16_is_left_out() -> None:
 
 
 def test_an_access_outside_of_the_tensors_is_named() -> None:
-    """A slot is not looked at before the kernels get it: a GPU would have to be waited for."""
+    """A slot is not looked at before the kernels get it: a GPU would have to be waited for.
+
+    No other tensor lies behind the cache: the nearest one is named.
+    """
     made = backend(deterministic=False)
-    cache_ = torch.zeros(made.cache_shape(LAYER, 6), dtype=torch.bfloat16)
+    cache_ = torch.zeros(made.cache_shape(LAYER, 60), dtype=torch.bfloat16)
+    cache_ = cache_.flatten()[: prod(shape := made.cache_shape(LAYER, 6))].view(shape)
     batch, tensors = step(LAYER, [(4, 1)])
     batch.slot_mapping.fill_(6 * LAYER.block_size)
     with pytest.raises(
