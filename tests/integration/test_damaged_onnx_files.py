@@ -254,7 +254,24 @@ def test_an_operator_that_nothing_has(folder: Path) -> None:
         next(node for node in model.graph.node if node.op_type == "Sigmoid").op_type = "Sigmund"
 
     change(folder, edit)
-    refused(folder, UnsupportedModel, r"onnxruntime [\d.]+ cannot make a session.*Sigmund")
+    message = (
+        r"onnxruntime [\d.]+ cannot .* \S+model\.onnx: node \S+ \(Sigmund\): .* export the model"
+    )
+    refused(folder, UnsupportedModel, message)
+
+
+def test_an_error_of_onnx_runtime_is_not_printed_as_well(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def edit(model: ModelProto) -> None:
+        node = next(node for node in model.graph.node if node.op_type == "Sigmoid")
+        node.op_type, node.domain = "RotaryEmbedding", "com.microsoft"
+        node.input[:] = [node.input[0], "input_ids", *[model.graph.initializer[0].name] * 2]
+        node.attribute.append(helper.make_attribute("rotary_embedding_dim", 4))
+
+    change(folder, edit)
+    refused(folder, UnsupportedModel, r"model\.onnx: num_heads > 0 was false\. [^:/]*; a newer")
+    assert "onnxruntime" not in "".join(capfd.readouterr())
 
 
 def test_an_opset_of_the_future(folder: Path) -> None:
