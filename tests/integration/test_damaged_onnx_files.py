@@ -242,6 +242,35 @@ def test_inputs_of_an_attention(folder: Path, index: int, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("num_heads", 0, "has num_heads 0, which must be at least 1"),
+        ("num_heads", -4, "has num_heads -4, which must be at least 1"),
+        ("num_heads", 3, "has num_heads 3, and no multiple of kv_num_heads 2"),
+        ("num_heads", 1_000_000_000, r"splits query, which is \d+ wide, into 1000000000 heads"),
+        ("num_heads", "many", "does not say its num_heads"),
+        ("kv_num_heads", 0, "has kv_num_heads 0, which must be at least 1"),
+        ("kv_num_heads", 3, "has num_heads 4, and no multiple of kv_num_heads 3"),
+        ("rotary_interleaved", 7, "has rotary_interleaved 7, which must be 0 or 1"),
+        ("do_rotary", 2, "has do_rotary 2, which must be 0 or 1"),
+        ("scale", float("nan"), "has scale nan, which is no finite number"),
+        ("scale", float("inf"), "has scale inf, which is no finite number"),
+        ("scale", "wide", "has scale b'wide', which is no finite number"),
+        ("softcap", -3.0, "has softcap -3, which must be at least 0"),
+    ],
+)
+def test_attributes_of_an_attention(folder: Path, name: str, value: Any, reason: str) -> None:
+    def edit(model: ModelProto) -> None:
+        given = attention(model).attribute
+        kept = [attribute for attribute in given if attribute.name != name]
+        del given[:]
+        given.extend([*kept, helper.make_attribute(name, value)])
+
+    change(folder, edit)
+    refused(folder, UnsupportedModel, f"'/model/layers.0/attn/GroupQueryAttention'.* {reason}")
+
+
+@pytest.mark.parametrize(
     "kind", ["Attention", "LinearAttention", "DecoderMaskedMultiHeadAttention"]
 )
 def test_other_operators_with_a_state(folder: Path, kind: str) -> None:
