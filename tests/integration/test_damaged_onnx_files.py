@@ -334,6 +334,25 @@ def test_tokens_that_are_quantised_together(folder: Path) -> None:
     refused(folder, UnsupportedModel, "'/together'.* depends on the others")
 
 
+def test_products_of_integers_are_refused_for_the_quantised_tokens_that_they_read(
+    folder: Path,
+) -> None:
+    """As ``quantize_dynamic`` makes them; the head is no product that the cut would find."""
+
+    def edit(model: ModelProto) -> None:
+        (product,) = [node for node in model.graph.node if node.name == "/lm_head/MatMul"]
+        quantise = helper.make_node(
+            "DynamicQuantizeLinear", [product.input[0]], ["q", "s", "z"], "/together"
+        )
+        cast = helper.make_node("Cast", ["sums"], ["numbers"], to=TensorProto.FLOAT)
+        scale = helper.make_node("Mul", ["numbers", "s"], list(product.output))
+        model.graph.node.extend([quantise, cast, scale])
+        product.op_type, product.input[0], product.output[0] = "MatMulInteger", "q", "sums"
+
+    change(folder, edit)
+    refused(folder, UnsupportedModel, "'/together'.* depends on the others; quantise weights only")
+
+
 def test_tokens_that_are_mixed_outside_of_attention(folder: Path) -> None:
     def edit(model: ModelProto) -> None:
         (product,) = [node for node in model.graph.node if node.name == "/lm_head/MatMul"]
@@ -384,6 +403,22 @@ def test_a_graph_without_attention(folder: Path) -> None:
 
     change(folder, edit)
     refused(folder, UnsupportedModel, "no attention was found in it")
+
+
+def test_scores_that_something_is_appended_to(written_out: Path) -> None:
+    """Such as attention sinks: the error names the softmax, and what stands in the way."""
+
+    def edit(model: ModelProto) -> None:
+        nodes = [node for node in model.graph.node if node.op_type == "Softmax"]
+        for index, node in enumerate(nodes):
+            given = [node.input[0], model.graph.initializer[0].name]
+            sinks = helper.make_node("Concat", given, [f"sunk{index}"], f"/sinks.{index}", axis=-1)
+            model.graph.node.append(sinks)
+            node.input[0] = f"sunk{index}"
+
+    change(written_out, edit)
+    message = r"Softmax' \(Softmax\) may be one; its scores go through node '/sinks.0' \(Concat\)"
+    refused(written_out, UnsupportedModel, f"no attention was found in it, .*{message}")
 
 
 def test_a_cache_that_no_attention_was_found_for(folder: Path) -> None:
