@@ -83,6 +83,22 @@ def test_what_is_wrong_with_the_packages_and_what_helps(
         raise AssertionError(packages.obstacle())
 
 
+@pytest.mark.parametrize("broken", ["onnx", "onnxruntime"])
+def test_a_package_that_is_broken(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(module: str) -> None:
+        if module == broken:
+            raise ImportError("lib.so.1: cannot open\nshared object file")
+
+    pretend(monkeypatch, "onnxruntime")
+    monkeypatch.setattr(packages, "import_module", fail)
+    reason = packages.obstacle()
+    assert reason is not None
+    assert reason.startswith(
+        f"{broken} is installed but cannot be imported: ImportError: lib.so.1: cannot open shared "
+        f"object file; reinstall it: `pip uninstall -y {broken} "
+    )
+
+
 def test_what_serves_and_on_what(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "onnxruntime")
     assert packages.obstacle() is None
