@@ -20,7 +20,7 @@ from integration.test_onnx_files import FOLDER
 from paged_backends.runners.onnx.choose_runner import choose_runner
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core import LLM
-from paged_core.errors import CheckpointError, PagedCoreError, UnsupportedModel
+from paged_core.errors import CheckpointError, PagedCoreError, SettingsError, UnsupportedModel
 from paged_core.interfaces.runner import Runner, RunnerParts
 
 
@@ -210,8 +210,16 @@ def test_auto_names_the_runner_that_is_missing(
 ) -> None:
     missing = "onnxruntime is not installed"
     monkeypatch.setattr("paged_backends.runners.onnx.packages.obstacle", lambda *_: missing)
-    with pytest.raises(UnsupportedModel, match=f"ONNX file only, which runner.*{missing}"):
+    once = "native and transformers: .* ONNX file only, which runner"
+    with pytest.raises(UnsupportedModel, match=f"{once}.*{missing}") as caught:
         LLM(str(written_out), num_blocks=8)
+    assert str(caught.value).count("ONNX file only") == 1
+
+
+def test_random_weights_need_a_configuration(folder: Path) -> None:
+    options = OnnxRuntimeSettings(weights="random")
+    with pytest.raises(SettingsError, match=r"^runner\.weights: random .* set it to checkpoint"):
+        choose_runner(options, RunnerParts(settings=settings(folder)))
 
 
 # ---------------------------------------------------------------------- the graph

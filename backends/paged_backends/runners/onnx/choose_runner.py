@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paged_backends.checkpoint.folder import holds_only_onnx, resolve_checkpoint
+from paged_backends.checkpoint.onnx_files import find_onnx_file
 from paged_backends.runners.onnx.file.file_runner import OnnxFileRunner
 from paged_backends.runners.onnx.runner import OnnxRuntimeRunner
 from paged_backends.runners.settings import OnnxRuntimeSettings
@@ -15,16 +16,22 @@ def choose_runner(options: OnnxRuntimeSettings, parts: RunnerParts) -> Runner:
 
     Raises:
         CheckpointError: there is no such model.
-        SettingsError: the weights of an ONNX file shall be quantised.
+        SettingsError: the weights of an ONNX file shall be quantised, or generated without the
+            configuration of a checkpoint.
     """
     settings = parts.settings
-    if options.weights == "random":
-        return OnnxRuntimeRunner(options, parts)
     folder = resolve_checkpoint(
         settings.model,
         allow_pickle=settings.allow_pickle,
         trust_remote_code=settings.trust_remote_code,
     )
+    if options.weights == "random":
+        if not (folder / "config.json").exists() and find_onnx_file(folder) is not None:
+            raise SettingsError(
+                "runner.weights: random generates weights from the config.json of a checkpoint, "
+                f"and {folder} holds a finished ONNX graph without one; set it to checkpoint"
+            )
+        return OnnxRuntimeRunner(options, parts)
     if holds_only_onnx(folder, allow_pickle=settings.allow_pickle):
         if options.quantization != "off":
             raise SettingsError(
