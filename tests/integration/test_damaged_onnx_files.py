@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, TensorProto, helper
+from structlog.testing import capture_logs
 
 from integration.step_driver import settings
 from integration.test_onnx_files import FOLDER
@@ -165,6 +166,8 @@ def configure(folder: Path, **changes: Any) -> None:
     [
         ({"filename": "../model.onnx"}, "not in its folder"),
         ({"filename": "/etc/passwd"}, "not in its folder"),
+        ({"head_size": 7}, "has heads of width 16, and the configuration beside it 7"),
+        ({"num_hidden_layers": 99}, "has 2 attention layers, and the configuration beside it 99"),
         ({"filename": 3}, "not in its folder"),
         ({"filename": "other.onnx"}, "there is no such file"),
         ({"pipeline": []}, "a pipeline of several graphs"),
@@ -180,6 +183,27 @@ def configure(folder: Path, **changes: Any) -> None:
 def test_a_configuration_that_is_wrong(folder: Path, changes: dict[str, Any], message: str) -> None:
     configure(folder, **changes)
     refused(folder, CheckpointError, message)
+
+
+def configure_model(folder: Path, **changes: Any) -> None:
+    path = folder / "genai_config.json"
+    config = json.loads(path.read_text())
+    config["model"] |= changes
+    path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("part", ["encoder", "vision"])
+def test_graphs_beside_the_decoder(folder: Path, part: str) -> None:
+    configure_model(folder, **{part: {"filename": "other.onnx"}})
+    refused(folder, CheckpointError, f"names a graph for '{part}' beside its decoder")
+
+
+def test_another_vocabulary_is_logged(folder: Path) -> None:
+    configure_model(folder, vocab_size=7)
+    with capture_logs() as logs:
+        assert load(folder).vocab_size == 98
+    (entry,) = [entry for entry in logs if entry["event"] == "vocab_size_differs"]
+    assert (entry["graph"], entry["configuration"]) == (98, 7)
 
 
 def test_names_that_the_graph_does_not_have(folder: Path) -> None:

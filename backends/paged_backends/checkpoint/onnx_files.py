@@ -69,6 +69,12 @@ def genai_section(path: Path, *names: str) -> Mapping[str, Any]:
 
 def _decoder_name(genai: Path) -> str:
     decoder = genai_section(genai, "model", "decoder")
+    for part, section in genai_section(genai, "model").items():
+        if part != "decoder" and isinstance(section, Mapping) and "filename" in section:
+            raise CheckpointError(
+                f"{genai} names a graph for {shown(part)} beside its decoder, and only a decoder "
+                "is served; give a model of text alone"
+            )
     if "pipeline" in decoder:
         raise CheckpointError(
             f"{genai} names a pipeline of several graphs; build the model for the CPU or CUDA, "

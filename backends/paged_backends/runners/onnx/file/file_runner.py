@@ -124,6 +124,7 @@ class OnnxFileRunner(Runner):
 
     def _apply_rules(self, model: CutModel) -> None:
         """Add the windows and caps of the configuration that the graph does not say."""
+        self._config.stated.check(self._layers, self.vocab_size, model.path)
         rules = layer_rules(self._layers, self._config, model.path)
         self._layers[:] = rules.layers
         length, limit = self._max_model_len, rules.max_model_len
