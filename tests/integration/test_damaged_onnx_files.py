@@ -37,8 +37,9 @@ def written_out(tmp_path: Path) -> Path:
     return shutil.copytree(FOLDER / "optimum-gpt2", tmp_path / "model")
 
 
-def load(folder: Path) -> Runner:
-    runner = choose_runner(OnnxRuntimeSettings(), RunnerParts(settings=settings(folder)))
+def load(folder: Path, **options: Any) -> Runner:
+    given = OnnxRuntimeSettings(**options)
+    runner = choose_runner(given, RunnerParts(settings=settings(folder)))
     runner.load()
     return runner
 
@@ -220,6 +221,40 @@ def test_a_window_of_unknown_layers_limits_the_length(folder: Path) -> None:
 def test_no_configuration(written_out: Path) -> None:
     (written_out / "config.json").unlink()
     refused(written_out, CheckpointError, r"copy the config\.json of the model")
+
+
+def test_a_configuration_beside_the_graph(written_out: Path) -> None:
+    (written_out / "onnx").mkdir()
+    for name in ("model.onnx", "config.json", "generation_config.json"):
+        (written_out / name).rename(written_out / "onnx" / name)
+    assert load(written_out).eos_token_ids
+
+
+def test_a_file_that_is_chosen_by_its_name(written_out: Path) -> None:
+    (written_out / "onnx").mkdir()
+    (written_out / "model.onnx").rename(written_out / "onnx" / "model_quantized.onnx")
+    with pytest.raises(CheckpointError, match=r"model_quantized\.onnx, .* option file"):
+        load(written_out)
+    assert load(written_out, file="onnx/model_quantized.onnx").layers
+    (written_out / "model.safetensors").touch()
+    assert load(written_out, file="onnx/model_quantized.onnx").layers
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("other.onnx", "has no 'other.onnx'; give one of its ONNX files: model.onnx"),
+        ("../model.onnx", "is not in .*; give the name of a file in there"),
+        ("/etc/passwd", "is not in "),
+        ("link/model.onnx", "is not in "),
+        ("", "is not in "),
+    ],
+)
+def test_a_chosen_file_that_cannot_be_served(written_out: Path, name: str, reason: str) -> None:
+    shutil.copy(written_out / "model.onnx", written_out.parent)
+    (written_out / "link").symlink_to(written_out.parent, target_is_directory=True)
+    with pytest.raises(SettingsError, match=rf"runner\.file: .*{reason}"):
+        load(written_out, file=name)
 
 
 def test_decoders_in_two_graphs(written_out: Path) -> None:

@@ -49,3 +49,7 @@ class OnnxRuntimeSettings(ComponentSettings):
     group_size: Literal[32, 64, 128] = Field(
         default=32, description="inputs of a linear layer that share a scale when quantised"
     )
+    file: str | None = Field(
+        default=None,
+        description="the ONNX file of the checkpoint's folder to serve: onnx/model_fp16.onnx",
+    )

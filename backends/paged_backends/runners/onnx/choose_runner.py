@@ -12,7 +12,9 @@ from paged_core.interfaces.runner import Runner, RunnerParts
 
 
 def choose_runner(options: OnnxRuntimeSettings, parts: RunnerParts) -> Runner:
-    """Return a runner for the weights of a checkpoint, or for its ONNX file if that is all it has.
+    """Return a runner for the weights of a checkpoint, or for an ONNX file.
+
+    That is one that ``options`` name, or the only form in which the checkpoint has its weights.
 
     Raises:
         CheckpointError: there is no such model.
@@ -32,11 +34,11 @@ def choose_runner(options: OnnxRuntimeSettings, parts: RunnerParts) -> Runner:
                 f"and {folder} holds a finished ONNX graph without one; set it to checkpoint"
             )
         return OnnxRuntimeRunner(options, parts)
-    if holds_only_onnx(folder, allow_pickle=settings.allow_pickle):
+    if options.file is not None or holds_only_onnx(folder, allow_pickle=settings.allow_pickle):
         if options.quantization != "off":
             raise SettingsError(
-                f"runner.quantization: {folder} holds ONNX only, whose weights are served as they "
-                "are; set it to off, or give a checkpoint of safetensors"
+                f"runner.quantization: an ONNX file of {folder} is served, with its weights as "
+                "they are; set it to off, or give a checkpoint of safetensors"
             )
         return OnnxFileRunner(options, parts)
     return OnnxRuntimeRunner(options, parts)

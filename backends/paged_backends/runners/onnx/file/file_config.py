@@ -45,12 +45,16 @@ class FileConfig:
     stated: StatedSizes = field(default_factory=StatedSizes)
 
 
-def read_file_config(folder: Path) -> FileConfig:
+def read_file_config(folder: Path, path: Path) -> FileConfig:
     """Read ``genai_config.json``, or ``config.json``, or both.
+
+    They are in the folder of the checkpoint, or else beside its ONNX file at ``path``.
 
     Raises:
         CheckpointError: there is none, or it contradicts itself.
     """
+    if not any((folder / name).is_file() for name in ("config.json", GENAI_CONFIG)):
+        folder = path.parent
     has_config, genai = (folder / "config.json").is_file(), folder / GENAI_CONFIG
     if not has_config and not genai.is_file():
         raise CheckpointError(
