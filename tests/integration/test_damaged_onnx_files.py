@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, TensorProto, helper
+from structlog.testing import capture_logs
 
 from integration.step_driver import settings
 from integration.test_onnx_files import FOLDER
 from paged_backends.runners.onnx.choose_runner import choose_runner
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core import LLM
-from paged_core.errors import CheckpointError, PagedCoreError, UnsupportedModel
+from paged_core.errors import CheckpointError, PagedCoreError, SettingsError, UnsupportedModel
 from paged_core.interfaces.runner import Runner, RunnerParts
 
 
@@ -36,8 +37,9 @@ def written_out(tmp_path: Path) -> Path:
     return shutil.copytree(FOLDER / "optimum-gpt2", tmp_path / "model")
 
 
-def load(folder: Path) -> Runner:
-    runner = choose_runner(OnnxRuntimeSettings(), RunnerParts(settings=settings(folder)))
+def load(folder: Path, **options: Any) -> Runner:
+    given = OnnxRuntimeSettings(**options)
+    runner = choose_runner(given, RunnerParts(settings=settings(folder)))
     runner.load()
     return runner
 
@@ -165,6 +167,8 @@ def configure(folder: Path, **changes: Any) -> None:
     [
         ({"filename": "../model.onnx"}, "not in its folder"),
         ({"filename": "/etc/passwd"}, "not in its folder"),
+        ({"head_size": 7}, "has heads of width 16, and the configuration beside it 7"),
+        ({"num_hidden_layers": 99}, "has 2 attention layers, and the configuration beside it 99"),
         ({"filename": 3}, "not in its folder"),
         ({"filename": "other.onnx"}, "there is no such file"),
         ({"pipeline": []}, "a pipeline of several graphs"),
@@ -180,6 +184,27 @@ def configure(folder: Path, **changes: Any) -> None:
 def test_a_configuration_that_is_wrong(folder: Path, changes: dict[str, Any], message: str) -> None:
     configure(folder, **changes)
     refused(folder, CheckpointError, message)
+
+
+def configure_model(folder: Path, **changes: Any) -> None:
+    path = folder / "genai_config.json"
+    config = json.loads(path.read_text())
+    config["model"] |= changes
+    path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("part", ["encoder", "vision"])
+def test_graphs_beside_the_decoder(folder: Path, part: str) -> None:
+    configure_model(folder, **{part: {"filename": "other.onnx"}})
+    refused(folder, CheckpointError, f"names a graph for '{part}' beside its decoder")
+
+
+def test_another_vocabulary_is_logged(folder: Path) -> None:
+    configure_model(folder, vocab_size=7)
+    with capture_logs() as logs:
+        assert load(folder).vocab_size == 98
+    (entry,) = [entry for entry in logs if entry["event"] == "vocab_size_differs"]
+    assert (entry["graph"], entry["configuration"]) == (98, 7)
 
 
 def test_names_that_the_graph_does_not_have(folder: Path) -> None:
@@ -198,6 +223,40 @@ def test_no_configuration(written_out: Path) -> None:
     refused(written_out, CheckpointError, r"copy the config\.json of the model")
 
 
+def test_a_configuration_beside_the_graph(written_out: Path) -> None:
+    (written_out / "onnx").mkdir()
+    for name in ("model.onnx", "config.json", "generation_config.json"):
+        (written_out / name).rename(written_out / "onnx" / name)
+    assert load(written_out).eos_token_ids
+
+
+def test_a_file_that_is_chosen_by_its_name(written_out: Path) -> None:
+    (written_out / "onnx").mkdir()
+    (written_out / "model.onnx").rename(written_out / "onnx" / "model_quantized.onnx")
+    with pytest.raises(CheckpointError, match=r"model_quantized\.onnx, .* option file"):
+        load(written_out)
+    assert load(written_out, file="onnx/model_quantized.onnx").layers
+    (written_out / "model.safetensors").touch()
+    assert load(written_out, file="onnx/model_quantized.onnx").layers
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("other.onnx", "has no 'other.onnx'; give one of its ONNX files: model.onnx"),
+        ("../model.onnx", "is not in .*; give the name of a file in there"),
+        ("/etc/passwd", "is not in "),
+        ("link/model.onnx", "is not in "),
+        ("", "is not in "),
+    ],
+)
+def test_a_chosen_file_that_cannot_be_served(written_out: Path, name: str, reason: str) -> None:
+    shutil.copy(written_out / "model.onnx", written_out.parent)
+    (written_out / "link").symlink_to(written_out.parent, target_is_directory=True)
+    with pytest.raises(SettingsError, match=rf"runner\.file: .*{reason}"):
+        load(written_out, file=name)
+
+
 def test_decoders_in_two_graphs(written_out: Path) -> None:
     for name in ("decoder_model.onnx", "decoder_with_past_model.onnx"):
         shutil.copy(written_out / "model.onnx", written_out / name)
@@ -210,8 +269,16 @@ def test_auto_names_the_runner_that_is_missing(
 ) -> None:
     missing = "onnxruntime is not installed"
     monkeypatch.setattr("paged_backends.runners.onnx.packages.obstacle", lambda *_: missing)
-    with pytest.raises(UnsupportedModel, match=f"ONNX file only, which runner.*{missing}"):
+    once = "native and transformers: .* ONNX file only, which runner"
+    with pytest.raises(UnsupportedModel, match=f"{once}.*{missing}") as caught:
         LLM(str(written_out), num_blocks=8)
+    assert str(caught.value).count("ONNX file only") == 1
+
+
+def test_random_weights_need_a_configuration(folder: Path) -> None:
+    options = OnnxRuntimeSettings(weights="random")
+    with pytest.raises(SettingsError, match=r"^runner\.weights: random .* set it to checkpoint"):
+        choose_runner(options, RunnerParts(settings=settings(folder)))
 
 
 # ---------------------------------------------------------------------- the graph
@@ -242,6 +309,35 @@ def test_inputs_of_an_attention(folder: Path, index: int, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("num_heads", 0, "has num_heads 0, which must be at least 1"),
+        ("num_heads", -4, "has num_heads -4, which must be at least 1"),
+        ("num_heads", 3, "has num_heads 3, and no multiple of kv_num_heads 2"),
+        ("num_heads", 1_000_000_000, r"splits query, which is \d+ wide, into 1000000000 heads"),
+        ("num_heads", "many", "does not say its num_heads"),
+        ("kv_num_heads", 0, "has kv_num_heads 0, which must be at least 1"),
+        ("kv_num_heads", 3, "has num_heads 4, and no multiple of kv_num_heads 3"),
+        ("rotary_interleaved", 7, "has rotary_interleaved 7, which must be 0 or 1"),
+        ("do_rotary", 2, "has do_rotary 2, which must be 0 or 1"),
+        ("scale", float("nan"), "has scale nan, which is no finite number"),
+        ("scale", float("inf"), "has scale inf, which is no finite number"),
+        ("scale", "wide", "has scale b'wide', which is no finite number"),
+        ("softcap", -3.0, "has softcap -3, which must be at least 0"),
+    ],
+)
+def test_attributes_of_an_attention(folder: Path, name: str, value: Any, reason: str) -> None:
+    def edit(model: ModelProto) -> None:
+        given = attention(model).attribute
+        kept = [attribute for attribute in given if attribute.name != name]
+        del given[:]
+        given.extend([*kept, helper.make_attribute(name, value)])
+
+    change(folder, edit)
+    refused(folder, UnsupportedModel, f"'/model/layers.0/attn/GroupQueryAttention'.* {reason}")
+
+
+@pytest.mark.parametrize(
     "kind", ["Attention", "LinearAttention", "DecoderMaskedMultiHeadAttention"]
 )
 def test_other_operators_with_a_state(folder: Path, kind: str) -> None:
@@ -254,7 +350,24 @@ def test_an_operator_that_nothing_has(folder: Path) -> None:
         next(node for node in model.graph.node if node.op_type == "Sigmoid").op_type = "Sigmund"
 
     change(folder, edit)
-    refused(folder, UnsupportedModel, r"onnxruntime [\d.]+ cannot make a session.*Sigmund")
+    message = (
+        r"onnxruntime [\d.]+ cannot .* \S+model\.onnx: node \S+ \(Sigmund\): .* export the model"
+    )
+    refused(folder, UnsupportedModel, message)
+
+
+def test_an_error_of_onnx_runtime_is_not_printed_as_well(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def edit(model: ModelProto) -> None:
+        node = next(node for node in model.graph.node if node.op_type == "Sigmoid")
+        node.op_type, node.domain = "RotaryEmbedding", "com.microsoft"
+        node.input[:] = [node.input[0], "input_ids", *[model.graph.initializer[0].name] * 2]
+        node.attribute.append(helper.make_attribute("rotary_embedding_dim", 4))
+
+    change(folder, edit)
+    refused(folder, UnsupportedModel, r"model\.onnx: num_heads > 0 was false\. [^:/]*; a newer")
+    assert "onnxruntime" not in "".join(capfd.readouterr())
 
 
 def test_an_opset_of_the_future(folder: Path) -> None:
@@ -286,6 +399,25 @@ def test_tokens_that_are_quantised_together(folder: Path) -> None:
 
     change(folder, edit)
     refused(folder, UnsupportedModel, "'/together'.* depends on the others")
+
+
+def test_products_of_integers_are_refused_for_the_quantised_tokens_that_they_read(
+    folder: Path,
+) -> None:
+    """As ``quantize_dynamic`` makes them; the head is no product that the cut would find."""
+
+    def edit(model: ModelProto) -> None:
+        (product,) = [node for node in model.graph.node if node.name == "/lm_head/MatMul"]
+        quantise = helper.make_node(
+            "DynamicQuantizeLinear", [product.input[0]], ["q", "s", "z"], "/together"
+        )
+        cast = helper.make_node("Cast", ["sums"], ["numbers"], to=TensorProto.FLOAT)
+        scale = helper.make_node("Mul", ["numbers", "s"], list(product.output))
+        model.graph.node.extend([quantise, cast, scale])
+        product.op_type, product.input[0], product.output[0] = "MatMulInteger", "q", "sums"
+
+    change(folder, edit)
+    refused(folder, UnsupportedModel, "'/together'.* depends on the others; quantise weights only")
 
 
 def test_tokens_that_are_mixed_outside_of_attention(folder: Path) -> None:
@@ -338,6 +470,22 @@ def test_a_graph_without_attention(folder: Path) -> None:
 
     change(folder, edit)
     refused(folder, UnsupportedModel, "no attention was found in it")
+
+
+def test_scores_that_something_is_appended_to(written_out: Path) -> None:
+    """Such as attention sinks: the error names the softmax, and what stands in the way."""
+
+    def edit(model: ModelProto) -> None:
+        nodes = [node for node in model.graph.node if node.op_type == "Softmax"]
+        for index, node in enumerate(nodes):
+            given = [node.input[0], model.graph.initializer[0].name]
+            sinks = helper.make_node("Concat", given, [f"sunk{index}"], f"/sinks.{index}", axis=-1)
+            model.graph.node.append(sinks)
+            node.input[0] = f"sunk{index}"
+
+    change(written_out, edit)
+    message = r"Softmax' \(Softmax\) may be one; its scores go through node '/sinks.0' \(Concat\)"
+    refused(written_out, UnsupportedModel, f"no attention was found in it, .*{message}")
 
 
 def test_a_cache_that_no_attention_was_found_for(folder: Path) -> None:

@@ -21,6 +21,7 @@ from paged_backends.runners.onnx.graph import Graph
 from paged_backends.runners.onnx.linear_nodes import FloatLinearNodes
 from paged_backends.runners.onnx.recorded_ops import RecordedLinear, RecordedOps
 from paged_backends.runners.onnx.session import Session
+from paged_backends.runners.onnx.session_errors import reason_of
 from paged_backends.runners.onnx.session_maker import SessionMaker
 from paged_backends.runners.onnx.session_stream import SessionStream
 from paged_core.errors import EngineError, SettingsError, UnsupportedModel
@@ -80,6 +81,22 @@ def test_what_is_wrong_with_the_packages_and_what_helps(
     pretend(monkeypatch, *installed, **given)
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(packages.obstacle())
+
+
+@pytest.mark.parametrize("broken", ["onnx", "onnxruntime"])
+def test_a_package_that_is_broken(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(module: str) -> None:
+        if module == broken:
+            raise ImportError("lib.so.1: cannot open\nshared object file")
+
+    pretend(monkeypatch, "onnxruntime")
+    monkeypatch.setattr(packages, "import_module", fail)
+    reason = packages.obstacle()
+    assert reason is not None
+    assert reason.startswith(
+        f"{broken} is installed but cannot be imported: ImportError: lib.so.1: cannot open shared "
+        f"object file; reinstall it: `pip uninstall -y {broken} "
+    )
 
 
 def test_what_serves_and_on_what(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +219,32 @@ def test_an_operator_that_this_version_lacks() -> None:
     with pytest.raises(UnsupportedModel, match=r"onnxruntime \S+ cannot make .*Levitate") as raised:
         SessionMaker(CPU, 1).open_graph(graph)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : /src/core/graph/model.cc:256 ort::Model::Model("
+            "onnx::ModelProto&&, const std::function<void(int)>&) Unsupported version\n",
+            "Unsupported version",
+        ),
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : Exception during initialization: /src/rotary.cc:56 "
+            "ort::Rotary<T>::Rotary(const Info&) const [with T = float] num_heads > 0 was false.",
+            "num_heads > 0 was false",
+        ),
+        (
+            '[ONNXRuntimeError] : 10 : INVALID_GRAPH : This is an invalid model. In Node, ("/norm",'
+            ' Nope, "", -1) : ("x": tensor(float),) -> ("y",) , Error No Op registered for Nope',
+            "node '/norm' (Nope): No Op registered for Nope",
+        ),
+        ("", "RuntimeError"),
+        ("a" * 5000, "a" * 300),
+    ],
+)
+def test_an_error_says_what_is_wrong_and_not_where_in_a_library(text: str, reason: str) -> None:
+    assert reason_of(RuntimeError(text)) == reason
 
 
 def linear_graph(weight: Tensor, bias: Tensor) -> Graph:

@@ -157,8 +157,9 @@ class Checkpoint:
         if others:
             raise CheckpointError(
                 f"{self.folder} holds the ONNX files {', '.join(others)[:300]}, and none is "
-                "model.onnx, a whole decoder with its cache; export it so (optimum's task "
-                "text-generation-with-past), or give that one this name"
+                "model.onnx, a whole decoder with its cache; choose one that is with runner "
+                "onnxruntime and its option file, or export it so (optimum's task "
+                "text-generation-with-past)"
             )
         raise CheckpointError(
             f"{self.folder} has a configuration but no weights: expected model.safetensors, or "

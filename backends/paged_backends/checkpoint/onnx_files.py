@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paged_backends.checkpoint.json_file import read_json_object
-from paged_core.errors import CheckpointError
+from paged_core.errors import CheckpointError, SettingsError
 from paged_core.field_rules import shown
 
 GENAI_CONFIG = "genai_config.json"
@@ -28,6 +28,25 @@ def find_onnx_file(folder: Path) -> Path | None:
     if genai.is_file():
         return _named_by(genai)
     return next((folder / name for name in ONNX_FILES if (folder / name).is_file()), None)
+
+
+def chosen_onnx_file(folder: Path, name: str) -> Path:
+    """Return the file of a checkpoint that the option ``file`` of a runner names.
+
+    Raises:
+        SettingsError: it is not there, or not in the folder.
+    """
+    path = folder / name
+    if not _is_plain(name) or not path.parent.resolve().is_relative_to(folder.resolve()):
+        raise SettingsError(
+            f"runner.file: {shown(name)} is not in {folder}; give the name of a file in there"
+        )
+    if not path.is_file():
+        found = ", ".join(onnx_files(folder))[:300] or "none"
+        raise SettingsError(
+            f"runner.file: {folder} has no {shown(name)}; give one of its ONNX files: {found}"
+        )
+    return path
 
 
 def onnx_files(folder: Path) -> list[str]:
@@ -69,16 +88,28 @@ def genai_section(path: Path, *names: str) -> Mapping[str, Any]:
 
 def _decoder_name(genai: Path) -> str:
     decoder = genai_section(genai, "model", "decoder")
+    for part, section in genai_section(genai, "model").items():
+        if part != "decoder" and isinstance(section, Mapping) and "filename" in section:
+            raise CheckpointError(
+                f"{genai} names a graph for {shown(part)} beside its decoder, and only a decoder "
+                "is served; give a model of text alone"
+            )
     if "pipeline" in decoder:
         raise CheckpointError(
             f"{genai} names a pipeline of several graphs; build the model for the CPU or CUDA, "
             "which makes one"
         )
     name = decoder.get("filename", ONNX_FILES[0])
-    plain = isinstance(name, str) and name.isprintable() and 0 < len(name) < _MAX_NAME
-    if not plain or Path(name).is_absolute() or ".." in Path(name).parts:
+    if not _is_plain(name):
         raise _outside(genai, name)
     return str(name)
+
+
+def _is_plain(name: object) -> bool:
+    """Whether a name stays in its folder, as far as the name says it."""
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) < _MAX_NAME:
+        return False
+    return not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def _named_by(genai: Path) -> Path:

@@ -44,8 +44,12 @@ class OnnxRuntimeSettings(ComponentSettings):
     )
     quantization: Literal["off", "int8", "int4"] = Field(
         default="off",
-        description="int8, int4: weights of linear layers in so many bits, computed with in float",
+        description="int8, int4: bits of the weights of linear layers; products are in float",
     )
     group_size: Literal[32, 64, 128] = Field(
         default=32, description="inputs of a linear layer that share a scale when quantised"
+    )
+    file: str | None = Field(
+        default=None,
+        description="the ONNX file of the checkpoint's folder to serve: onnx/model_fp16.onnx",
     )

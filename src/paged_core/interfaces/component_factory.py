@@ -103,5 +103,8 @@ def _choose(
                 _log.info("component_chosen", slot=slot, name=component.name, refused=refusals)
                 return part
         refusals[component.name] = reason
-    listed = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
+    alike: dict[str, list[str]] = {}  # of those with the same reason
+    for name, reason in refusals.items():
+        alike.setdefault(reason, []).append(name)
+    listed = "; ".join(f"{' and '.join(names)}: {reason}" for reason, names in alike.items())
     raise UnsupportedModel(f"no {slot} can serve this model here: {listed or 'none installed'}")

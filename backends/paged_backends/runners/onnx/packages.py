@@ -1,4 +1,4 @@
-"""Which of ONNX Runtime's packages are installed; nothing of them is imported.
+"""Which of ONNX Runtime's packages are installed, and whether they can be imported.
 
 ``onnxruntime`` and ``onnxruntime-gpu`` install into one folder: the last one installed overwrites
 the other, and removing either removes files of both.
@@ -6,6 +6,7 @@ the other, and removing either removes files of both.
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -35,6 +36,21 @@ def obstacle() -> str | None:
     spec = find_spec("onnxruntime")
     if spec is None or spec.origin is None:  # a folder without its __init__.py
         return f"files of {next(iter(found))} are missing; install it again: {again}"
+    onnx_again = f"`pip uninstall -y onnx && pip install 'paged-core[{extra}]'`"
+    for module, command in (("onnx", onnx_again), ("onnxruntime", again)):
+        problem = _import_problem(module)
+        if problem is not None:
+            return (
+                f"{module} is installed but cannot be imported: {problem}; reinstall it: {command}"
+            )
+    return None
+
+
+def _import_problem(module: str) -> str | None:
+    try:
+        import_module(module)
+    except Exception as error:  # noqa: BLE001 - what a broken package raises is not known
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return None
 
 

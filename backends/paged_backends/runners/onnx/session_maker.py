@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import onnxruntime
 import torch
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from paged_backends.runners.onnx.graph import Graph
 from paged_backends.runners.onnx.ort_values import as_ort_value
 from paged_backends.runners.onnx.packed_weights import packs_weights
 from paged_backends.runners.onnx.providers import ON_CPU, cuda_problem, on_cuda
 from paged_backends.runners.onnx.session import Session
+from paged_backends.runners.onnx.session_errors import ORT_ERRORS, reason_of
 from paged_backends.runners.onnx.session_stream import SessionStream
 from paged_core.errors import EngineError, SettingsError, UnsupportedModel
-
-ORT_ERRORS = (
-    ort_state.EPFail,
-    ort_state.Fail,
-    ort_state.InvalidArgument,
-    ort_state.InvalidGraph,
-    ort_state.InvalidProtobuf,
-    ort_state.NoSuchFile,
-    ort_state.NotImplemented,
-    ort_state.RuntimeException,
-)
-"""What ONNX Runtime raises; they have no base class of their own."""
 
 
 class SessionMaker:
@@ -89,7 +78,7 @@ class SessionMaker:
     def options(self) -> onnxruntime.SessionOptions:
         """Return the options that all sessions have in common."""
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # errors
+        options.log_severity_level = 4  # errors are raised, and need not be printed as well
         options.intra_op_num_threads = self._num_threads
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -99,9 +88,12 @@ class SessionMaker:
         return options
 
     def open(
-        self, model: bytes | str, options: onnxruntime.SessionOptions
+        self, model: bytes, options: onnxruntime.SessionOptions, path: Path | None = None
     ) -> onnxruntime.InferenceSession:
-        """Make a session of a model, or of the file at a path.
+        """Make a session of a model.
+
+        Args:
+            path: the finished file that it is a part of; ``None``: it was made from weights.
 
         Raises:
             UnsupportedModel: ONNX Runtime lacks something that the model needs.
@@ -109,8 +101,10 @@ class SessionMaker:
         try:
             return onnxruntime.InferenceSession(model, options, providers=self._providers)
         except ORT_ERRORS as error:
-            reason = str(error).partition("\n")[0]
+            whole, otherwise = "the model", "use runner native"
+            if path is not None:
+                whole, otherwise = str(path), "export the model again, for this version"
             raise UnsupportedModel(
-                f"onnxruntime {onnxruntime.__version__} cannot make a session of a part of the "
-                f"model: {reason:.300}; a newer version may, or runner native"
+                f"onnxruntime {onnxruntime.__version__} cannot make a session of a part of "
+                f"{whole}: {reason_of(error)}; a newer version may, or {otherwise}"
             ) from error

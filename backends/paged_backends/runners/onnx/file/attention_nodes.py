@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 
 from onnx import NodeProto, helper
 
 from paged_backends.runners.onnx.file.cached_rows import cached_rows
 from paged_backends.runners.onnx.file.found_attention import FoundAttention
 from paged_backends.runners.onnx.file.model_graph import ModelGraph, described, refusal
+from paged_backends.runners.onnx.file.row_width import row_width
 
 _DOMAIN = "com.microsoft"
 
@@ -117,8 +119,33 @@ class _Node:
             raise refusal(self.proto, f"does not say its {name}")
         return value
 
-    def number(self, name: str, default: float) -> float:
-        return float(self._attributes.get(name, default))
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        value = self.integer(name, int(default))
+        if value not in (0, 1):
+            raise refusal(self.proto, f"has {name} {value}, which must be 0 or 1")
+        return bool(value)
+
+    def count(self, name: str) -> int:
+        value = self.integer(name)
+        if value < 1:
+            raise refusal(self.proto, f"has {name} {value}, which must be at least 1")
+        return value
+
+    def number(self, name: str, default: float, *, least: float | None = None) -> float:
+        value = self._attributes.get(name, default)
+        if not isinstance(value, int | float) or not isfinite(value):
+            raise refusal(self.proto, f"has {name} {value}, which is no finite number")
+        if least is not None and value < least:
+            raise refusal(self.proto, f"has {name} {value:g}, which must be at least {least:g}")
+        return float(value)
+
+    def check_width(self, graph: ModelGraph, name: str, num_heads: int) -> None:
+        """Check that the rows of an input are so many heads, if it is known how wide they are."""
+        width = row_width(graph, self.input(name))
+        if width is not None and width % num_heads:
+            raise refusal(
+                self.proto, f"splits {name}, which is {width} wide, into {num_heads} heads"
+            )
 
 
 def take_attention_nodes(graph: ModelGraph, positions: str) -> list[FoundAttention]:
@@ -145,26 +172,31 @@ def _take_grouped(
     graph: ModelGraph, proto: NodeProto, index: int, positions: str, layout: _Layout
 ) -> FoundAttention:
     node = _Node(proto, layout)
-    if not node.integer("is_causal" if node.flat else "causal", 1):
+    if not node.flag("is_causal" if node.flat else "causal", default=True):
         raise refusal(proto, "is not causal")
     if any(proto.output[3:]):
         raise refusal(proto, "returns its scores")
-    heads, kv_heads = node.integer("num_heads"), node.integer("kv_num_heads")
+    heads, kv_heads = node.count("num_heads"), node.count("kv_num_heads")
+    if heads % kv_heads:
+        raise refusal(proto, f"has num_heads {heads}, and no multiple of kv_num_heads {kv_heads}")
     counts = (heads, kv_heads, kv_heads)
+    given = {"query": heads, "key": kv_heads, "value": kv_heads}
+    for name, count in given.items() if node.has("key") else [("query", sum(counts))]:
+        node.check_width(graph, name, count)
     if node.has("key"):
         names = [
             _by_head(graph, node.input(name), count, flat=node.flat)
-            for name, count in zip(("query", "key", "value"), counts, strict=True)
+            for name, count in given.items()
         ]
     else:  # query, key and value of a token are one row
         packed = _by_head(graph, node.input("query"), sum(counts), flat=node.flat)
         names = graph.add_many("Split", 3, packed, graph.integers(*counts), axis=2)
     for place, norm in enumerate(("query_norm", "key_norm")):
         if node.has(norm):
-            epsilon = node.number("qk_norm_epsilon", 1e-6)
+            epsilon = node.number("qk_norm_epsilon", 1e-6, least=0)
             kind = "SimplifiedLayerNormalization"
             names[place] = graph.add(kind, names[place], node.input(norm), epsilon=epsilon, axis=-1)
-        if node.integer("do_rotary", 0):
+        if node.flag("do_rotary"):
             names[place] = _rotated(graph, node, names[place], counts[place], positions)
     attended = f"attended.{index}"
     graph.replace(proto.output[0], _rows(graph, attended, flat=node.flat))
@@ -178,7 +210,7 @@ def _take_grouped(
         past=(node.input("past_key"), node.input("past_value")),
         scale=node.number("scale", 0.0) or None,
         sliding_window=window if window > 0 else None,
-        soft_cap=node.number("softcap", 0.0) or None,
+        soft_cap=node.number("softcap", 0.0, least=0) or None,
         inferred=False,
     )
 
@@ -196,7 +228,7 @@ def _rotated(graph: ModelGraph, node: _Node, rows: str, num_heads: int, position
         cos,
         sin,
         domain=_DOMAIN,
-        interleaved=node.integer("rotary_interleaved", 0),
+        interleaved=int(node.flag("rotary_interleaved")),
         num_heads=num_heads,
         rotary_embedding_dim=2 * table.dims[1],
     )
@@ -211,9 +243,10 @@ def _take_multi_head(
 ) -> FoundAttention:
     node = _Node(proto, layout)
     masked = node.has("attention_bias")
-    if not masked and not node.integer("unidirectional", 0):
+    if not masked and not node.flag("unidirectional"):
         raise refusal(proto, "attends in both directions")
-    heads = node.integer("num_heads")
+    heads = node.count("num_heads")
+    node.check_width(graph, "query", heads)
     if node.has("past_key"):
         rows = [_by_head(graph, node.input(name), heads, flat=False) for name in ("key", "value")]
         past = node.input("past_key"), node.input("past_value")

@@ -18,6 +18,7 @@ from paged_backends.runners.onnx.file.model_graph import ModelGraph, refusal
 from paged_backends.runners.onnx.file.softmax_attention import take_softmax_attentions
 from paged_backends.runners.onnx.file.stages import CutGraph, cut
 from paged_backends.runners.onnx.file.stored_weights import StoredWeights
+from paged_backends.runners.onnx.file.unknown_softmax import unknown_softmax
 from paged_backends.runners.onnx.graph import ELEMENT_TYPES
 from paged_core.errors import CheckpointError, PagedCoreError, UnsupportedModel
 
@@ -69,6 +70,7 @@ def cut_model(path: Path, config: FileConfig, dtype: torch.dtype | None) -> CutM
 
 def _cut(path: Path, graph: ModelGraph, config: FileConfig, dtype: torch.dtype | None) -> CutModel:
     _check_borders(graph, config)
+    _check_independent(graph)
     flat = len(graph.inputs[config.tokens].shape.dim) == 1
     is_counted = config.positions not in graph.inputs
     found = _take_attentions(graph, _batched(graph, config.positions, flat=flat))
@@ -78,14 +80,6 @@ def _cut(path: Path, graph: ModelGraph, config: FileConfig, dtype: torch.dtype |
     if dtype not in (None, own):
         found = [_cast(graph, one, own, dtype) for one in found]
     parts = cut(graph, found, inputs=(config.tokens, config.positions), logits=config.logits)
-    for stage in (*parts.stages, parts.head):
-        for node in stage.nodes:
-            if node.op_type in _BATCH_DEPENDENT:
-                raise refusal(
-                    node,
-                    "quantises all tokens of a step with one scale, so that the result of one "
-                    "depends on the others; quantise weights only",
-                )
     return CutModel(path, graph, parts, dtype or own, flat, StoredWeights(path.parent))
 
 
@@ -98,6 +92,17 @@ def _check_borders(graph: ModelGraph, config: FileConfig) -> None:
             )
 
 
+def _check_independent(graph: ModelGraph) -> None:
+    """Check that no token is computed with others, before products with them are looked for."""
+    for node in graph.nodes:
+        if node.op_type in _BATCH_DEPENDENT:
+            raise refusal(
+                node,
+                "quantises all tokens of a step with one scale, so that the result of one depends "
+                "on the others; quantise weights only",
+            )
+
+
 def _batched(graph: ModelGraph, positions: str, *, flat: bool) -> str:
     """Return positions as [1, T]."""
     return graph.reshape(positions, 1, -1) if flat else positions
@@ -107,9 +112,10 @@ def _take_attentions(graph: ModelGraph, positions: str) -> Sequence[FoundAttenti
     """Take all attentions out; each cache of the graph must be that of one of them."""
     found = take_attention_nodes(graph, positions) or take_softmax_attentions(graph)
     if not found:
+        softmax = unknown_softmax(graph)
         raise UnsupportedModel(
             "the ONNX graph cannot be served: no attention was found in it, neither an operator "
-            "of that kind nor a softmax between two products"
+            f"of that kind nor a softmax between two products{f' ({softmax})' if softmax else ''}"
         )
     used = [name for one in found for name in one.past]
     caches = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from paged_backends.checkpoint.config_fields import ConfigFields, token_ids
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.onnx_files import GENAI_CONFIG, genai_section
 from paged_backends.runners.native.families import decoder_config
+from paged_backends.runners.onnx.file.stated_sizes import StatedSizes
 from paged_core.errors import CheckpointError, UnsupportedModel
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
@@ -41,14 +42,19 @@ class FileConfig:
     """Of each layer, in order; empty: not known."""
     unplaced_window: int | None = None
     """A sliding window of layers that the configuration does not name."""
+    stated: StatedSizes = field(default_factory=StatedSizes)
 
 
-def read_file_config(folder: Path) -> FileConfig:
+def read_file_config(folder: Path, path: Path) -> FileConfig:
     """Read ``genai_config.json``, or ``config.json``, or both.
+
+    They are in the folder of the checkpoint, or else beside its ONNX file at ``path``.
 
     Raises:
         CheckpointError: there is none, or it contradicts itself.
     """
+    if not any((folder / name).is_file() for name in ("config.json", GENAI_CONFIG)):
+        folder = path.parent
     has_config, genai = (folder / "config.json").is_file(), folder / GENAI_CONFIG
     if not has_config and not genai.is_file():
         raise CheckpointError(
@@ -134,6 +140,11 @@ def _genai_config(path: Path, plain: FileConfig | None) -> FileConfig:
         logits=outputs.get("logits", "logits"),
         layers=plain.layers if plain and plain.layers else layers,
         unplaced_window=plain.unplaced_window if plain else window,
+        stated=StatedSizes(
+            num_layers=_positive(path, decoder, "num_hidden_layers", most=_MAX_LAYERS),
+            head_dim=_positive(path, decoder, "head_size"),
+            vocab_size=_positive(path, model, "vocab_size"),
+        ),
     )
 
 

@@ -6,6 +6,7 @@ Shapes: T tokens, R rows that draw a token, H query heads, K key/value heads, D 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from paged_backends.checkpoint.device import choose_device
 from paged_backends.checkpoint.folder import resolve_checkpoint
-from paged_backends.checkpoint.onnx_files import find_onnx_file
+from paged_backends.checkpoint.onnx_files import chosen_onnx_file, find_onnx_file
 from paged_backends.runners.native.source import DTYPE_NAMES
 from paged_backends.runners.onnx.file.attention_rules import layer_rules
 from paged_backends.runners.onnx.file.cut_model import CutModel, cut_model
@@ -43,6 +44,7 @@ class OnnxFileRunner(Runner):
 
     def __init__(self, options: OnnxRuntimeSettings, parts: RunnerParts) -> None:
         self._settings = parts.settings
+        self._file = options.file
         self._layers: list[LayerSpec] = []
         self._max_model_len: int | None = None
         self._config: FileConfig
@@ -59,10 +61,8 @@ class OnnxFileRunner(Runner):
             allow_pickle=settings.allow_pickle,
             trust_remote_code=settings.trust_remote_code,
         )
-        path = find_onnx_file(folder)
-        if path is None:
-            raise CheckpointError(f"{folder} holds no model.onnx; give a folder that does")
-        self._config = config = read_file_config(folder)
+        path = self._find(folder)
+        self._config = config = read_file_config(folder, path)
         dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
         model = cut_model(path, config, dtype)
         device = choose_device(settings.device)
@@ -82,6 +82,14 @@ class OnnxFileRunner(Runner):
             dtype=self._layers[0].dtype,
             device=str(device),
         )
+
+    def _find(self, folder: Path) -> Path:
+        if self._file is not None:
+            return chosen_onnx_file(folder, self._file)
+        path = find_onnx_file(folder)
+        if path is None:
+            raise CheckpointError(f"{folder} holds no model.onnx; give a folder that does")
+        return path
 
     def _connect(self, model: CutModel, sessions: FileSessions, device: torch.device) -> None:
         """Describe the layers as the graph does, and connect the sessions with their attention."""
@@ -124,6 +132,7 @@ class OnnxFileRunner(Runner):
 
     def _apply_rules(self, model: CutModel) -> None:
         """Add the windows and caps of the configuration that the graph does not say."""
+        self._config.stated.check(self._layers, self.vocab_size, model.path)
         rules = layer_rules(self._layers, self._config, model.path)
         self._layers[:] = rules.layers
         length, limit = self._max_model_len, rules.max_model_len

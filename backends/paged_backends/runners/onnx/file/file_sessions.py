@@ -15,7 +15,8 @@ from paged_backends.runners.onnx.file.stages import Stage, stage_model
 from paged_backends.runners.onnx.graph import ELEMENT_TYPES
 from paged_backends.runners.onnx.ort_values import as_ort_value
 from paged_backends.runners.onnx.session import Session, Value
-from paged_backends.runners.onnx.session_maker import ORT_ERRORS, SessionMaker
+from paged_backends.runners.onnx.session_errors import ORT_ERRORS, reason_of
+from paged_backends.runners.onnx.session_maker import SessionMaker
 from paged_core.errors import UnsupportedModel
 
 _TRIALS = (3, 2)
@@ -70,7 +71,8 @@ def _open(
         for node in part.graph.node:
             _compute_exactly(node)
     options = maker.options()
-    session = Session(maker.open(model.weights.serialize(part, options), options), model.weights)
+    content = model.weights.serialize(part, options)
+    session = Session(maker.open(content, options, model.path), model.weights)
     types |= {name: ELEMENT_TYPES[value.dtype] for name, value in session.outputs.items()}
     return session
 
@@ -99,8 +101,8 @@ def _shapes(
             returned = session.ort.run_with_ort_values(outputs, _given(session, values))
         except ORT_ERRORS as error:
             raise UnsupportedModel(
-                "the ONNX graph cannot be served: ONNX Runtime cannot compute part "
-                f"{index} of {len(sessions)}: {' '.join(str(error).split())[:300]}"
+                f"{model.path} cannot be served: ONNX Runtime cannot compute part {index} of "
+                f"{len(sessions)}: {reason_of(error)}; export the model again"
             ) from error
         values |= dict(zip(outputs, returned, strict=True))
         if index < len(model.parts.attentions):
