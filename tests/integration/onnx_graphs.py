@@ -205,7 +205,9 @@ class MultiHead(Decoder):
 
 
 class Written(Decoder):
-    """Attention written out, with a bias by distance (``slope``), or a mask from ``outside``."""
+    """Attention written out: a bias by distance (``slope``), ``windows``, a ``hole``, a mask from
+    ``outside``.
+    """
 
     kv_heads = HEADS
 
@@ -234,13 +236,13 @@ class Written(Decoder):
         if cap := self.attributes.get("cap"):
             scores = self.node("Mul", scores, self._number(f"inverse.{layer}", 1 / cap))
             scores = self.node("Mul", self._number(f"cap.{layer}", cap), self.node("Tanh", scores))
-        scores = self.node("Add", scores, self._mask())
+        scores = self.node("Add", scores, self._mask(layer))
         probabilities = self.node("Softmax", scores, axis=-1)
         context = self.node("MatMul", probabilities, value)
         context = self.node("Transpose", context, perm=[0, 2, 1, 3])
         return str(self.node("Reshape", context, self._constant(f"flat.{layer}", [1, -1, HIDDEN])))
 
-    def _mask(self) -> str:
+    def _mask(self, layer: int) -> str:
         """What is added to scores [1, H, T, L]: a table from outside, or computed from lengths."""
         if self.attributes.get("outside"):
             if all(value.name != "mask_table" for value in self.inputs):
@@ -251,9 +253,16 @@ class Written(Decoder):
         keys = self.node("Range", zero, total, "one")
         distance = self.node("Sub", keys, queries)  # [T, L], above zero: in the future
         number = len(self._nodes)
+        hidden = self.node("Greater", distance, "zero")
+        if window := self.attributes.get("windows", (None, None))[layer]:
+            edge = self._constant(f"window.{number}", [1 - window])
+            hidden = self.node("Or", hidden, self.node("Less", distance, edge))
+        if hole := self.attributes.get("hole"):
+            edge = self._constant(f"hole.{number}", [-hole])
+            hidden = self.node("Or", hidden, self.node("Equal", distance, edge))
         masked = self.node(
             "Where",
-            self.node("Greater", distance, "zero"),
+            hidden,
             self._number(f"masked.{number}", -1e9),
             self._number(f"open.{number}", 0.0),
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from onnx import NodeProto, helper
 
 from paged_backends.runners.onnx.file.cached_rows import cached_rows
-from paged_backends.runners.onnx.file.found_attention import FoundAttention
+from paged_backends.runners.onnx.file.found_attention import FoundAttention, GraphMask
 from paged_backends.runners.onnx.file.model_graph import ModelGraph, described, refusal
 
 _DOMAIN = "com.microsoft"
@@ -179,7 +179,6 @@ def _take_grouped(
         scale=node.number("scale", 0.0) or None,
         sliding_window=window if window > 0 else None,
         soft_cap=node.number("softcap", 0.0) or None,
-        inferred=False,
     )
 
 
@@ -210,8 +209,8 @@ def _take_multi_head(
     graph: ModelGraph, proto: NodeProto, index: int, _: str, layout: _Layout
 ) -> FoundAttention:
     node = _Node(proto, layout)
-    masked = node.has("attention_bias")
-    if not masked and not node.integer("unidirectional", 0):
+    masked, causal = node.has("attention_bias"), bool(node.integer("unidirectional", 0))
+    if not masked and not causal:
         raise refusal(proto, "attends in both directions")
     heads = node.integer("num_heads")
     if node.has("past_key"):
@@ -235,7 +234,7 @@ def _take_multi_head(
         attended=attended,
         past=past,
         scale=node.number("scale", 0.0) or None,
-        inferred=masked,
+        mask=GraphMask(node.input("attention_bias"), causal=causal) if masked else None,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from paged_backends.runners.onnx.file.shapes import Shape, inferred_shapes
+from paged_backends.runners.onnx.file.shapes import Shape, inferred_shapes, inferred_types
 from paged_core.errors import UnsupportedModel
 
 _SMALL = 64
@@ -101,6 +101,11 @@ class ModelGraph:
         if not sizes or int(place.reshape(-1)[0]) not in (-1, len(sizes) - 1):
             return None
         return sizes[-1]
+
+    @cached_property
+    def types(self) -> dict[str, int]:
+        """Element types of the values of the file, where they are known."""
+        return inferred_types(self.model)
 
     @cached_property
     def _shapes(self) -> dict[str, Shape]:

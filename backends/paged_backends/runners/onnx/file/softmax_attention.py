@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from onnx import NodeProto
 
 from paged_backends.runners.onnx.file.cached_rows import cached_rows, multiplication, unscaled
-from paged_backends.runners.onnx.file.found_attention import FoundAttention
+from paged_backends.runners.onnx.file.found_attention import FoundAttention, GraphMask
 from paged_backends.runners.onnx.file.model_graph import ModelGraph, described, refusal
 
 _MAX_NODES = 32
@@ -73,7 +73,7 @@ def _take(graph: ModelGraph, index: int, softmax: NodeProto, scores: _Scores) ->
         scale=scored.scale,
         # the product's factors lie inside of the cap
         soft_cap=scores.soft_cap,
-        inferred=True,
+        mask=GraphMask(softmax.input[0], scores.product.output[0]),
     )
 
 
