@@ -1,8 +1,8 @@
 """Masks that a graph computes, read as what they are: causal, with a window or without one.
 
 The scores of each attention are set to zero in the graph as it is in its file, so that the argument
-of its softmax is the mask alone. It is computed for a prompt, and for a few tokens after as many
-cached ones as the model takes. Sizes are known then, so that no layer is computed for it.
+of its softmax is the mask alone. It is computed for a prompt, and for the last
+tokens that the model takes. Sizes are known then, so that no layer is computed for it.
 
 Shapes: H query heads, T new tokens, L all tokens.
 """
@@ -36,8 +36,6 @@ log = get_logger()
 Array = np.ndarray[Any, Any]
 
 _PROMPT = 32
-_NEW_TOKENS = 4
-"""After cached ones."""
 _MOST_TOKENS = 65_536
 _MOST_CACHED = 1024
 """If keys and values of cached tokens are computed with, unless a window is longer."""
@@ -57,18 +55,39 @@ def masked_layers(
     """
     masks = _Masks(model, config, layers)
     length = min(config.max_model_len or _MOST_CACHED, _MOST_TOKENS)
-    windows = masks.windows(0, min(_PROMPT, length))
-    if windows is not None and length > _PROMPT:
-        if masks.need_cache:
-            length = min(length, max(_MOST_CACHED, 2 * _largest_window(config)))
-        windows = masks.windows(length - _NEW_TOKENS, _NEW_TOKENS)
-    if windows is None:
+    prompt = min(_PROMPT, length)
+    seen = {prompt: masks.windows(0, prompt)}
+    if seen[prompt] is None:
         log.info("masks_not_checked", path=str(model.path), reason="they are inputs of the graph")
         return layers
+    if masks.need_cache:
+        length = min(length, max(_MOST_CACHED, 2 * _largest_window(config)))
+    # one token at a time: some graphs take no more beside a cache
+    seen |= {total: masks.windows(total - 1, 1) for total in (length - 1, length) if total > prompt}
+    windows = seen[max(seen)] or []
+    for index, window in enumerate(windows):
+        _check_window(model, index, window, seen)
     return [
         replace(layer, sliding_window=layer.sliding_window or window)
         for layer, window in zip(layers, windows, strict=True)
     ]
+
+
+def _check_window(
+    model: CutModel,
+    index: int,
+    window: int | None,
+    seen: Mapping[int, Sequence[int | None] | None],
+) -> None:
+    """Check that the window of a layer is the same at each length that it was seen at."""
+    for total, windows in seen.items():
+        expected = window if window is not None and window < total else None
+        if windows is None or windows[index] != expected:
+            raise UnsupportedModel(
+                f"the ONNX graph cannot be served: the mask of its "
+                f"{model.parts.attentions[index].node} has a window that changes with the length "
+                f"of a sequence, such as at {total} tokens; the engine's attention has a fixed one"
+            )
 
 
 def _largest_window(config: FileConfig) -> int:
