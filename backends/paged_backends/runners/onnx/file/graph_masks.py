@@ -39,6 +39,8 @@ _PROMPT = 32
 _MOST_TOKENS = 65_536
 _MOST_CACHED = 1024
 """If keys and values of cached tokens are computed with, unless a window is longer."""
+_MOST_ALONE = 512
+"""Of a prompt, for graphs that take no cached tokens, unless a window is longer."""
 _HIDDEN = -9_999.0
 """Of a mask, from there on down; exporters write -10000 or less."""
 
@@ -62,8 +64,13 @@ def masked_layers(
         return layers
     if masks.need_cache:
         length = min(length, max(_MOST_CACHED, 2 * _largest_window(config)))
-    # one token at a time: some graphs take no more beside a cache
-    seen |= {total: masks.windows(total - 1, 1) for total in (length - 1, length) if total > prompt}
+    try:  # one token at a time: some graphs take no more beside a cache
+        for total in (length - 1, length):
+            if total > prompt:
+                seen[total] = masks.windows(total - 1, 1)
+    except _NotComputed:  # some graphs take a prompt alone
+        length = min(length, max(_MOST_ALONE, 2 * _largest_window(config)))
+        seen[length] = masks.windows(0, length)
     windows = seen[max(seen)] or []
     for index, window in enumerate(windows):
         _check_window(model, index, window, seen)
@@ -101,6 +108,10 @@ class _Part:
 
     model: ModelProto
     inputs: frozenset[str]
+
+
+class _NotComputed(UnsupportedModel):
+    """ONNX Runtime cannot compute masks for so many tokens."""
 
 
 class _Masks:
@@ -159,7 +170,7 @@ class _Masks:
             session = onnxruntime.InferenceSession(content, options, providers=ON_CPU)
             values = session.run(names, given)
         except ORT_ERRORS as error:
-            raise UnsupportedModel(
+            raise _NotComputed(
                 "the ONNX graph cannot be served: the masks of its attentions cannot be computed "
                 f"for {cached} cached tokens and {new} new ones: "
                 f"{' '.join(str(error).split())[:300]}"
