@@ -127,7 +127,13 @@ class Decoder:
         self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
 
 
-_OTHERS = ("MultiHeadAttention", "PagedAttention", "DynamicQuantizeMatMul", "Attention")
+_OTHERS = (
+    "MultiHeadAttention",
+    "PagedAttention",
+    "DynamicQuantizeMatMul",
+    "Attention",
+    "QuickGelu",
+)
 
 
 class Grouped(Decoder):
@@ -205,7 +211,10 @@ class MultiHead(Decoder):
 
 
 class Written(Decoder):
-    """Attention written out, with a bias by distance (``slope``), or a mask from ``outside``."""
+    """Attention written out: a bias by distance (``slope``), ``windows``, a ``hole``, masks by
+    ``chunk``, a mask from ``outside``, a scale from a shape (``shaped``), values in float16
+    (``half``).
+    """
 
     kv_heads = HEADS
 
@@ -229,18 +238,39 @@ class Written(Decoder):
             self.node("Concat", f"past.{layer}.{part}", new, axis=2)
             for part, new in zip(("key", "value"), rows[1:], strict=True)
         )
-        scores = self.node("MatMul", rows[0], self.node("Transpose", key, perm=[0, 1, 3, 2]))
+        query, key = rows[0], self.node("Transpose", key, perm=[0, 1, 3, 2])
+        if self.attributes.get("shaped"):
+            query = self.node("QuickGelu", query, alpha=1.0)
+            factor = self._factor(layer, query)
+            query, key = self.node("Mul", query, factor), self.node("Mul", key, factor)
+        scores = self.node("MatMul", query, key)
         scores = self.node("Div", scores, self._number(f"scale.{layer}", 4.0))
         if cap := self.attributes.get("cap"):
             scores = self.node("Mul", scores, self._number(f"inverse.{layer}", 1 / cap))
             scores = self.node("Mul", self._number(f"cap.{layer}", cap), self.node("Tanh", scores))
-        scores = self.node("Add", scores, self._mask())
+        scores = self.node("Add", scores, self._mask(layer))
         probabilities = self.node("Softmax", scores, axis=-1)
+        if half := self.attributes.get("half"):
+            probabilities, value = (
+                self.node("Cast", one, to=TensorProto.FLOAT16) for one in (probabilities, value)
+            )
         context = self.node("MatMul", probabilities, value)
         context = self.node("Transpose", context, perm=[0, 2, 1, 3])
+        if half:
+            self._weights.append(numpy_helper.from_array(np.float16([2]), f"half.{layer}"))
+            context = self.node("Mul", context, f"half.{layer}")
+            context = self.node("Cast", context, to=TensorProto.FLOAT)
         return str(self.node("Reshape", context, self._constant(f"flat.{layer}", [1, -1, HIDDEN])))
 
-    def _mask(self) -> str:
+    def _factor(self, layer: int, query: str) -> str:
+        """What queries and keys are multiplied by, from the width in the shape of a query."""
+        names = [self._constant(f"{name}.{layer}", [end]) for name, end in (("a", -1), ("z", 99))]
+        width = self.node("Slice", self.node("Shape", query), *names)
+        root = self.node("Sqrt", self.node("Cast", width, to=TensorProto.FLOAT))
+        inverse = self.node("Div", self._number(f"unit.{layer}", 1.0), root)
+        return str(self.node("Sqrt", inverse))
+
+    def _mask(self, layer: int) -> str:
         """What is added to scores [1, H, T, L]: a table from outside, or computed from lengths."""
         if self.attributes.get("outside"):
             if all(value.name != "mask_table" for value in self.inputs):
@@ -251,9 +281,20 @@ class Written(Decoder):
         keys = self.node("Range", zero, total, "one")
         distance = self.node("Sub", keys, queries)  # [T, L], above zero: in the future
         number = len(self._nodes)
+        hidden = self.node("Greater", distance, "zero")
+        if window := self.attributes.get("windows", (None, None))[layer]:
+            edge = self._constant(f"window.{number}", [1 - window])
+            hidden = self.node("Or", hidden, self.node("Less", distance, edge))
+        if chunk := self.attributes.get("chunk"):
+            edge = self._constant(f"chunk.{number}", [chunk])
+            parts = [self.node("Div", places, edge) for places in (keys, queries)]
+            hidden = self.node("Or", hidden, self.node("Less", *parts))
+        if hole := self.attributes.get("hole"):
+            edge = self._constant(f"hole.{number}", [-hole])
+            hidden = self.node("Or", hidden, self.node("Equal", distance, edge))
         masked = self.node(
             "Where",
-            self.node("Greater", distance, "zero"),
+            hidden,
             self._number(f"masked.{number}", -1e9),
             self._number(f"open.{number}", 0.0),
         )

@@ -84,10 +84,47 @@ def test_attention_that_is_written_out(attributes: dict[str, Any], tmp_path: Pat
     check(Written(**attributes), tmp_path)
 
 
-def test_a_mask_that_is_more_than_causal_is_found(tmp_path: Path) -> None:
-    """A bias by distance looks like any other mask; the logits of the whole graph tell."""
-    Written(slope=0.5).save(tmp_path)
-    with pytest.raises(UnsupportedModel, match=r"Softmax.* it computes other logits"):
+def test_a_scale_may_come_from_a_shape_behind_an_operator_of_onnx_runtime(tmp_path: Path) -> None:
+    check(Written(shaped=1), tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float16"])
+def test_attention_may_end_in_another_dtype_than_that_of_its_cache(
+    dtype: str, tmp_path: Path
+) -> None:
+    Written(half=1).save(tmp_path)
+    computed = logits(load(tmp_path, dtype=dtype))
+    np.testing.assert_allclose(computed, whole_logits(tmp_path, TOKENS), atol=2e-2)
+
+
+@pytest.mark.parametrize("slope", [0.5, 1e-4])
+def test_a_mask_that_is_more_than_causal_is_found(slope: float, tmp_path: Path) -> None:
+    """A bias by distance changes few tokens if it is small, and looks like any other mask."""
+    Written(slope=slope).save(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"Softmax.* adds .* bias by distance"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("windows", [(None, 3), (5, 40)])
+def test_windows_are_those_of_the_masks(
+    windows: tuple[int | None, int | None], tmp_path: Path
+) -> None:
+    """Also one that no token of the trial is beyond."""
+    check(Written(windows=windows), tmp_path)
+    assert [layer.sliding_window for layer in load(tmp_path).layers] == list(windows)
+
+
+def test_a_mask_with_a_hole_is_refused(tmp_path: Path) -> None:
+    Written(hole=4).save(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"Softmax.* hides other tokens than later ones"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("chunk", [8, 32, 48])
+def test_a_window_that_grows_is_refused(chunk: int, tmp_path: Path) -> None:
+    """As tokens of a chunk attend to those of the chunk only."""
+    Written(chunk=chunk).save(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"Softmax.* (changes with|hides other tokens)"):
         load(tmp_path)
 
 

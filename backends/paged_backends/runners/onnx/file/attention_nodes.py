@@ -12,7 +12,7 @@ from math import isfinite
 from onnx import NodeProto, helper
 
 from paged_backends.runners.onnx.file.cached_rows import cached_rows
-from paged_backends.runners.onnx.file.found_attention import FoundAttention
+from paged_backends.runners.onnx.file.found_attention import FoundAttention, GraphMask
 from paged_backends.runners.onnx.file.model_graph import ModelGraph, described, refusal
 from paged_backends.runners.onnx.file.row_width import row_width
 
@@ -211,7 +211,6 @@ def _take_grouped(
         scale=node.number("scale", 0.0) or None,
         sliding_window=window if window > 0 else None,
         soft_cap=node.number("softcap", 0.0, least=0) or None,
-        inferred=False,
     )
 
 
@@ -242,8 +241,8 @@ def _take_multi_head(
     graph: ModelGraph, proto: NodeProto, index: int, _: str, layout: _Layout
 ) -> FoundAttention:
     node = _Node(proto, layout)
-    masked = node.has("attention_bias")
-    if not masked and not node.flag("unidirectional"):
+    masked, causal = node.has("attention_bias"), node.flag("unidirectional")
+    if not masked and not causal:
         raise refusal(proto, "attends in both directions")
     heads = node.count("num_heads")
     node.check_width(graph, "query", heads)
@@ -268,7 +267,7 @@ def _take_multi_head(
         attended=attended,
         past=past,
         scale=node.number("scale", 0.0) or None,
-        inferred=masked,
+        mask=GraphMask(node.input("attention_bias"), causal=causal) if masked else None,
     )
 
 

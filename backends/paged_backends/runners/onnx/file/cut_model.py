@@ -74,7 +74,7 @@ def _cut(path: Path, graph: ModelGraph, config: FileConfig, dtype: torch.dtype |
     flat = len(graph.inputs[config.tokens].shape.dim) == 1
     is_counted = config.positions not in graph.inputs
     found = _take_attentions(graph, _batched(graph, config.positions, flat=flat))
-    if is_counted and any(one.inferred for one in found):
+    if is_counted and any(one.mask for one in found):
         replace_counted_positions(graph, config.tokens, config.positions)
     own = _dtype_of_cache(graph, found)
     if dtype not in (None, own):

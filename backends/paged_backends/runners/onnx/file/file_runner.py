@@ -20,6 +20,7 @@ from paged_backends.runners.onnx.file.attention_rules import layer_rules
 from paged_backends.runners.onnx.file.cut_model import CutModel, cut_model
 from paged_backends.runners.onnx.file.file_config import FileConfig, read_file_config
 from paged_backends.runners.onnx.file.file_sessions import FileSessions, open_sessions
+from paged_backends.runners.onnx.file.graph_masks import masked_layers
 from paged_backends.runners.onnx.file.product_sizes import model_size
 from paged_backends.runners.onnx.file.trial import check_file, check_rows
 from paged_backends.runners.onnx.segment_chain import AttentionCut, SegmentChain
@@ -71,7 +72,8 @@ class OnnxFileRunner(Runner):
         self._connect(model, sessions, device)
         self._size = model_size(model, self._layers)
         check_rows(self, self._layers)
-        if any(one.inferred for one in model.parts.attentions):
+        if any(one.mask for one in model.parts.attentions):
+            self._layers[:] = masked_layers(model, config, self._layers)
             check_file(self, model, config)
         self._apply_rules(model)
         log.info(

@@ -5,6 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+@dataclass(frozen=True, slots=True)
+class GraphMask:
+    """What a graph adds to scores [1, H, T, L] of T new tokens and all L tokens."""
+
+    value: str
+    """The mask, or the scores that it was added to."""
+    product: str | None = None
+    """The product of query and key, if ``value`` contains it."""
+    causal: bool = False
+    """Later tokens are masked beside it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundAttention:
     """One attention, taken out of a graph: names of values, and how it computes.
@@ -29,5 +41,5 @@ class FoundAttention:
     """``None``: ``head_dim ** -0.5``."""
     sliding_window: int | None = None
     soft_cap: float | None = None
-    inferred: bool
-    """Its mask is a value that the graph computes, taken for a causal one."""
+    mask: GraphMask | None = None
+    """A value of the graph as it is in its file; ``None``: the operator masks by itself."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from paged_backends.runners.onnx.file.shapes import Shape, inferred_shapes
+from paged_backends.runners.onnx.file.shapes import Shape, inferred_shapes, inferred_types
 from paged_core.errors import UnsupportedModel
 
 _SMALL = 64
 """Numbers of a constant that is read; weights are larger and are left where they are."""
+_HEAD_AXES = 4
+"""Of queries: batch, heads, tokens, width."""
 _ADDED = "paged_core"
 """Begins the names of what is added."""
 
@@ -42,6 +44,8 @@ class ModelGraph:
         for node in self.nodes:
             self._note_reader(node)
         self._num_added = 0
+        self.widths: Mapping[str, int] = {}
+        """Last sizes of values [1, H, T, D] that are known otherwise than from shapes."""
         for node in self.nodes:
             if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
                 raise refusal(node, "chooses between graphs or repeats one while it is run")
@@ -95,12 +99,24 @@ class ModelGraph:
     def _last_size(self, node: NodeProto) -> float | None:
         """Return the last size of a shape, if that is what a node chooses and it is known."""
         shape, place = self._made_by.get(node.input[0]), self.constant(node.input[1])
+        order = None
+        if shape is not None and shape.op_type == "Gather":  # of a tensor that is transposed
+            order, shape = self.constant(shape.input[1]), self._made_by.get(shape.input[0])
+            if order is None:
+                return None
         if shape is None or shape.op_type != "Shape" or place is None or place.size != 1:
             return None
         sizes = self._shapes.get(shape.input[0])
-        if not sizes or int(place.reshape(-1)[0]) not in (-1, len(sizes) - 1):
+        last = (len(sizes) if sizes else _HEAD_AXES) - 1
+        keeps = order is None or (order.size == last + 1 and order.reshape(-1)[-1] == last)
+        if not keeps or int(place.reshape(-1)[0]) not in (-1, last):
             return None
-        return sizes[-1]
+        return sizes[-1] if sizes and sizes[-1] else self.widths.get(shape.input[0])
+
+    @cached_property
+    def types(self) -> dict[str, int]:
+        """Element types of the values of the file, where they are known."""
+        return inferred_types(self.model)
 
     @cached_property
     def _shapes(self) -> dict[str, Shape]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 import onnx
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, ValueInfoProto
 
 _SMALL = 64
 """Numbers of a constant that sizes may be computed from."""
@@ -22,21 +22,34 @@ def inferred_shapes(
     Args:
         given: sizes that inputs are to have; ``None``: as the model says.
     """
-    light = _without_weights(model)
-    for value in light.graph.input:
-        axes = value.type.tensor_type.shape.dim
-        for axis, size in zip(axes, (given or {}).get(value.name, ()), strict=False):
-            if size is not None:
-                axis.dim_value = size
-    inferred = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
     return {
         value.name: [
             axis.dim_value if axis.HasField("dim_value") else None
             for axis in value.type.tensor_type.shape.dim
         ]
-        for value in (*inferred.input, *inferred.value_info, *inferred.output)
+        for value in _inferred(model, given or {})
         if value.type.tensor_type.HasField("shape")
     }
+
+
+def inferred_types(model: ModelProto) -> dict[str, int]:
+    """Return the element type of each value for which it is known."""
+    return {
+        value.name: value.type.tensor_type.elem_type
+        for value in _inferred(model, {})
+        if value.type.tensor_type.elem_type
+    }
+
+
+def _inferred(model: ModelProto, given: Mapping[str, Shape]) -> Sequence[ValueInfoProto]:
+    light = _without_weights(model)
+    for value in light.graph.input:
+        axes = value.type.tensor_type.shape.dim
+        for axis, size in zip(axes, given.get(value.name, ()), strict=False):
+            if size is not None:
+                axis.dim_value = size
+    inferred = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
+    return [*inferred.input, *inferred.value_info, *inferred.output]
 
 
 def _without_weights(model: ModelProto) -> ModelProto:

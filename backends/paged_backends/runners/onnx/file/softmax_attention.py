@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from onnx import NodeProto
 
 from paged_backends.runners.onnx.file.cached_rows import cached_rows, multiplication, unscaled
-from paged_backends.runners.onnx.file.found_attention import FoundAttention
+from paged_backends.runners.onnx.file.found_attention import FoundAttention, GraphMask
+from paged_backends.runners.onnx.file.head_widths import head_widths
 from paged_backends.runners.onnx.file.model_graph import ModelGraph, described, refusal
 
 _MAX_NODES = 32
@@ -40,6 +41,7 @@ def take_softmax_attentions(graph: ModelGraph) -> list[FoundAttention]:
         UnsupportedModel: one of them computes something else than attention over a cache.
     """
     found: list[FoundAttention] = []
+    graph.widths = head_widths(graph)
     for softmax in [node for node in graph.nodes if node.op_type == "Softmax"]:
         scores = _scores(graph, softmax.input[0])
         if scores is not None:  # otherwise it is one of a router of experts
@@ -55,13 +57,20 @@ def _take(graph: ModelGraph, index: int, softmax: NodeProto, scores: _Scores) ->
     if key is None or value is None or value.factor != 1:
         raise refusal(
             softmax,
-            "does not attend to keys and values that are appended to a cache; export the model "
-            "with its cache (task text-generation-with-past)",
+            "does not attend to keys and values that are appended to a cache, times constants; "
+            "export the model with its cache (task text-generation-with-past) and without "
+            "optimizations",
         )
-    names = [_by_token(graph, rows) for rows in (query, key.rows, value.rows)]
+    dtype = graph.inputs[key.past].elem_type
+    names = [
+        graph.add("Cast", _by_token(graph, rows), to=dtype)
+        for rows in (query, key.rows, value.rows)
+    ]
     attended = f"attended.{index}"
     # what read the result reads heads first, [1, H, T, D]
-    graph.replace(product.output[0], _by_token(graph, _batched(graph, attended)))
+    result = _by_token(graph, _batched(graph, attended))
+    computed_in = graph.types.get(product.input[1], dtype)
+    graph.replace(product.output[0], graph.add("Cast", result, to=computed_in))
     scored = scores.times(query_factor * key.factor)
     return FoundAttention(
         node=described(softmax),
@@ -73,7 +82,7 @@ def _take(graph: ModelGraph, index: int, softmax: NodeProto, scores: _Scores) ->
         scale=scored.scale,
         # the product's factors lie inside of the cap
         soft_cap=scores.soft_cap,
-        inferred=True,
+        mask=GraphMask(softmax.input[0], scores.product.output[0]),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnxruntime
 import torch
+from onnx import TensorProto
 from torch import Tensor
 
 from paged_backends.runners.onnx.file.cut_model import CutModel
@@ -27,9 +28,15 @@ from paged_core.log import get_logger
 
 log = get_logger()
 
-_NUM_TOKENS = 6
+_NUM_TOKENS = 32
 _DIFFERENCE = 0.05
-"""Of logits, as part of the largest: 8-bit arithmetic stays below it, a wrong mask does not."""
+"""Of logits, as part of the largest: 8-bit arithmetic stays below it."""
+_FLOAT_DIFFERENCE = 1e-3
+"""The same, where all is computed in float32."""
+_FLOAT_TYPES = frozenset(
+    {TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL}
+)
+"""Of weights, if nothing is computed in lower precision."""
 
 
 def check_rows(runner: Runner, layers: Sequence[LayerSpec]) -> None:
@@ -61,24 +68,27 @@ def check_rows(runner: Runner, layers: Sequence[LayerSpec]) -> None:
 def check_file(runner: Runner, model: CutModel, config: FileConfig) -> None:
     """Check the logits of a prompt against those of the whole graph, as it is in the file.
 
-    It shows whether the masks that were left out are those of causal attention.
+    It shows whether attention was understood: its scale, cap and window. The masks themselves are
+    checked beyond the few tokens of this prompt by :mod:`graph_masks`.
 
     Raises:
         UnsupportedModel: they differ.
     """
-    tokens = torch.arange(1, _NUM_TOKENS + 1)
+    count = min(_NUM_TOKENS, runner.max_model_len or _NUM_TOKENS)
+    tokens = 1 + torch.arange(count) % max(runner.vocab_size - 1, 1)
     whole = _logits_of_file(model, config, runner.layers, tokens)
     if whole is None:
         log.info("graph_not_compared", path=str(model.path), reason="it cannot be run as it is")
         return
     device = runner.layers[0].device
-    positions = torch.arange(_NUM_TOKENS, device=device)
+    positions = torch.arange(count, device=device)
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return _causal(runner.layers[layer], query, key, value)
 
     cut = runner.logits(runner.forward(tokens.to(device), positions, attend)).cpu()
-    if not _agree(whole, cut):
+    exact = _computes_in_float(model) and str(device) == "cpu"
+    if not _agree(whole, cut, _FLOAT_DIFFERENCE if exact else _DIFFERENCE):
         apart = float((whole - cut).abs().max())
         raise UnsupportedModel(
             f"the ONNX graph cannot be served: cut at its attentions, of which the first is "
@@ -136,9 +146,14 @@ def _whole_session(
         return None
 
 
-def _agree(one: Tensor, other: Tensor) -> bool:
+def _computes_in_float(model: CutModel) -> bool:
+    types = {weight.data_type for weight in model.graph.weights.values()}
+    return model.dtype == torch.float32 and types <= _FLOAT_TYPES
+
+
+def _agree(one: Tensor, other: Tensor, difference: float = _DIFFERENCE) -> bool:
     largest = float(one.abs().max())
-    return bool(((one - other).abs() <= _DIFFERENCE * largest + 1e-6).all())
+    return bool(((one - other).abs() <= difference * largest + 1e-6).all())
 
 
 def _causal(spec: LayerSpec, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
@@ -152,6 +167,10 @@ def _causal(spec: LayerSpec, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tens
     if spec.soft_cap is not None:
         scores_HTT = spec.soft_cap * torch.tanh(scores_HTT / spec.soft_cap)
     length = len(query_THD)
-    hidden_TT = torch.ones(length, length, dtype=torch.bool, device=query_THD.device).triu(1)
+    places = torch.arange(length, device=query_THD.device)
+    distance_TT = places[:, None] - places
+    hidden_TT = distance_TT < 0
+    if spec.sliding_window is not None:
+        hidden_TT |= distance_TT >= spec.sliding_window
     weights_HTT = scores_HTT.masked_fill(hidden_TT, float("-inf")).softmax(dim=-1)
     return (weights_HTT @ value_HTD).transpose(0, 1).to(query_THD.dtype).contiguous()

@@ -1,0 +1,294 @@
+"""Masks that a graph computes, read as what they are: causal, with a window or without one.
+
+The scores of each attention are set to zero in the graph as it is in its file, so that the argument
+of its softmax is the mask alone. It is computed for a prompt, and for the last
+tokens that the model takes. Sizes are known then, so that no layer is computed for it.
+
+Shapes: H query heads, T new tokens, L all tokens.
+"""
+
+# ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnxruntime import OrtValue
+
+from paged_backends.runners.onnx.file.cut_model import CutModel
+from paged_backends.runners.onnx.file.file_config import FileConfig
+from paged_backends.runners.onnx.file.found_attention import GraphMask
+from paged_backends.runners.onnx.file.model_file import read_model_file
+from paged_backends.runners.onnx.file.model_graph import ModelGraph
+from paged_backends.runners.onnx.file.shapes import Shape, inferred_shapes
+from paged_backends.runners.onnx.providers import ON_CPU
+from paged_backends.runners.onnx.session_errors import ORT_ERRORS
+from paged_core.errors import UnsupportedModel
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.log import get_logger
+
+log = get_logger()
+
+Array = np.ndarray[Any, Any]
+
+_PROMPT = 32
+_MOST_TOKENS = 65_536
+_MOST_CACHED = 1024
+"""If keys and values of cached tokens are computed with, unless a window is longer."""
+_MOST_ALONE = 512
+"""Of a prompt, for graphs that take no cached tokens, unless a window is longer."""
+_HIDDEN = -9_999.0
+"""Of a mask, from there on down; exporters write -10000 or less."""
+
+
+def masked_layers(
+    model: CutModel, config: FileConfig, layers: Sequence[LayerSpec]
+) -> Sequence[LayerSpec]:
+    """Return layers with the windows that the masks of the graph have.
+
+    A mask that is given from outside of the graph is taken for a causal one.
+
+    Raises:
+        UnsupportedModel: a mask is not that of causal attention, or cannot be computed.
+    """
+    masks = _Masks(model, config, layers)
+    length = min(config.max_model_len or _MOST_CACHED, _MOST_TOKENS)
+    prompt = min(_PROMPT, length)
+    seen = {prompt: masks.windows(0, prompt)}
+    if seen[prompt] is None:
+        log.info("masks_not_checked", path=str(model.path), reason="they are inputs of the graph")
+        return layers
+    if masks.need_cache:
+        length = min(length, max(_MOST_CACHED, 2 * _largest_window(config)))
+    try:  # one token at a time: some graphs take no more beside a cache
+        for total in (length - 1, length):
+            if total > prompt:
+                seen[total] = masks.windows(total - 1, 1)
+    except _NotComputed:  # some graphs take a prompt alone
+        length = min(length, max(_MOST_ALONE, 2 * _largest_window(config)))
+        seen[length] = masks.windows(0, length)
+    windows = seen[max(seen)] or []
+    for index, window in enumerate(windows):
+        _check_window(model, index, window, seen)
+    return [
+        replace(layer, sliding_window=layer.sliding_window or window)
+        for layer, window in zip(layers, windows, strict=True)
+    ]
+
+
+def _check_window(
+    model: CutModel,
+    index: int,
+    window: int | None,
+    seen: Mapping[int, Sequence[int | None] | None],
+) -> None:
+    """Check that the window of a layer is the same at each length that it was seen at."""
+    for total, windows in seen.items():
+        expected = window if window is not None and window < total else None
+        if windows is None or windows[index] != expected:
+            raise UnsupportedModel(
+                f"the ONNX graph cannot be served: the mask of its "
+                f"{model.parts.attentions[index].node} has a window that changes with the length "
+                f"of a sequence, such as at {total} tokens; the engine's attention has a fixed one"
+            )
+
+
+def _largest_window(config: FileConfig) -> int:
+    windows = [rules.sliding_window or 0 for rules in config.layers]
+    return max([config.unplaced_window or 0, *windows])
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What computes the masks."""
+
+    model: ModelProto
+    inputs: frozenset[str]
+
+
+class _NotComputed(UnsupportedModel):
+    """ONNX Runtime cannot compute masks for so many tokens."""
+
+
+class _Masks:
+    """The masks of a model, for any numbers of cached and new tokens."""
+
+    def __init__(self, model: CutModel, config: FileConfig, layers: Sequence[LayerSpec]) -> None:
+        self._model, self._config = model, config
+        self._graph = ModelGraph(read_model_file(model.path))  # that of the model was cut
+        self._masks = [one.mask for one in model.parts.attentions if one.mask is not None]
+        self._caches = {
+            name: (1, layer.num_kv_heads, layer.head_dim)
+            for one, layer in zip(model.parts.attentions, layers, strict=True)
+            for name in one.past
+        }
+        self.need_cache = False
+        """Whether keys and values of cached tokens are computed with."""
+
+    def windows(self, cached: int, new: int) -> list[int | None] | None:
+        """Return the window of each layer; ``None``: masks are inputs of the graph."""
+        computed = self._computed(cached, new)
+        if computed is None:
+            return None
+        windows: list[int | None] = []
+        for one in self._model.parts.attentions:
+            if one.mask is None:
+                windows.append(None)
+                continue
+            values = computed[one.mask.value]
+            mask_HTL = np.broadcast_to(values, (*values.shape[:-2], new, cached + new))
+            try:
+                window = _window(mask_HTL.reshape(-1, new, cached + new), causal=one.mask.causal)
+            except ValueError as error:
+                raise UnsupportedModel(
+                    f"the ONNX graph cannot be served: what its {one.node} is given as a mask "
+                    f"{error}; the engine's attention is causal, with a window or without one"
+                ) from error
+            windows.append(window)
+        return windows
+
+    def _computed(self, cached: int, new: int) -> Mapping[str, Array] | None:
+        """Return masks [.., T, L] by their names; ``None``: they are inputs of the graph."""
+        sizes = self._sizes(cached, new)
+        part = self._part(sizes)
+        if part.inputs - sizes.keys():
+            return None
+        self.need_cache = bool(part.inputs & self._caches.keys())
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = 1
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        copies: list[OrtValue] = []
+        names = list(dict.fromkeys(mask.value for mask in self._masks))
+        given = {name: self._input(name, sizes[name], cached) for name in part.inputs}
+        try:
+            content = self._model.weights.serialize(part.model, options, copies)
+            session = onnxruntime.InferenceSession(content, options, providers=ON_CPU)
+            values = session.run(names, given)
+        except ORT_ERRORS as error:
+            raise _NotComputed(
+                "the ONNX graph cannot be served: the masks of its attentions cannot be computed "
+                f"for {cached} cached tokens and {new} new ones: "
+                f"{' '.join(str(error).split())[:300]}"
+            ) from error
+        return dict(zip(names, values, strict=True))
+
+    def _sizes(self, cached: int, new: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all inputs that are known."""
+        sizes: dict[str, tuple[int, ...]] = {}
+        for name, kind in self._graph.inputs.items():
+            if name in (self._config.tokens, self._config.positions):
+                sizes[name] = (1, new)[-len(kind.shape.dim) :]
+            elif name in self._caches:
+                batch, heads, width = self._caches[name]
+                sizes[name] = (batch, heads, cached, width)
+            elif "mask" in name and len(kind.shape.dim) == 2:
+                sizes[name] = (1, cached + new)
+        return sizes
+
+    def _input(self, name: str, size: tuple[int, ...], cached: int) -> Array:
+        dtype = helper.tensor_dtype_to_np_dtype(self._graph.inputs[name].elem_type)
+        if name == self._config.positions:
+            return np.arange(cached, cached + size[-1], dtype=dtype).reshape(size)
+        return np.ones(size, dtype) if "mask" in name else np.zeros(size, dtype)
+
+    # ------------------------------------------------------------------ the graph of the masks
+
+    def _part(self, sizes: Mapping[str, Shape]) -> _Part:
+        """Return the graph of the masks alone, with known sizes as constants."""
+        graph = self._graph
+        made = self._constants(sizes)
+        needed, inputs = set(), set()
+        open_names = [mask.value for mask in self._masks]
+        nodes: dict[str, NodeProto] = {}
+        while open_names:
+            name = open_names.pop()
+            if name in needed:
+                continue
+            needed.add(name)
+            node = made.get(name) or graph.made_by(name)
+            if node is not None:
+                nodes[_place(node)] = node
+                open_names.extend(value for value in node.input if value)
+            elif name in graph.inputs:
+                inputs.add(name)
+        replaced = {_place(node): node for node in made.values()}
+        ordered = [
+            replaced.get(_place(node), node) for node in graph.nodes if _place(node) in nodes
+        ]
+        part = helper.make_graph(
+            ordered,
+            "masks",
+            [value for value in graph.model.graph.input if value.name in inputs],
+            [ValueInfoProto(name=name) for name in dict.fromkeys(one.value for one in self._masks)],
+            [graph.weights[name] for name in needed if name in graph.weights],
+        )
+        model = helper.make_model(
+            part, opset_imports=graph.model.opset_import, ir_version=graph.model.ir_version
+        )
+        model.functions.extend(graph.model.functions)
+        return _Part(model, frozenset(inputs))
+
+    def _constants(self, sizes: Mapping[str, Shape]) -> dict[str, NodeProto]:
+        """Return what takes the place of products of queries and keys, and of known shapes."""
+        made = {}
+        for mask in self._masks:
+            if mask.product is not None:
+                made[mask.product] = _constant(mask.product, self._zero(mask))
+        shapes = inferred_shapes(self._graph.model, sizes)
+        for node in self._graph.nodes:
+            shape = shapes.get(node.input[0]) if node.op_type == "Shape" else None
+            if shape is not None and None not in shape and not node.attribute:
+                made[node.output[0]] = _constant(node.output[0], np.array(shape, np.int64))
+        return made
+
+    def _zero(self, mask: GraphMask) -> Array:
+        """Return a product [1, 1, 1, 1] of queries and keys."""
+        assert mask.product is not None
+        kind = self._graph.types.get(mask.product, TensorProto.FLOAT)
+        return np.zeros((1, 1, 1, 1), helper.tensor_dtype_to_np_dtype(kind))
+
+
+def _place(node: NodeProto) -> str:
+    return next(str(name) for name in node.output if name)
+
+
+def _constant(name: str, value: Array) -> NodeProto:
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
+
+
+# ---------------------------------------------------------------------- what a mask says
+
+
+def _window(mask_HTL: Array, *, causal: bool) -> int | None:
+    """Return the window of a mask of the last T of L tokens; ``None``: there is none up to L.
+
+    Args:
+        causal: later tokens are masked beside it.
+
+    Raises:
+        ValueError: it is none of causal attention; the message says what it does.
+    """
+    _, new, total = mask_HTL.shape
+    mask_HTL = mask_HTL.astype(np.float32)
+    places, own = np.arange(total), np.arange(total - new, total)[:, None]
+    if causal:
+        mask_HTL = np.where(places > own, -np.inf, mask_HTL)
+    peak_HT1 = mask_HTL.max(axis=-1, keepdims=True)
+    if not np.isfinite(peak_HT1).all():
+        raise ValueError("hides all tokens from one, or holds no numbers")
+    open_HTL = mask_HTL == peak_HT1  # a number that is added to all scores of a token is none
+    odd = ~open_HTL & ~(mask_HTL - peak_HT1 <= _HIDDEN)
+    if odd.any():
+        added = float((mask_HTL - peak_HT1)[odd][0])
+        raise ValueError(f"adds {added:.3g} to a score, such as a bias by distance")
+    counts_HT = open_HTL.sum(axis=-1)
+    window = int(counts_HT.max())
+    expected_TL = (places <= own) & (places > own - window)
+    if not (open_HTL == expected_TL).all():
+        raise ValueError("hides other tokens than later ones and those before a window")
+    return window if window < total else None
