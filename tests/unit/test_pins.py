@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -107,6 +108,10 @@ class TestEnding:
         engine.step()
         assert (pin.state, pin.end_reason) == (PinState.ENDED, "its time was up")
         check_nothing_leaked(engine)
+
+    def test_a_narrow_type_of_number_does_not_narrow_the_clock(self) -> None:
+        engine = build_memory_engine(clock=lambda: 70_000.0)
+        assert engine.pin(PREFIX, ttl=np.float16(0.5)).expires_at == 70_000.5
 
     def test_time_may_be_up_before_it_is_computed(self) -> None:
         engine = build_memory_engine(

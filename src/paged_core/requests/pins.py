@@ -71,8 +71,12 @@ class Pins:
                 "a prefix can only be pinned where prefixes are cached; choose block_allocator="
                 "hash_cached or another one that caches"
             )
-        if ttl is not None and finite("ttl", ttl) <= 0:
-            raise RequestError(f"ttl must be positive seconds, not {ttl}")
+        expires_at = None
+        if ttl is not None:
+            seconds = finite("ttl", ttl)
+            if seconds <= 0:
+                raise RequestError(f"ttl must be positive seconds, not {ttl}")
+            expires_at = now + seconds
         num_blocks = num_tokens // kv.block_size
         if not num_blocks:
             raise RequestError(
@@ -87,7 +91,7 @@ class Pins:
                 "for a request of max_model_len; release another pin, raise num_blocks or lower "
                 "max_model_len"
             )
-        pin = Pin(f"pin-{next(self._numbers)}", num_blocks, None if ttl is None else now + ttl)
+        pin = Pin(f"pin-{next(self._numbers)}", num_blocks, expires_at)
         self._pins[pin.id] = pin
         kv.num_pinned += num_blocks
         return pin

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,32 +11,25 @@ from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.choose_ops import choose_ops
 from paged_backends.runners.native.compiled_layer import compile_layers
-from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.decoder import Decoder
+from paged_backends.runners.native.described_runner import DescribedRunner
 from paged_backends.runners.native.fused_layers import fuse
 from paged_backends.runners.native.names import weight_names
-from paged_backends.runners.native.source import ModelSource, model_size
+from paged_backends.runners.native.source import ModelSource
 from paged_backends.runners.settings import NativeSettings
 from paged_core.errors import SettingsError
-from paged_core.interfaces.layer import LayerSpec
-from paged_core.interfaces.model_size import ModelSize
-from paged_core.interfaces.runner import Runner, RunnerParts
-from paged_core.log import get_logger
+from paged_core.interfaces.runner import RunnerParts
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
 
-log = get_logger()
 
-
-class NativeRunner(Runner):
+class NativeRunner(DescribedRunner):
     """Runs a model of a folder or a GGUF file, without importing transformers."""
 
     def __init__(self, options: NativeSettings, parts: RunnerParts) -> None:
+        super().__init__(parts)
         self._options = options
-        self._settings = parts.settings
-        self._layers: list[LayerSpec] = []
-        self._config: DecoderConfig
         self._decoder: Decoder
         self._kernels: Kernels | None = None
 
@@ -46,11 +38,11 @@ class NativeRunner(Runner):
         settings = self._settings
         source = ModelSource.open(settings, self._options.weights, reads_gguf=True)
         source.check_memory(source.dtype.itemsize)
-        self._config = config = source.config
+        self._describe(source)
         ops = choose_ops(self._options, source.dtype, source.device)
         try:
             self._decoder = Assembly(
-                config,
+                source.config,
                 weight_names(source.checkpoint),
                 source.weights,
                 ops=ops,
@@ -65,51 +57,15 @@ class NativeRunner(Runner):
             ) from error
         self._kernels = ops.kernels
         if ops.kernels is not None:
-            self._decoder.fused = fuse(config, self._decoder.layers, ops.kernels)
+            self._decoder.fused = fuse(source.config, self._decoder.layers, ops.kernels)
         if self._options.compile:
             self._decoder.run = compile_layers(self._decoder.layers, source.device)
-        self._layers = source.layers(settings)
-        log.info(
-            "model_loaded",
-            model=settings.model,
-            architecture=source.checkpoint.model_type,
-            layers=len(self._layers),
-            dtype=self._layers[0].dtype,
-            device=str(source.device),
-        )
-
-    # ------------------------------------------------------------------ properties
-
-    @property
-    def layers(self) -> Sequence[LayerSpec]:
-        """The attention layers, in order."""
-        return self._layers
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the embedding."""
-        return self._config.vocab_size
-
-    @property
-    def max_model_len(self) -> int | None:
-        """Positions according to the configuration."""
-        return self._config.max_model_len
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """From the checkpoint's generation settings, or else its configuration."""
-        return self._config.eos_token_ids
+        self._log_loaded(source)
 
     @property
     def kernels(self) -> Kernels | None:
         """The kernels for this CPU, if they are used."""
         return self._kernels
-
-    def model_size(self) -> ModelSize:
-        """Count the weights of all linear layers."""
-        return model_size(self._config, self._layers)
-
-    # ------------------------------------------------------------------ running
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, /) -> Tensor:
         """Return the output of the last layer, [T, hidden]."""

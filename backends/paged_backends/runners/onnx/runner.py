@@ -16,12 +16,13 @@ from torch import Tensor
 
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.assembly import Assembly
-from paged_backends.runners.native.config import DecoderConfig, Rope
+from paged_backends.runners.native.config import Rope
 from paged_backends.runners.native.decoder import Embedding, Head, Layer
+from paged_backends.runners.native.described_runner import DescribedRunner
 from paged_backends.runners.native.names import weight_names
 from paged_backends.runners.native.ops import TorchOps, rounded, soft_cap
 from paged_backends.runners.native.rope import Rotary, frequencies
-from paged_backends.runners.native.source import ModelSource, model_size
+from paged_backends.runners.native.source import ModelSource
 from paged_backends.runners.onnx.linear_nodes import FloatLinearNodes, LinearNodes
 from paged_backends.runners.onnx.packed_weights import packs_codes
 from paged_backends.runners.onnx.quantized_linears import QuantizedLinears
@@ -33,18 +34,13 @@ from paged_backends.runners.onnx.segments import Crossing, Segments
 from paged_backends.runners.onnx.session import Session
 from paged_backends.runners.onnx.session_maker import SessionMaker
 from paged_backends.runners.settings import OnnxRuntimeSettings
-from paged_core.interfaces.layer import LayerSpec
-from paged_core.interfaces.model_size import ModelSize
-from paged_core.interfaces.runner import Runner, RunnerParts
-from paged_core.log import get_logger
+from paged_core.interfaces.runner import RunnerParts
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
 
-log = get_logger()
 
-
-class OnnxRuntimeRunner(Runner):
+class OnnxRuntimeRunner(DescribedRunner):
     """Runs what runner ``native`` runs, with ONNX Runtime; nothing is exported, and no file made.
 
     On a CPU it computes in float32, because ONNX Runtime has next to no arithmetic in 16 bits
@@ -52,10 +48,8 @@ class OnnxRuntimeRunner(Runner):
     """
 
     def __init__(self, options: OnnxRuntimeSettings, parts: RunnerParts) -> None:
+        super().__init__(parts)
         self._options = options
-        self._settings = parts.settings
-        self._layers: list[LayerSpec] = []
-        self._config: DecoderConfig
         self._embedding: Embedding
         self._frequencies: dict[Rope, Tensor]
         self._maker: SessionMaker
@@ -63,9 +57,9 @@ class OnnxRuntimeRunner(Runner):
 
     def load(self) -> None:
         """Read the configuration, then the weights; see the interface for what it raises."""
-        settings = self._settings
-        source = ModelSource.open(settings, self._options.weights)
-        self._config = config = source.config
+        source = ModelSource.open(self._settings, self._options.weights)
+        config = source.config
+        self._describe(source)
         on_cpu = source.device.type == "cpu"
         self._compute = torch.float32 if on_cpu else source.dtype
         source.check_memory(self._compute.itemsize)
@@ -74,16 +68,8 @@ class OnnxRuntimeRunner(Runner):
         self._frequencies = {
             rope: frequencies(rope, config.head_dim).to(source.device) for rope in ropes
         }
-        self._layers = source.layers(settings)
         self._build(source, ropes)
-        log.info(
-            "model_loaded",
-            model=settings.model,
-            architecture=source.checkpoint.model_type,
-            layers=len(self._layers),
-            dtype=self._layers[0].dtype,
-            device=str(source.device),
-        )
+        self._log_loaded(source)
 
     def _build(self, source: ModelSource, ropes: Sequence[Rope]) -> None:
         """Make the sessions, one after the other: weights of two layers are in memory at a time."""
@@ -167,32 +153,6 @@ class OnnxRuntimeRunner(Runner):
             positions_PE=None if positions is None else positions.to(device, self._compute),
             project=project,
         )
-
-    # ------------------------------------------------------------------ properties
-
-    @property
-    def layers(self) -> Sequence[LayerSpec]:
-        """The attention layers, in order."""
-        return self._layers
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the embedding."""
-        return self._config.vocab_size
-
-    @property
-    def max_model_len(self) -> int | None:
-        """Positions according to the configuration."""
-        return self._config.max_model_len
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """From the checkpoint's generation settings, or else its configuration."""
-        return self._config.eos_token_ids
-
-    def model_size(self) -> ModelSize:
-        """Count the weights of all linear layers."""
-        return model_size(self._config, self._layers)
 
     # ------------------------------------------------------------------ running
 

@@ -9,7 +9,7 @@ The format of messages: https://protobuf.dev/programming-guides/encoding/
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -45,38 +45,40 @@ def without_weights(content: memoryview, name: str) -> bytes:
     Raises:
         DecodeError: it is no message.
     """
-    parts = []
-    for field in _fields(content, 0, len(content)):
-        if field.number == _GRAPH and field.delimited:
-            parts.append(_message(_GRAPH, _graph(content, field, name)))
-        else:
-            parts.append(bytes(content[field.begin : field.end]))
-    return b"".join(parts)
 
+    def graph(field: _Field) -> bytes | None:
+        if field.number != _GRAPH or not field.delimited:
+            return None
+        return _message(_GRAPH, _rewritten(content, field.content, field.end, weight))
 
-def _graph(content: memoryview, graph: _Field, name: str) -> bytes:
-    parts = []
-    for field in _fields(content, graph.content, graph.end):
-        if field.number == _INITIALIZER and field.end - field.begin >= _LEAST_BYTES:
-            parts.append(_message(_INITIALIZER, _weight(content, field, name)))
-        else:
-            parts.append(bytes(content[field.begin : field.end]))
-    return b"".join(parts)
+    def weight(field: _Field) -> bytes | None:
+        if field.number != _INITIALIZER or field.end - field.begin < _LEAST_BYTES:
+            return None
+        return _message(_INITIALIZER, _rewritten(content, field.content, field.end, numbers))
 
-
-def _weight(content: memoryview, weight: _Field, name: str) -> bytes:
-    """Return a weight without its numbers, and where these are. Fields that follow are merged."""
-    parts = []
-    for field in _fields(content, weight.content, weight.end):
+    def numbers(field: _Field) -> bytes | None:
+        """Where they are; in a message, fields that follow are merged."""
         size = field.end - field.content
         if field.number != _RAW_DATA or not field.delimited or size < _LEAST_BYTES:
-            parts.append(bytes(content[field.begin : field.end]))
-            continue
+            return None
         place = TensorProto(data_location=TensorProto.EXTERNAL)
         entries = {"location": name, "offset": str(field.content), "length": str(size)}
         for key, value in entries.items():
             place.external_data.add(key=key, value=value)
-        parts.append(place.SerializeToString())
+        serialized: bytes = place.SerializeToString()
+        return serialized
+
+    return _rewritten(content, 0, len(content), graph)
+
+
+def _rewritten(
+    content: memoryview, begin: int, end: int, replaced: Callable[[_Field], bytes | None]
+) -> bytes:
+    """Return a message, each of its fields as ``replaced`` returns it; ``None``: as it is."""
+    parts = []
+    for field in _fields(content, begin, end):
+        other = replaced(field)
+        parts.append(bytes(content[field.begin : field.end]) if other is None else other)
     return b"".join(parts)
 
 
