@@ -22,7 +22,9 @@ def shape_of(rows: Rows) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
-    """Codes and scales of one matrix.
+    """Codes and scales of one matrix, and offsets where its format has them.
+
+    A weight is ``(code - middle) * scale + offset``, with scale and offset of its group.
 
     Shapes: O outputs, I inputs, G groups of a row, Y bytes of a group.
     """
@@ -33,6 +35,8 @@ class QuantizedMatrix:
     """uint8."""
     scales_OG: Tensor
     """float32."""
+    offsets_OG: Tensor | None = None
+    """float32; ``None``: all are 0."""
 
     def dequantized(self) -> Tensor:
         """Return the matrix [O, I] float32 that the codes stand for."""
@@ -40,6 +44,8 @@ class QuantizedMatrix:
         if self.weight_format.bits == 4:
             codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(2)
         values = (codes.float() - self.weight_format.middle) * self.scales_OG[..., None]
+        if self.offsets_OG is not None:
+            values += self.offsets_OG[..., None]
         return values.flatten(1)[:, : self.shape[1]]
 
 

@@ -11,14 +11,15 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """Groupwise symmetric quantisation of the weights of a linear layer.
+    """Groupwise quantisation of the weights of a linear layer.
 
     A row, the weights of one output, is divided into groups of ``group_size`` inputs; the last one
-    is filled with zeros. A weight is ``(code - middle) * scale`` of its group.
+    is filled with zeros. A weight is ``(code - middle) * scale`` of its group, plus an offset where
+    a matrix has them.
     """
 
     bits: Literal[4, 8]
-    group_size: Literal[32, 64, 128]
+    group_size: Literal[16, 32, 64, 128]
 
     @property
     def name(self) -> str:
