@@ -14,8 +14,10 @@ extern template void multiply_gated(const Team&, const GatedProduct<bf16>&, cons
 #endif
 extern template size_t attention_bytes<float>(const AttentionCall&);
 extern template size_t attention_bytes<bf16>(const AttentionCall&);
-extern template void attend(const Team&, const Attention<float>&, const AttentionCall&, char*);
-extern template void attend(const Team&, const Attention<bf16>&, const AttentionCall&, char*);
+extern template void attend(const Team&, const Attention<float, float>&, const AttentionCall&, char*);
+extern template void attend(const Team&, const Attention<float, CacheCode>&, const AttentionCall&, char*);
+extern template void attend(const Team&, const Attention<bf16, bf16>&, const AttentionCall&, char*);
+extern template void attend(const Team&, const Attention<bf16, CacheCode>&, const AttentionCall&, char*);
 
 // A packed weight; `structs.py` has the same for this and what follows.
 struct Matrix {
@@ -122,19 +124,11 @@ struct Step {
     }
   }
 
-  void layer(const DecoderLayer& l) const {
+  // Turns the fused queries and keys, writes the batch into the cache `a`, and attends.
+  template <typename C>
+  void attend_batch(const DecoderLayer& l, Attention<T, C>& a) const {
     const AttentionCall& ac = *l.attention;
     int64_t begin, end, rows = call.rows, queries = ac.heads * ac.dim, keys = ac.kv_heads * ac.dim;
-    normalise_hidden(l.attention_norm);
-    team.wait();
-    multiply(team,
-             Product<T>{buffers.normed, buffers.normed_stride, (const T*)l.query_key_value.packed,
-                        l.query_key_value.bias, nullptr, buffers.fused, buffers.fused_stride, rows,
-                        l.query_key_value.width, l.query_key_value.columns},
-             scratch);
-    team.wait();
-
-    Attention<T> a = view<T>(ac);
     a.query = buffers.fused;
     a.key = buffers.fused + queries;
     a.value = buffers.fused + queries + keys;
@@ -154,6 +148,21 @@ struct Step {
     }
     team.wait();
     attend(team, a, ac, memory);
+  }
+
+  void layer(const DecoderLayer& l) const {
+    const AttentionCall& ac = *l.attention;
+    int64_t rows = call.rows;
+    normalise_hidden(l.attention_norm);
+    team.wait();
+    multiply(team,
+             Product<T>{buffers.normed, buffers.normed_stride, (const T*)l.query_key_value.packed,
+                        l.query_key_value.bias, nullptr, buffers.fused, buffers.fused_stride, rows,
+                        l.query_key_value.width, l.query_key_value.columns},
+             scratch);
+    team.wait();
+
+    with_view<T>(ac, [&](auto a) { attend_batch(l, a); });
     team.wait();
     add(buffers.attended, buffers.attended_stride, l.output, l.attention_output_norm);
     team.wait();
