@@ -1,8 +1,8 @@
 """Component ``cpu``: attention over the paged cache by our own kernels, which also write the cache.
 
 A cache is ``[blocks, 2, kv_heads, block_size, head_dim]``: all keys of a block, then its values. A
-block is contiguous, and so are the keys of a head within it. With ``kv_cache_dtype: int8`` a row, the
-key or value of one token and head, is ``head_dim`` codes of a byte and their scale in bfloat16, so that
+block is contiguous, and so are the keys of a head within it. With ``kv_cache_dtype: int8`` a row,
+the key or value of one token and head, is ``head_dim`` codes of a byte and their scale in bfloat16:
 blocks are copied and swapped with their scales.
 
 A sequence that decodes one token is read key by key, all heads of a group at once; chunks of
