@@ -41,6 +41,13 @@ INLINE vf load_some(const CacheCode* place, int count) {
   return load(all);
 }
 
+// Fetches the cache line at `place`, a chunk before it is read. A core waits for fewer lines on their way
+// to its nearest cache than to the next, and codes are read faster than those come.
+template <typename C>
+INLINE void fetch_ahead(const C* place) {
+  __builtin_prefetch(place, 0, IS_CODE<C> ? 2 : 3);
+}
+
 INLINE float scale_of(const CacheCode* row, int64_t dim) {
   bf16 scale;
   memcpy(&scale, row + dim, sizeof scale);

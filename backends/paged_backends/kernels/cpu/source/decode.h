@@ -52,7 +52,7 @@ INLINE void score_keys(const QueryFor<C>* query, int64_t query_width, const C* c
     float scales[WIDTH];
     for (int t = 0; t < WIDTH; t++) {
       const C* key = keys[first + t];
-      for (int64_t i = 0; i < dim; i += 64 / int64_t(sizeof(C))) prefetch(key + value_offset + i);
+      for (int64_t i = 0; i < dim; i += 64 / int64_t(sizeof(C))) fetch_ahead(key + value_offset + i);
       if constexpr (IS_CODE<C>) scales[t] = scale_of(key, dim);
       vf sums[HEADS];
 #pragma GCC unroll 4
@@ -131,8 +131,8 @@ INLINE void add_values(float* weights, const C* const* keys, int count, int64_t 
         if (t < next_count) {
 #pragma GCC unroll 2
           for (int b = 0; b < BLOCKS; b++) {
-            prefetch(next[t] + i + 32 * b);
-            prefetch(next[t + 1] + i + 32 * b);
+            fetch_ahead(next[t] + i + 32 * b);
+            fetch_ahead(next[t + 1] + i + 32 * b);
           }
         }
 #pragma GCC unroll 2
@@ -170,7 +170,7 @@ INLINE void add_values(float* weights, const C* const* keys, int count, int64_t 
       for (int v = 0; v < VECTORS_AT_ONCE; v++) sums[h][v] = load(all_sums + h * width + i + v * WIDTH);
     for (int t = 0; t < count; t++) {
       const C* value = keys[t] + value_offset + i;
-      if (t < next_count) prefetch(next[t] + i);
+      if (t < next_count) fetch_ahead(next[t] + i);
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS_AT_ONCE; v++) {
         vf x = load_upto(value + v * WIDTH, is_whole(DIM) ? WIDTH : dim - i);
