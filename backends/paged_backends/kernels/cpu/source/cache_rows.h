@@ -54,9 +54,29 @@ INLINE float scale_of(const CacheCode* row, int64_t dim) {
   return to_float(scale);
 }
 
+// The whole numbers next to those of magnitudes below 2^22.
+INLINE vi whole(vf numbers) {
+  const vf shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  return (vi)(numbers + shift) - (vi)shift;
+}
+
+// The greatest magnitude, or NaN if a number is not finite.
+template <typename T>
+INLINE float greatest_of(const T* numbers, int64_t count) {
+  vf highest = splat(0.0f), difference = splat(0.0f);
+  for (int64_t i = 0; i < count; i += WIDTH) {
+    vf some = load_upto(numbers + i, count - i);
+    highest = largest(highest, largest(some, -some));
+    difference = difference + (some - some);  // NaN, unless all are finite
+  }
+  return largest_of(highest) + sum_of(difference);
+}
+
 // The scale of a row whose greatest magnitude this is: a 127th, rounded up.
 INLINE bf16 scale_for(float greatest) {
-  float least = std::max(greatest / 127.0f, 1.17549435e-38f);  // its inverse is finite
+  float least = greatest / 127.0f;
+  if (least != least) return {0x7fc0};
+  least = std::max(least, 1.17549435e-38f);  // its inverse is finite
   uint32_t bits;
   memcpy(&bits, &least, 4);
   return {uint16_t((bits + 0xffff) >> 16)};
@@ -68,19 +88,10 @@ INLINE void write_row(T* place, const T* row, int64_t dim) {
 }
 template <typename T>
 INLINE void write_row(CacheCode* place, const T* row, int64_t dim) {
-  const vf shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-  vf highest = splat(0.0f), difference = splat(0.0f);
+  bf16 scale = scale_for(greatest_of(row, dim));
+  vf inverse = splat(1.0f / to_float(scale));
   for (int64_t i = 0; i < dim; i += WIDTH) {
-    vf numbers = load_upto(row + i, dim - i);
-    highest = largest(highest, largest(numbers, -numbers));
-    difference = difference + (numbers - numbers);  // NaN, unless all are finite
-  }
-  bool finite = sum_of(difference) == 0.0f;
-  bf16 scale = finite ? scale_for(largest_of(highest)) : bf16{0x7fc0};
-  vf inverse = splat(finite ? 1.0f / to_float(scale) : 0.0f);
-  for (int64_t i = 0; i < dim; i += WIDTH) {
-    vf numbers = finite ? load_upto(row + i, dim - i) : splat(0.0f);
-    vc codes = __builtin_convertvector((vi)(numbers * inverse + shift) - (vi)shift, vc);
+    vc codes = __builtin_convertvector(whole(load_upto(row + i, dim - i) * inverse), vc);
     memcpy(place + i, &codes, size_t(std::min<int64_t>(WIDTH, dim - i)));
   }
   memcpy((void*)(place + dim), &scale, sizeof scale);
