@@ -1,7 +1,9 @@
 """Measure the CPU kernels against PyTorch: products, attention, and a decode step of two models.
 
-    python tools/measure_kernels.py [products|attention|step]... [--threads N] [--set NAME]
+    python tools/measure_kernels.py [products|attention|cache|step]... [--threads N] [--set NAME]
         [--quantization int8|int4] [--wall]
+
+``cache`` compares attention over a cache in int8 with one in bfloat16.
 
 The alternatives run in turns; medians of nine rounds. Without --wall, time is processor time of the
 process, which other processes disturb less: use it with one thread.
@@ -14,6 +16,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -21,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paged_backends.attention.cache_layout import layout_of
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings, TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
@@ -30,8 +34,13 @@ from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.fused_decoder import FusedDecoder, FusedLayer, FusedNorm
-from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionParts
-from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionParts,
+    LayerAttention,
+)
+from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 from paged_core.settings import EngineSettings
 from paged_core.testing.attention_batch import attention_batch
 
@@ -75,9 +84,7 @@ def bandwidth(clock: Callable[[], float]) -> str:
 
 
 def products(kernels: Kernels, clock: Callable[[], float]) -> None:
-    say(
-        "| weight | rows | bf16, us | int8 | int4 | oneDNN packed | F.linear | bf16, GFLOP/s |"
-    )
+    say("| weight | rows | bf16, us | int8 | int4 | oneDNN packed | F.linear | bf16, GFLOP/s |")
     say("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for columns, width in ((576, 1536), (1536, 576), (1024, 6144), (3072, 1024)):
         count = max(2, (128 << 20) // (columns * width * 2))  # larger than the processor's caches
@@ -167,6 +174,60 @@ def attention(chosen: str, clock: Callable[[], float]) -> None:
             found = compare(clock, runs, count)
             times = " | ".join(f"{second * 1e6:.0f}" for second in found.values())
             say(f"| {shape}, {name} | {times} |")
+
+
+CACHE_BATCHES = {
+    "decode 16 x 4096": [(4095, 1)] * 16,
+    "decode 16 x 256": [(255, 1)] * 16,
+    "prefill 512": [(0, 512)],
+}
+
+
+def cache(chosen: str, clock: Callable[[], float]) -> None:
+    backend = CpuAttention(
+        CpuSettings.model_validate({"instruction_set": chosen}),
+        AttentionParts(settings=EngineSettings()),
+    )
+    kinds: tuple[KVCacheDtype, ...] = ("auto", "int8")
+    say("| shape, batch | bfloat16, us | int8, us | ratio |")
+    say("| --- | ---: | ---: | ---: |")
+    for shape in SHAPES:
+        layer = layer_of(shape)
+        for name, chunks in CACHE_BATCHES.items():
+            batch, blocks = batch_of(chunks, layer.block_size)
+            count = max(2, (64 << 20) // (blocks * layer.block_size * layer.bytes_per_token))
+            query, key, value = random_rows(layer, int(batch.query_start[-1]))
+            runs: dict[str, Callable[[], object]] = {}
+            for kind in kinds:
+                spec = replace(layer, kv_cache_dtype=kind)
+                layers = [filled_layer(backend, spec, blocks) for _ in range(count)]
+
+                def run(layers: list[LayerAttention] = layers) -> None:
+                    plan = backend.plan(batch)
+                    for own in layers:
+                        own.forward(query, key, value, plan)
+
+                runs[kind] = run
+            found = compare(clock, runs, count)
+            times = " | ".join(f"{second * 1e6:.0f}" for second in found.values())
+            say(f"| {shape}, {name} | {times} | {found['auto'] / found['int8']:.2f} |")
+
+
+def random_rows(layer: LayerSpec, tokens: int) -> list[Tensor]:
+    """Query, key and value."""
+    heads = (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
+    return [torch.randn(tokens, number, layer.head_dim).to(BF16) for number in heads]
+
+
+def filled_layer(backend: CpuAttention, layer: LayerSpec, blocks: int) -> LayerAttention:
+    """A layer whose whole cache is written, as the tokens of one sequence."""
+    assert backend.check(layer) is None
+    held = layout_of(backend).allocate_cache(layer, blocks, layer.device)
+    size = blocks * layer.block_size
+    whole = attention_batch(np.arange(blocks)[None], [(0, size)], layer.block_size)
+    narrow = backend.bind(replace(layer, sliding_window=1), held)
+    narrow.forward(*random_rows(layer, size), backend.plan(whole))
+    return backend.bind(layer, held)
 
 
 def dense_attention(
@@ -278,6 +339,8 @@ def main() -> None:
         say("")
         if what == "attention":
             attention(kernels.instruction_set, clock)
+        elif what == "cache":
+            cache(kernels.instruction_set, clock)
         elif what == "products":
             products(kernels, clock)
         else:
