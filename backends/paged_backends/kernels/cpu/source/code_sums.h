@@ -1,30 +1,131 @@
-// Scores and sums of a cache of codes, in codes: where VNNI multiplies these four at a time.
+// Scores and sums of a cache of codes, in whole numbers.
 //
-// A query, and the weights of a chunk of keys, are whole numbers of 15 bits times a unit, which is a 16256th
-// of the greatest of them. A number is 128 times a high code, plus a low one; both are multiplied with the
-// codes of the cache, in sums that are exact. One factor of an instruction has no sign, so that 128 is added
-// to the codes of the cache, and its products are taken off where sums begin.
+// A query, and the weights of a chunk of keys, are whole numbers of 16 bits times a unit, which is a 32767th
+// of the greatest of them. They are multiplied with the codes of the cache two at a time, in sums of 32 bits
+// that are exact. What that loses is a hundredth of what bfloat16 does.
 #pragma once
 
 #include "cache_rows.h"
 #include "dot_codes.h"
 
 constexpr int CODED_CHUNK = 64;  // keys whose scores, weights and values are computed in turn
+constexpr float MOST_UNITS = 32767.0f;
+constexpr int WORDS = 2 * WIDTH;  // numbers of 16 bits in a vector
 
-// Whether queries of T are kept in codes.
-template <typename T>
-constexpr bool CODES_MULTIPLY = VNNI && WIDTH == 16 && std::is_same<T, bf16>::value;
-
-// 64 codes of a query, or what belongs to it. A head is: high products to begin with, low ones, the unit,
-// then high and low codes of every 64 dimensions in turn.
-struct QueryLine {
-  int32_t words[16];
+// Numbers are `inverse` times as many units.
+struct Unit {
+  float unit, inverse;
+  explicit Unit(float greatest)
+      : unit(greatest / MOST_UNITS), inverse(greatest > 1e-30f ? MOST_UNITS / greatest : 0.0f) {}
 };
-constexpr int64_t HEADER_LINES = 3;
-constexpr int64_t QUERY_HEADER = HEADER_LINES * 16;  // in words
-constexpr int CODED_AT_ONCE = 3;                     // heads, whose sums are in registers
 
-INLINE int64_t query_lines(int64_t dim) { return HEADER_LINES + (dim + 63) / 64 * 2; }
+// Rounds numbers [WIDTH] in units to words.
+INLINE void store_words(int16_t* place, vf numbers) {
+  typedef int16_t half_of_vs __attribute__((vector_size(WIDTH * 2)));
+  half_of_vs words = __builtin_convertvector(whole(numbers), half_of_vs);
+  memcpy(place, &words, sizeof words);
+}
+INLINE vi load_words(const int16_t* place) {
+  vi words;
+  memcpy(&words, place, sizeof words);
+  return words;
+}
+
+// The next WORDS codes, of which `left` there are, as words; behind them, zeros.
+INLINE vi load_codes(const CacheCode* place, int64_t left) {
+  typedef int8_t bytes __attribute__((vector_size(WORDS)));
+  bytes codes = {};
+  if (left >= WORDS)
+    memcpy(&codes, place, sizeof codes);
+  else
+    memcpy(&codes, place, size_t(left));
+  return (vi)__builtin_convertvector(codes, vs);
+}
+
+// sum + a[2i] * b[2i] + a[2i + 1] * b[2i + 1] in lane i.
+INLINE vi dot_words(vi sum, vi a, vi b) {
+#if defined(__AVX512VNNI__)
+  return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVXVNNI__)
+  return (vi)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+#else
+  return sum + multiply_pairs(a, b);
+#endif
+}
+
+// Two rows of words, so that those of one dimension lie together: in the order that `in_order` ends.
+INLINE void interleave(vi& first, vi& second) {
+  vi a = first, b = second;
+#if defined(__AVX512BW__)
+  first = (vi)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b);
+  second = (vi)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  first = (vi)_mm256_unpacklo_epi16((__m256i)a, (__m256i)b);
+  second = (vi)_mm256_unpackhi_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  first = (vi)_mm_unpacklo_epi16((__m128i)a, (__m128i)b);
+  second = (vi)_mm_unpackhi_epi16((__m128i)a, (__m128i)b);
+#else
+  vs x = vs(a), y = vs(b), low, high;
+  for (int i = 0; i < WIDTH; i++) {
+    low[2 * i] = x[i], low[2 * i + 1] = y[i];
+    high[2 * i] = x[WIDTH + i], high[2 * i + 1] = y[WIDTH + i];
+  }
+  first = vi(low), second = vi(high);
+#endif
+}
+INLINE void in_order(vi& first, vi& second) {
+#if defined(__AVX512F__)
+  const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  __m512i a = (__m512i)first, b = (__m512i)second;
+  first = (vi)_mm512_permutex2var_epi32(a, low, b);
+  second = (vi)_mm512_permutex2var_epi32(a, high, b);
+#elif defined(__AVX2__)
+  __m256i a = (__m256i)first, b = (__m256i)second;
+  first = (vi)_mm256_permute2x128_si256(a, b, 0x20);
+  second = (vi)_mm256_permute2x128_si256(a, b, 0x31);
+#endif
+}
+
+// A head of `dim` numbers as words, `width` less the two behind which its unit is.
+INLINE void put_words(const bf16* head, int64_t dim, int16_t* words, int64_t width) {
+  memset(words, 0, size_t(width) * sizeof *words);
+  Unit unit(greatest_of(head, dim));
+  for (int64_t i = 0; i < dim; i += WIDTH)
+    store_words(words + i, load_upto(head + i, dim - i) * splat(unit.inverse));
+  memcpy(words + width - 2, &unit.unit, sizeof unit.unit);
+}
+
+// As `score_keys` of decode.h, of queries in words.
+template <int HEADS, bool WHOLE>
+INLINE void score_codes(const int16_t* query, int64_t width, const CacheCode* const* keys, int count,
+                        int64_t dim, float* scores, int64_t value_offset) {
+  float units[HEADS];
+  for (int h = 0; h < HEADS; h++) memcpy(units + h, query + (h + 1) * width - 2, sizeof(float));
+  for (int first = 0; first < count; first += WIDTH) {
+    vf products[HEADS][WIDTH];
+    float scales[WIDTH];
+    for (int t = 0; t < WIDTH; t++) {
+      const CacheCode* key = keys[first + t];
+      for (int64_t i = 0; i < dim; i += 64) fetch_ahead(key + value_offset + i);
+      scales[t] = scale_of(key, dim);
+      vi sums[HEADS] = {};
+#pragma GCC unroll 8
+      for (int64_t i = 0; i < dim; i += WORDS) {
+        vi codes = load_codes(key + i, WHOLE ? WORDS : dim - i);
+#pragma GCC unroll 4
+        for (int h = 0; h < HEADS; h++)
+          sums[h] = dot_words(sums[h], codes, load_words(query + h * width + i));
+      }
+#pragma GCC unroll 4
+      for (int h = 0; h < HEADS; h++) products[h][t] = __builtin_convertvector(sums[h], vf);
+    }
+#pragma GCC unroll 4
+    for (int h = 0; h < HEADS; h++)
+      store(scores + h * CODED_CHUNK + first, sums_of(products[h]) * load(scales) * splat(units[h]));
+  }
+}
 
 // Multiplies weights [HEADS][CODED_CHUNK] by the scales of the values of their keys.
 template <int HEADS>
@@ -37,182 +138,48 @@ INLINE void scale_weights(float* weights, const CacheCode* const* keys, int coun
       store(weights + h * CODED_CHUNK + t, load(weights + h * CODED_CHUNK + t) * load(scales + t));
 }
 
-// As `score_keys` and `add_values` of decode.h; defined where CODES_MULTIPLY.
-template <int HEADS, int DIM>
-INLINE void score_codes(const QueryLine* query, const CacheCode* const* keys, int count, int64_t dim_,
-                        float* scores, int64_t value_offset);
-template <int HEADS, int DIM>
-INLINE void add_codes(float* weights, const CacheCode* const* keys, int count, int64_t dim_,
-                      int64_t value_offset, float* all_sums, int64_t width,
-                      const CacheCode* const* next, int next_count);
-
-#if VNNI && defined(__AVX512F__)
-constexpr float MOST_UNITS = 16256.0f;  // 128 * 127
-
-// Numbers are `inverse` times as many units.
-struct Unit {
-  float unit, inverse;
-  explicit Unit(float greatest)
-      : unit(greatest / MOST_UNITS), inverse(greatest > 1e-30f ? MOST_UNITS / greatest : 0.0f) {}
-};
-
-INLINE vi load(const QueryLine* line) { return (vi)_mm512_loadu_si512(line); }
-INLINE vi dot_bytes(vi sum, vi codes, vi numbers) {
-  return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)numbers);
-}
-// 128 more than each of 64 codes, of which `left` there are.
-INLINE vi load_codes(const CacheCode* place, int64_t left) {
-  __m512i raw = left >= 64 ? _mm512_loadu_si512(place)
-                           : _mm512_maskz_loadu_epi8((__mmask64(1) << left) - 1, place);
-  return (vi)_mm512_xor_si512(raw, _mm512_set1_epi8(-128));
-}
-// The codes of 16 numbers in units.
-INLINE void split(vi numbers, int8_t* high, int8_t* low) {
-  vi upper = (numbers + 64) >> 7;
-  vc first = __builtin_convertvector(upper, vc);
-  vc second = __builtin_convertvector(numbers - (upper << 7), vc);
-  memcpy(high, &first, sizeof first);
-  memcpy(low, &second, sizeof second);
-}
-
-INLINE void copy_query(const bf16* head, int64_t dim, QueryLine* query) {
-  int64_t lines = query_lines(dim);
-  memset((void*)query, 0, size_t(lines) * sizeof *query);
-  Unit unit(greatest_of(head, dim));
-  for (int64_t i = 0; i < dim; i += WIDTH) {
-    QueryLine* line = query + HEADER_LINES + i / 64 * 2;
-    split(whole(load_upto(head + i, dim - i) * splat(unit.inverse)), (int8_t*)line + i % 64,
-          (int8_t*)(line + 1) + i % 64);
-  }
-  const vi added = (vi)_mm512_set1_epi8(-128);
-  vi high = {}, low = {};
-  for (int64_t l = HEADER_LINES; l < lines; l += 2) {
-    high = dot_bytes(high, added, load(query + l));
-    low = dot_bytes(low, added, load(query + l + 1));
-  }
-  high = -high, low = -low;
-  memcpy((void*)query, &high, sizeof high);
-  memcpy((void*)(query + 1), &low, sizeof low);
-  memcpy((void*)(query + 2), &unit.unit, sizeof unit.unit);
-}
-
-template <int HEADS, int DIM>
-INLINE void score_codes(const QueryLine* query, const CacheCode* const* keys, int count, int64_t dim_,
-                        float* scores, int64_t value_offset) {
-  const int64_t dim = DIM > 0 ? DIM : dim_, lines = query_lines(dim);
-  for (int first = 0; first < count; first += WIDTH) {
-    vf products[HEADS][WIDTH];
-    float scales[WIDTH];
-    for (int t = 0; t < WIDTH; t++) {
-      const CacheCode* key = keys[first + t];
-      for (int64_t i = 0; i < dim; i += 64) fetch_ahead(key + value_offset + i);
-      scales[t] = scale_of(key, dim);
-      vi high[HEADS], low[HEADS];
-#pragma GCC unroll 4
-      for (int h = 0; h < HEADS; h++)
-        high[h] = load(query + h * lines), low[h] = load(query + h * lines + 1);
-#pragma GCC unroll 4
-      for (int64_t i = 0; i < dim; i += 64) {
-        vi codes = load_codes(key + i, dim - i);
-#pragma GCC unroll 4
-        for (int h = 0; h < HEADS; h++) {
-          const QueryLine* line = query + h * lines + HEADER_LINES + i / 64 * 2;
-          high[h] = dot_bytes(high[h], codes, load(line));
-          low[h] = dot_bytes(low[h], codes, load(line + 1));
-        }
-      }
-#pragma GCC unroll 4
-      for (int h = 0; h < HEADS; h++)
-        products[h][t] = __builtin_convertvector((high[h] << 7) + low[h], vf);
-    }
-#pragma GCC unroll 4
-    for (int h = 0; h < HEADS; h++) {
-      float unit;
-      memcpy(&unit, query + h * lines + 2, sizeof unit);
-      store(scores + h * CODED_CHUNK + first, sums_of(products[h]) * load(scales) * splat(unit));
-    }
-  }
-}
-
-// The weights of a chunk in codes, of four keys in each word.
-struct WeightCodes {
-  int32_t high[CODED_CHUNK / 4], low[CODED_CHUNK / 4];
-  int32_t start;  // of a sum, to take off what was added to the codes of the values
-  float unit;
-
-  void put(const float* weights) {
-    Unit own(greatest_of(weights, CODED_CHUNK));
-    unit = own.unit;
-    vi sum = {};
-    for (int t = 0; t < CODED_CHUNK; t += WIDTH) {
-      vi numbers = whole(load(weights + t) * splat(own.inverse));
-      split(numbers, (int8_t*)high + t, (int8_t*)low + t);
-      sum = sum + numbers;
-    }
-    start = -128 * _mm512_reduce_add_epi32((__m512i)sum);
-  }
-};
-
-// rows[4] of 64 codes; then four codes of one dimension lie together, in the order that `in_order` ends.
-INLINE void interleave(vi* rows) {
-  __m512i a = (__m512i)rows[0], b = (__m512i)rows[1], c = (__m512i)rows[2], d = (__m512i)rows[3];
-  __m512i low = _mm512_unpacklo_epi8(a, b), low2 = _mm512_unpacklo_epi8(c, d);
-  __m512i high = _mm512_unpackhi_epi8(a, b), high2 = _mm512_unpackhi_epi8(c, d);
-  rows[0] = (vi)_mm512_unpacklo_epi16(low, low2);
-  rows[1] = (vi)_mm512_unpackhi_epi16(low, low2);
-  rows[2] = (vi)_mm512_unpacklo_epi16(high, high2);
-  rows[3] = (vi)_mm512_unpackhi_epi16(high, high2);
-}
-INLINE void in_order(vi* sums) {
-  __m512i a = (__m512i)sums[0], b = (__m512i)sums[1], c = (__m512i)sums[2], d = (__m512i)sums[3];
-  __m512i low = _mm512_shuffle_i32x4(a, b, 0x44), low2 = _mm512_shuffle_i32x4(c, d, 0x44);
-  __m512i high = _mm512_shuffle_i32x4(a, b, 0xee), high2 = _mm512_shuffle_i32x4(c, d, 0xee);
-  sums[0] = (vi)_mm512_shuffle_i32x4(low, low2, 0x88);
-  sums[1] = (vi)_mm512_shuffle_i32x4(low, low2, 0xdd);
-  sums[2] = (vi)_mm512_shuffle_i32x4(high, high2, 0x88);
-  sums[3] = (vi)_mm512_shuffle_i32x4(high, high2, 0xdd);
-}
-
-template <int HEADS, int DIM>
-INLINE void add_codes(float* weights, const CacheCode* const* keys, int count, int64_t dim_,
+// As `add_values` of decode.h, with weights that are made words; BLOCKS: of WORDS dimensions at once.
+template <int HEADS, int BLOCKS, bool WHOLE>
+INLINE void add_codes(float* weights, const CacheCode* const* keys, int count, int64_t dim,
                       int64_t value_offset, float* all_sums, int64_t width,
                       const CacheCode* const* next, int next_count) {
-  const int64_t dim = DIM > 0 ? DIM : dim_;
   scale_weights<HEADS>(weights, keys, count, dim, value_offset);
-  WeightCodes codes[HEADS];
-  for (int h = 0; h < HEADS; h++) codes[h].put(weights + h * CODED_CHUNK);
-  for (int64_t i = 0; i < dim; i += 64) {
-    vi high[HEADS][4] = {}, low[HEADS][4] = {};
-    for (int t = 0; t < count; t += 4) {  // behind the last key lie pointers to it, of weight 0
-      vi rows[4];
+  int32_t pairs[HEADS][CODED_CHUNK / 2];  // of words
+  float units[HEADS];
+  for (int h = 0; h < HEADS; h++) {
+    Unit unit(greatest_of(weights + h * CODED_CHUNK, CODED_CHUNK));
+    units[h] = unit.unit;
+    for (int t = 0; t < CODED_CHUNK; t += WIDTH)
+      store_words((int16_t*)pairs[h] + t, load(weights + h * CODED_CHUNK + t) * splat(unit.inverse));
+  }
+  for (int64_t i = 0; i < dim; i += BLOCKS * WORDS) {
+    vi low[HEADS][BLOCKS] = {}, high[HEADS][BLOCKS] = {};
+    for (int t = 0; t < count; t += 2) {  // behind the last key lies a pointer to it, of weight 0
+      const CacheCode *a = keys[t] + value_offset + i, *b = keys[t + 1] + value_offset + i;
+      if (t < next_count) fetch_ahead(next[t] + i);
+      if (t + 1 < next_count) fetch_ahead(next[t + 1] + i);
+#pragma GCC unroll 2
+      for (int k = 0; k < BLOCKS; k++) {
+        int64_t left = WHOLE ? WORDS : dim - i;
+        vi x = load_codes(a + k * WORDS, left), y = load_codes(b + k * WORDS, left);
+        interleave(x, y);
 #pragma GCC unroll 4
-      for (int e = 0; e < 4; e++) {
-        rows[e] = load_codes(keys[t + e] + value_offset + i, dim - i);
-        if (t + e < next_count) fetch_ahead(next[t + e] + i);
-      }
-      interleave(rows);
-#pragma GCC unroll 4
-      for (int h = 0; h < HEADS; h++) {
-        vi upper = splat_int(codes[h].high[t / 4]), lower = splat_int(codes[h].low[t / 4]);
-#pragma GCC unroll 4
-        for (int v = 0; v < 4; v++) {
-          high[h][v] = dot_bytes(high[h][v], rows[v], upper);
-          low[h][v] = dot_bytes(low[h][v], rows[v], lower);
+        for (int h = 0; h < HEADS; h++) {
+          vi pair = splat_int(pairs[h][t / 2]);
+          low[h][k] = dot_words(low[h][k], x, pair);
+          high[h][k] = dot_words(high[h][k], y, pair);
         }
       }
     }
 #pragma GCC unroll 4
-    for (int h = 0; h < HEADS; h++) {
-      vi sums[4];
-#pragma GCC unroll 4
-      for (int v = 0; v < 4; v++) sums[v] = (high[h][v] << 7) + low[h][v] + splat_int(codes[h].start);
-      in_order(sums);
-#pragma GCC unroll 4
-      for (int64_t v = 0; v < 4 && i + v * WIDTH < width; v++) {
-        float* place = all_sums + h * width + i + v * WIDTH;
-        store(place, load(place) + __builtin_convertvector(sums[v], vf) * splat(codes[h].unit));
+    for (int h = 0; h < HEADS; h++)
+#pragma GCC unroll 2
+      for (int k = 0; k < BLOCKS; k++) {
+        in_order(low[h][k], high[h][k]);
+        float* place = all_sums + h * width + i + k * WORDS;
+        vf unit = splat(units[h]);
+        store(place, load(place) + __builtin_convertvector(low[h][k], vf) * unit);
+        store(place + WIDTH, load(place + WIDTH) + __builtin_convertvector(high[h][k], vf) * unit);
       }
-    }
   }
 }
-#endif

@@ -12,10 +12,13 @@ template <typename C>
 constexpr int CHUNK = IS_CODE<C> ? CODED_CHUNK : 32;
 constexpr int AT_ONCE = WIDTH == 16 ? 4 : 2;  // heads of a group, and vectors of a value
 
-// How the query of numbers T is kept beside a cache of C.
+// How a query of T is kept beside a cache of C: as it is; beside codes, floats as they are, and numbers of
+// fewer bits as words (code_sums.h).
 template <typename T, typename C>
-using QueryFor = typename std::conditional<
-    !IS_CODE<C>, C, typename std::conditional<CODES_MULTIPLY<T>, QueryLine, float>::type>::type;
+using QueryFor =
+    typename std::conditional<IS_CODE<C> && std::is_same<T, bf16>::value, int16_t, T>::type;
+template <typename Q>
+constexpr bool IN_WORDS = std::is_same<Q, int16_t>::value;
 
 // Whether sums of values of C are in the order in which interleaving two rows of bfloat16 leaves the
 // dimensions (see `write_head`).
@@ -30,13 +33,18 @@ struct Partial {
 };
 
 INLINE int64_t sums_width(int64_t dim) { return (dim + 31) / 32 * 32; }
+// From head to head of a query; a unit of two words is behind it.
+template <typename Q>
+INLINE int64_t query_width(int64_t dim) {
+  return sums_width(dim) + (IN_WORDS<Q> ? 2 : 0);
+}
 INLINE int64_t partial_size(int64_t group, int64_t dim) { return group * (sums_width(dim) + 2); }
 INLINE Partial partial_at(float* place, int64_t group) {
   return {place, place + group, place + 2 * group};
 }
 
 INLINE size_t decode_bytes(int64_t group, int64_t dim) {
-  return Workspace::bytes_for<float>(group * (sums_width(dim) + QUERY_HEADER)) +  // the query
+  return Workspace::bytes_for<float>(group * sums_width(dim)) +  // the query, of any type
          Workspace::bytes_for<float>(group * CODED_CHUNK) +  // scores
          Workspace::bytes_for<float>(partial_size(group, dim));
 }
@@ -213,11 +221,11 @@ static void attend_chunk(const AttentionShape& a, const Q* query, int64_t first_
                          int64_t last, int count, const C* const* keys, int64_t values,
                          const C* const* next, int next_count, float* scores, float* top, float* total,
                          float* sums, bool prefetches) {
-  int64_t width = sums_width(a.dim), ahead = prefetches ? values : 0;
-  if constexpr (std::is_same<Q, QueryLine>::value)
-    score_codes<HEADS, DIM>(query, keys, count, a.dim, scores, ahead);
+  const int64_t dim = DIM > 0 ? DIM : a.dim, width = sums_width(dim), ahead = prefetches ? values : 0;
+  if constexpr (IN_WORDS<Q>)
+    score_codes<HEADS, is_whole(DIM)>(query, query_width<Q>(dim), keys, count, dim, scores, ahead);
   else
-    score_keys<HEADS, DIM>(query, width, keys, count, a.dim, scores, ahead);
+    score_keys<HEADS, DIM>(query, width, keys, count, dim, scores, ahead);
   for (int h = 0; h < HEADS; h++) {
     float slope = a.slopes ? a.slopes[first_head + h] : 0.0f;
     for (int t = 0; t < count; t += WIDTH) {
@@ -226,21 +234,19 @@ static void attend_chunk(const AttentionShape& a, const Q* query, int64_t first_
     }
     weigh<CHUNK<C>>(scores + h * CHUNK<C>, count, top + h, total + h, sums + h * width, width);
   }
-  if constexpr (std::is_same<Q, QueryLine>::value)
-    add_codes<HEADS, DIM>(scores, keys, count, a.dim, values, sums, width, next, next_count);
+  if constexpr (IN_WORDS<Q>)
+    add_codes<HEADS, DIM % (2 * WORDS) || !DIM ? 1 : 2, is_whole(DIM)>(scores, keys, count, dim, values,
+                                                                       sums, width, next, next_count);
   else
-    add_values<HEADS, DIM>(scores, keys, count, a.dim, values, sums, width, next, next_count);
+    add_values<HEADS, DIM>(scores, keys, count, dim, values, sums, width, next, next_count);
 }
 
 // Heads that go over a chunk together.
-template <typename Q>
-constexpr int heads_at_once(int dim) {
-  return !is_whole(dim) ? 1 : std::is_same<Q, QueryLine>::value ? CODED_AT_ONCE : AT_ONCE;
-}
+constexpr int heads_at_once(int dim) { return is_whole(dim) ? AT_ONCE : 1; }
 
 template <typename Q, typename C, int DIM>
 static auto chunk_function(int64_t heads) {
-  constexpr int MOST = heads_at_once<Q>(DIM);
+  constexpr int MOST = heads_at_once(DIM);
   switch (heads) {
     case 1: return attend_chunk<Q, C, 1, DIM>;
     case 2: return attend_chunk<Q, C, MOST < 2 ? MOST : 2, DIM>;
@@ -287,18 +293,15 @@ INLINE void write_head(T* out, const float* sums, float total, int64_t dim) {
     store_upto(out + i, load(sums + i) * splat(factor), dim - i);
 }
 
-// From head to head of a query.
-template <typename Q>
-INLINE int64_t query_width(int64_t dim) {
-  return std::is_same<Q, QueryLine>::value ? query_lines(dim) : sums_width(dim);
-}
-
 // Copies a head of `dim` numbers, and fills it up with zeros.
-template <typename T, typename Query>
-INLINE void copy_query(const T* head, int64_t dim, Query* query) {
+template <typename T>
+INLINE void put_query(const T* head, int64_t dim, T* query) {
   int64_t width = sums_width(dim);
   for (int64_t i = 0; i < dim; i += WIDTH) store_upto(query + i, load_upto(head + i, dim - i), dim - i);
   memset((void*)(query + dim), 0, size_t(width - dim) * sizeof *query);
+}
+INLINE void put_query(const bf16* head, int64_t dim, int16_t* query) {
+  put_words(head, dim, query, query_width<int16_t>(dim));
 }
 
 template <typename T, typename C, int DIM>
@@ -314,7 +317,7 @@ static void attend_item(const Attention<T, C>& a, const Item& item, const Item* 
   Partial state = partial_at(item.partial >= 0 ? partials + item.partial * size : own, group);
   for (int64_t g = 0; g < group; g++) {
     const T* head = a.query + row * a.query_token + (item.head * group + g) * a.query_head;
-    copy_query(head, a.dim, query + g * query_stride);
+    put_query(head, a.dim, query + g * query_stride);
     state.top[g] = -INFINITY;
     state.total[g] = 0;
   }
@@ -337,7 +340,7 @@ static void attend_item(const Attention<T, C>& a, const Item& item, const Item* 
       ahead = int(std::min<int64_t>(CHUNK<C>, next->end - next->begin)) & ~1;
       find_keys(a, next->sequence, next->head, next->begin, next->begin + ahead, pointers[1 - now]);
     }
-    constexpr int64_t AT_MOST = heads_at_once<Query>(DIM);
+    constexpr int64_t AT_MOST = heads_at_once(DIM);
     for (int64_t g = 0; g < group; g += AT_MOST) {
       chunk_function<Query, C, DIM>(std::min(AT_MOST, group - g))(
           a, query + g * query_stride, item.head * group + g, begin, a.lengths[item.sequence] - 1, count,
