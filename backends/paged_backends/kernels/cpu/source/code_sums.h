@@ -39,7 +39,13 @@ INLINE vi load_codes(const CacheCode* place, int64_t left) {
     memcpy(&codes, place, sizeof codes);
   else
     memcpy(&codes, place, size_t(left));
+#if defined(__AVX512BW__)
+  return (vi)_mm512_cvtepi8_epi16((__m256i)codes);  // compilers make two halves of it
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepi8_epi16((__m128i)codes);
+#else
   return (vi)__builtin_convertvector(codes, vs);
+#endif
 }
 
 // sum + a[2i] * b[2i] + a[2i + 1] * b[2i + 1] in lane i.
