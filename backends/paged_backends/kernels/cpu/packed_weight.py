@@ -46,9 +46,10 @@ def code_format(matrix: QuantizedMatrix) -> CodeFormat:
         ValueError: a scale or an offset is not finite.
     """
     scaled = [each.numpy() for each in (matrix.scales_OG, matrix.offsets_OG) if each is not None]
-    largest = max(float(max(-each.min(), each.max())) for each in scaled)
-    if not math.isfinite(largest):
+    extremes = [abs(float(extreme)) for each in scaled for extreme in (each.min(), each.max())]
+    if not all(map(math.isfinite, extremes)):
         raise ValueError("a scale or an offset of a quantised weight is not finite")
+    largest = max(extremes)
     exponent = math.frexp(largest)[1] - _LARGEST_EXPONENT if largest else 0
     return CodeFormat(
         bits=matrix.weight_format.bits,
