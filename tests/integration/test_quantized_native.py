@@ -29,7 +29,8 @@ from paged_backends.runners.native.ops import Linear, TorchOps
 from paged_backends.runners.native.quantized_decoder import check_quantization, quantized_decoder
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.native.source import ModelSource
-from paged_backends.runners.settings import NativeSettings
+from paged_backends.runners.onnx.runner import OnnxRuntimeRunner
+from paged_backends.runners.settings import NativeSettings, OnnxRuntimeSettings
 from paged_core import LLM, SamplingParams
 from paged_core.errors import CheckpointError, SettingsError
 from paged_core.interfaces.runner import RunnerParts
@@ -184,6 +185,15 @@ def test_a_checkpoint_is_quantised_once(llama: Path, cache: Path) -> None:
     assert events(logs) == [False, True]
     assert torch.equal(first, again)
     assert len(list(cache.glob("*.safetensors"))) == 1
+
+
+def test_runner_onnxruntime_has_the_same_file(llama: Path) -> None:
+    onnx = OnnxRuntimeRunner(OnnxRuntimeSettings(**INT4), RunnerParts(settings=settings(llama)))
+    with capture_logs() as logs:
+        found = logits(load(llama, **INT4, **PLAIN))
+        onnx.load()
+    assert events(logs) == [False, True]
+    assert relative_error(prompt_logits(onnx, PROMPT), found) < ROUNDED["off"]
 
 
 def test_a_damaged_file_is_made_again(llama: Path, cache: Path) -> None:
