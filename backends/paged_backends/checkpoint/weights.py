@@ -12,6 +12,7 @@ from torch import Tensor
 from paged_backends.checkpoint.config_sizes import check_sizes
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.gguf.mapped_file import MappedGguf
+from paged_backends.checkpoint.gguf.quantized_tensor import QuantizedTensor
 from paged_backends.checkpoint.pickle_file import PickleFile
 from paged_backends.checkpoint.safetensors_file import SafetensorsFile
 from paged_backends.checkpoint.unused_weights import (
@@ -20,6 +21,8 @@ from paged_backends.checkpoint.unused_weights import (
     layer_number,
     other_layers,
 )
+from paged_backends.quantization.matrix import QuantizedMatrix
+from paged_backends.quantization.weight_format import Shape as MatrixShape
 from paged_core.errors import CheckpointError
 
 Shape = tuple[int, ...]
@@ -32,6 +35,10 @@ class Weights(Protocol):
     def dtype(self) -> torch.dtype:
         """The dtype in which most of them are stored."""
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any of them are quantised."""
+
     def has(self, name: str, /) -> bool:
         """Whether there is a weight of this name."""
 
@@ -40,6 +47,26 @@ class Weights(Protocol):
 
         Raises:
             CheckpointError: there is none of that name, or it has another shape.
+        """
+
+    def quantized(self, name: str, shape: MatrixShape, /) -> QuantizedMatrix | None:
+        """Return the weight of a linear layer as it is quantised, in new memory.
+
+        Args:
+            shape: outputs and inputs.
+
+        Returns:
+            ``None`` if it is not quantised, or missing.
+
+        Raises:
+            CheckpointError: it has another shape, or is malformed.
+        """
+
+    def blocks(self, name: str, shape: MatrixShape, /) -> QuantizedTensor | None:
+        """Return a matrix of which rows can be dequantised one by one, or ``None``.
+
+        Raises:
+            CheckpointError: it has another shape.
         """
 
     def release(self) -> None:
@@ -118,6 +145,11 @@ class StoredWeights:
         return torch.float32
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether any matrix is quantised."""
+        return any(isinstance(file, MappedGguf) and file.is_quantized for file in self._all)
+
+    @property
     def shapes(self) -> dict[str, Shape]:
         """The shape of each weight."""
         return {name: file.shape(name) for name, file in self._files.items()}
@@ -133,25 +165,44 @@ class StoredWeights:
                 file.dtype(name)
 
     def has(self, name: str, /) -> bool:
-        return name in self._files or _bare(name) in self._files
+        return self._found(name) in self._files
 
     def take(self, name: str, shape: Shape, /) -> Tensor:
-        found = name if name in self._files else _bare(name)
-        place = self._checkpoint.place
+        found = self._found(name)
         if found not in self._files:
             raise CheckpointError(
-                f"{place} lacks the weights {name}; it was saved from another kind of model, or "
-                "incompletely"
+                f"{self._checkpoint.place} lacks the weights {name}; it was saved from another "
+                "kind of model, or incompletely"
             )
         self._files[found].dtype(found)
-        stored = self._files[found].shape(found)
-        if stored != shape:
-            raise CheckpointError(
-                f"in {place}, {name} has another shape, {stored}, than the {shape} that "
-                "configuration says; the two do not belong together"
-            )
+        self._check_shape(found, shape)
         self._taken.add(found)
         return self._files[found].tensor(found)
+
+    def quantized(self, name: str, shape: MatrixShape, /) -> QuantizedMatrix | None:
+        blocks = self.blocks(name, shape)
+        return None if blocks is None else blocks.matrix()
+
+    def blocks(self, name: str, shape: MatrixShape, /) -> QuantizedTensor | None:
+        found = self._found(name)
+        file = self._files.get(found)
+        blocks = file.blocks(found) if isinstance(file, MappedGguf) else None
+        if blocks is not None:
+            self._check_shape(found, shape)
+            self._taken.add(found)
+        return blocks
+
+    def _found(self, name: str) -> str:
+        """Return the name that a weight has in the files, if there is one."""
+        return name if name in self._files else _bare(name)
+
+    def _check_shape(self, name: str, shape: Shape) -> None:
+        stored = self._files[name].shape(name)
+        if stored != shape:
+            raise CheckpointError(
+                f"in {self._checkpoint.place}, {name} has another shape, {stored}, than the "
+                f"{shape} that configuration says; the two do not belong together"
+            )
 
     def release(self) -> None:
         for file in self._all:
@@ -175,6 +226,8 @@ class StoredWeights:
 class RandomWeights:
     """Random weights of a seed, for measuring what a configuration costs."""
 
+    is_quantized = False
+
     def __init__(self, dtype: torch.dtype, seed: int) -> None:
         self.dtype = dtype
         self._generator = torch.Generator().manual_seed(seed)
@@ -188,6 +241,12 @@ class RandomWeights:
         # a short run of noise, repeated: drawing every number of a large model takes minutes
         noise = torch.randn(min(prod(shape), 1 << 20), generator=self._generator) * 0.02
         return noise.to(self.dtype).repeat(-(-prod(shape) // len(noise)))[: prod(shape)].view(shape)
+
+    def quantized(self, name: str, shape: MatrixShape, /) -> None:
+        """Return ``None``: all are made in ``dtype``."""
+
+    def blocks(self, name: str, shape: MatrixShape, /) -> None:
+        """Return ``None``, as :meth:`quantized`."""
 
     def release(self) -> None:
         """Do nothing: no memory is kept."""

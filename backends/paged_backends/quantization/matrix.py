@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from paged_backends.quantization.code_pairs import one_by_one
 from paged_backends.quantization.weight_format import Shape, WeightFormat
 
 Rows = Sequence[Tensor]
@@ -38,12 +39,33 @@ class QuantizedMatrix:
     offsets_OG: Tensor | None = None
     """float32; ``None``: all are 0."""
 
+    @property
+    def codes(self) -> Tensor:
+        """Codes [O, G, S] uint8, each in a byte; S is the size of a group."""
+        return one_by_one(self.codes_OGY) if self.weight_format.bits == 4 else self.codes_OGY
+
+    def rows(self, first: int, end: int) -> QuantizedMatrix:
+        """Return the rows from ``first`` to ``end``, which is not among them; a view."""
+        return QuantizedMatrix(
+            self.weight_format,
+            (end - first, self.shape[1]),
+            self.codes_OGY[first:end],
+            self.scales_OG[first:end],
+            None if self.offsets_OG is None else self.offsets_OG[first:end],
+        )
+
+    def to(self, device: torch.device) -> QuantizedMatrix:
+        """Return the same matrix on another device."""
+        return replace(
+            self,
+            codes_OGY=self.codes_OGY.to(device),
+            scales_OG=self.scales_OG.to(device),
+            offsets_OG=None if self.offsets_OG is None else self.offsets_OG.to(device),
+        )
+
     def dequantized(self) -> Tensor:
         """Return the matrix [O, I] float32 that the codes stand for."""
-        codes = self.codes_OGY
-        if self.weight_format.bits == 4:
-            codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(2)
-        values = (codes.float() - self.weight_format.middle) * self.scales_OG[..., None]
+        values = (self.codes.float() - self.weight_format.middle) * self.scales_OG[..., None]
         if self.offsets_OG is not None:
             values += self.offsets_OG[..., None]
         return values.flatten(1)[:, : self.shape[1]]

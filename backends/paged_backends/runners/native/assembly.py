@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from paged_backends.checkpoint.weights import Weights
+from paged_backends.quantization.matrix import QuantizedMatrix
+from paged_backends.quantization.stacked import stacked
 from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.decoder import (
     Attention,
@@ -22,6 +24,7 @@ from paged_backends.runners.native.decoder import (
     Head,
     Layer,
 )
+from paged_backends.runners.native.embedding_tables import BlockTable, DenseTable, Table
 from paged_backends.runners.native.names import WeightNames
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Ops, rounded
 
@@ -79,16 +82,13 @@ class Assembly:
         """Return the embedding; operations that copy their weights leave its table as stored."""
         config, names = self._config, self._names
         hidden, width = config.hidden_size, config.embedding_size
-        table = self._weights.take(f"{names.embedding}.weight", (config.vocab_size, width))
-        if not self._ops.copies_weights:
-            table = table.to(device=self._device, dtype=self._dtype)
         positions = None
         if config.learned_positions is not None:
             rows = config.learned_positions + config.max_model_len
             positions = self._tensor(f"{names.positions}.weight", (rows, hidden))
         narrow = width != hidden
         return Embedding(
-            table_VE=table,
+            table=self._table(),
             dtype=self._dtype,
             scale=rounded(config.embedding_scale, self._dtype),
             positions_PE=positions,
@@ -100,16 +100,40 @@ class Assembly:
         """Return the head; a tied model's checkpoint may hold one that is not its embedding."""
         config, names = self._config, self._names
         hidden, width = config.hidden_size, config.embedding_size
-        name, table = f"{names.head}.weight", embedding.table_VE
-        weight = table
-        if not config.tied or self._weights.has(name):
-            own = self._weights.take(name, tuple(table.shape)).to(table.device, table.dtype)
-            weight = table if config.tied and torch.equal(own, table) else own
         return Head(
             norm=self._norm(names.final_norm, hidden) if config.norm_at_end else None,
             project=self._linear([names.project_out], [width], hidden) if width != hidden else None,
-            output=self._ops.linear(weight.to(self._dtype)),
+            output=self._output(embedding.table),
         )
+
+    def _table(self) -> Table:
+        name = f"{self._names.embedding}.weight"
+        shape = (self._config.vocab_size, self._config.embedding_size)
+        if self._ops.computes_quantized:
+            blocks = self._weights.blocks(name, shape)
+            if blocks is not None:
+                return BlockTable(blocks, self._dtype)
+        table = DenseTable(self._weights.take(name, shape))
+        return table if self._ops.copies_weights else table.to(self._device, self._dtype)
+
+    def _output(self, table: Table) -> Linear:
+        """Return the product with the head, or with the embedding where that is the head."""
+        config, names, weights = self._config, self._names, self._weights
+        name, shape = f"{names.head}.weight", (config.vocab_size, config.embedding_size)
+        has_own = not config.tied or weights.has(name)
+        module = names.head if has_own else names.embedding
+        if has_own or isinstance(table, BlockTable):
+            matrix = weights.quantized(f"{module}.weight", shape)
+            if matrix is not None:
+                return self._quantized([matrix], None)
+        if not has_own:
+            assert isinstance(table, DenseTable)
+            return self._ops.linear(table.rows_VE.to(self._dtype))
+        weight = weights.take(name, shape).to(self._device)
+        if config.tied and isinstance(table, DenseTable):
+            own = weight.to(table.rows_VE.dtype)
+            weight = table.rows_VE if torch.equal(own, table.rows_VE) else own
+        return self._ops.linear(weight.to(self._dtype))
 
     def layer(self, index: int) -> Layer:
         """Return one layer."""
@@ -131,7 +155,7 @@ class Assembly:
             mlp_output_norm=norm(names.mlp_output_norm) if config.norm_outputs else None,
             norm_first=config.norm_first,
         )
-        if self._ops.copies_weights:
+        if self._ops.copies_weights or self._weights.is_quantized:
             self._weights.release()
         return layer
 
@@ -204,18 +228,39 @@ class Assembly:
         bias: bool = False,
         transposed: bool = False,
     ) -> Linear:
-        """Return one linear layer in place of several that have the same input."""
-        weights = []
-        for module, count in zip(modules, outputs, strict=True):
-            shape = (inputs, count) if transposed else (count, inputs)
-            weight = self._tensor(f"{module}.weight", shape)
-            weights.append(weight.T if transposed else weight)
+        """Return one linear layer in place of several that have the same input.
+
+        It stays quantised if all of them are; otherwise those that are quantised are dequantised.
+        """
         biases = [
             self._tensor(f"{module}.bias", (count,))
             for module, count in zip(modules, outputs, strict=True)
             if bias
         ]
-        return self._ops.stacked(weights, torch.cat(biases) if biases else None)
+        whole_bias = torch.cat(biases) if biases else None
+        matrices = [
+            self._weights.quantized(f"{module}.weight", (count, inputs))
+            for module, count in zip(modules, outputs, strict=True)
+        ]
+        found = [matrix for matrix in matrices if matrix is not None]
+        if len(found) == len(modules):
+            return self._quantized(found, whole_bias)
+        weights = []
+        for module, count, matrix in zip(modules, outputs, matrices, strict=True):
+            shape = (inputs, count) if transposed else (count, inputs)
+            weight = (
+                self._tensor(f"{module}.weight", shape) if matrix is None else self._dense(matrix)
+            )
+            weights.append(weight.T if transposed and matrix is None else weight)
+        return self._ops.stacked(weights, whole_bias)
+
+    def _quantized(self, matrices: Sequence[QuantizedMatrix], bias: Tensor | None) -> Linear:
+        if self._ops.computes_quantized:
+            return self._ops.quantized(stacked(matrices), bias)
+        return self._ops.stacked([self._dense(matrix) for matrix in matrices], bias)
+
+    def _dense(self, matrix: QuantizedMatrix) -> Tensor:
+        return matrix.dequantized().to(device=self._device, dtype=self._dtype)
 
     def _norm(self, module: str, size: int) -> Norm:
         config, ops = self._config, self._ops

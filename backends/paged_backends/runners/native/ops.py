@@ -19,11 +19,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.runners.native.config import Activation
 from paged_backends.runners.native.rope import Rotary
 
 if TYPE_CHECKING:
     from paged_backends.kernels.cpu.tensor_kernels import Kernels
+
+_DEQUANTIZED = 1 << 22
+"""Weights that are dequantised at a time: 16 MiB."""
 
 RowOp = Callable[[Tensor], Tensor]
 """Maps rows to rows, each by itself."""
@@ -57,6 +61,8 @@ class Ops(ABC):
     """What they are computed with; ``None``: PyTorch."""
     copies_weights: bool
     """Operations keep no reference to the weights that they are made from."""
+    computes_quantized: bool
+    """Quantised weights stay quantised; otherwise they are dequantised when they are loaded."""
 
     @abstractmethod
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
@@ -66,6 +72,10 @@ class Ops(ABC):
         """Return the linear layer with these weights [., I], one below the other."""
         stacked = torch.cat(list(weights)) if len(weights) > 1 else weights[0].contiguous()
         return self.linear(stacked, bias_O)
+
+    @abstractmethod
+    def quantized(self, matrix: QuantizedMatrix, bias_O: Tensor | None = None) -> Linear:
+        """Return the linear layer with this weight, which stays quantised."""
 
     @abstractmethod
     def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Norm:
@@ -116,11 +126,34 @@ class TorchOps(Ops):
 
     copies_weights = False
 
+    def __init__(self, *, computes_quantized: bool = True) -> None:
+        self.computes_quantized = computes_quantized
+
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
         """Return ``torch.nn.functional.linear`` with this weight."""
 
         def apply(rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
             return added(functional.linear(rows_TI, weight_OI, bias_O), residual_TO)
+
+        return apply
+
+    def quantized(self, matrix: QuantizedMatrix, bias_O: Tensor | None = None) -> Linear:
+        """Return a product in float32 with rows of the weight that are dequantised in each call."""
+        outputs, inputs = matrix.shape
+        step = max(1, _DEQUANTIZED // inputs)
+
+        def apply(rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
+            rows = rows_TI.float()
+            parts = [
+                functional.linear(
+                    rows, matrix.rows(first, min(first + step, outputs)).dequantized()
+                )
+                for first in range(0, outputs, step)
+            ]
+            product = torch.cat(parts, dim=1)
+            if bias_O is not None:
+                product += bias_O
+            return added(product.to(rows_TI.dtype), residual_TO)
 
         return apply
 

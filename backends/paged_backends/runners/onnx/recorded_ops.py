@@ -85,6 +85,9 @@ class RecordedOps(TorchOps):
 
     copies_weights = True  # by the session, so the embedding stays mapped as it is stored
 
+    def __init__(self) -> None:
+        super().__init__(computes_quantized=False)
+
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
         """Return a :class:`RecordedLinear`."""
         return RecordedLinear([weight_OI], bias_O)
