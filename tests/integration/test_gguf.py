@@ -197,7 +197,7 @@ class KeepingOps(TorchOps):
 def test_weights_stay_quantised(tmp_path: Path) -> None:
     path = make("llama for large blocks", *MIXED["as in Q4_K_M"]).write(tmp_path / "model.gguf")
     ops = KeepingOps()
-    source = ModelSource.open(settings(path), "checkpoint", reads_gguf=True)
+    source = ModelSource.open(settings(path), "checkpoint", quantized=True)
     decoder = Assembly(
         source.config,
         weight_names(source.checkpoint),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Protocol
 
@@ -14,6 +14,8 @@ from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.gguf.mapped_file import MappedGguf
 from paged_backends.checkpoint.gguf.quantized_tensor import QuantizedTensor
 from paged_backends.checkpoint.pickle_file import PickleFile
+from paged_backends.checkpoint.quantized.layout import Layout
+from paged_backends.checkpoint.quantized.modules import QuantizedModules
 from paged_backends.checkpoint.safetensors_file import SafetensorsFile
 from paged_backends.checkpoint.unused_weights import (
     check_unused,
@@ -23,7 +25,7 @@ from paged_backends.checkpoint.unused_weights import (
 )
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.weight_format import Shape as MatrixShape
-from paged_core.errors import CheckpointError
+from paged_core.errors import CheckpointError, UnsupportedModel
 
 Shape = tuple[int, ...]
 
@@ -91,17 +93,23 @@ class Weights(Protocol):
 
 
 def open_weights(
-    checkpoint: Checkpoint, *, allow_pickle: bool, dtype: torch.dtype = torch.float32
+    checkpoint: Checkpoint,
+    *,
+    allow_pickle: bool,
+    dtype: torch.dtype = torch.float32,
+    layout: Layout | None = None,
 ) -> StoredWeights:
     """Open the weights of a checkpoint; each is read when it is first used.
 
     Args:
         allow_pickle: also open weights in pickle form.
-        dtype: what quantised weights become.
+        dtype: what quantised weights of a GGUF file become where they are dequantised.
+        layout: of the quantised matrices in safetensors.
 
     Raises:
         CheckpointError: they are missing, incomplete, in a form that may not be loaded, or of
             another model than the configuration describes.
+        UnsupportedModel: they are quantised and in pickle form.
     """
     checkpoint.check_weights(allow_pickle=allow_pickle)
     files: Sequence[_File]
@@ -110,7 +118,7 @@ def open_weights(
     else:
         files = [SafetensorsFile(path) for path in checkpoint.weight_files]
         files = files or [PickleFile(path) for path in checkpoint.pickle_files]
-    weights = StoredWeights(checkpoint, files)
+    weights = StoredWeights(checkpoint, files, layout)
     check_sizes(checkpoint, weights.shapes)
     return weights
 
@@ -130,9 +138,12 @@ class _File(Protocol):
 class StoredWeights:
     """Weights of a checkpoint, found by name with or without the prefix of the bare decoder."""
 
-    def __init__(self, checkpoint: Checkpoint, files: Sequence[_File]) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, files: Sequence[_File], layout: Layout | None = None
+    ) -> None:
         self._checkpoint = checkpoint
         self._files = {name: file for file in files for name in file}
+        self._modules = None if layout is None else _modules(checkpoint, layout, self._files)
         self._all = files
         self._taken: set[str] = set()
 
@@ -140,14 +151,16 @@ class StoredWeights:
     def dtype(self) -> torch.dtype:
         """The dtype of the first matrix."""
         for name, file in self._files.items():
-            if len(file.shape(name)) > 1 and not is_computed(name):
+            if len(file.shape(name)) > 1 and not is_computed(name) and self._is_plain(file, name):
                 return file.dtype(name)
         return torch.float32
 
     @property
     def is_quantized(self) -> bool:
         """Whether any matrix is quantised."""
-        return any(isinstance(file, MappedGguf) and file.is_quantized for file in self._all)
+        return self._modules is not None or any(
+            isinstance(file, MappedGguf) and file.is_quantized for file in self._all
+        )
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -165,7 +178,7 @@ class StoredWeights:
                 file.dtype(name)
 
     def has(self, name: str, /) -> bool:
-        return self._found(name) in self._files
+        return self._found(name) in self._files or self._quantized_name(name) is not None
 
     def take(self, name: str, shape: Shape, /) -> Tensor:
         found = self._found(name)
@@ -181,7 +194,12 @@ class StoredWeights:
 
     def quantized(self, name: str, shape: MatrixShape, /) -> QuantizedMatrix | None:
         blocks = self.blocks(name, shape)
-        return None if blocks is None else blocks.matrix()
+        if blocks is not None:
+            return blocks.matrix()
+        found = self._quantized_name(name)
+        if self._modules is None or found is None:
+            return None
+        return self._modules.matrix(found, shape)
 
     def blocks(self, name: str, shape: MatrixShape, /) -> QuantizedTensor | None:
         found = self._found(name)
@@ -192,9 +210,21 @@ class StoredWeights:
             self._taken.add(found)
         return blocks
 
+    def _is_plain(self, file: _File, name: str) -> bool:
+        """Whether a tensor is of floating-point numbers, as far as that is not an error."""
+        if self._modules is None or not isinstance(file, SafetensorsFile):
+            return True
+        return file.stored(name).is_floating_point()
+
     def _found(self, name: str) -> str:
         """Return the name that a weight has in the files, if there is one."""
         return name if name in self._files else _bare(name)
+
+    def _quantized_name(self, name: str) -> str | None:
+        """Return the name that a quantised matrix has in the files, or ``None``."""
+        if self._modules is None:
+            return None
+        return next((each for each in (name, _bare(name)) if self._modules.has(each)), None)
 
     def _check_shape(self, name: str, shape: Shape) -> None:
         stored = self._files[name].shape(name)
@@ -215,8 +245,9 @@ class StoredWeights:
             raise other_layers(self._checkpoint.place, num_layers, stored)
 
     def check_all_taken(self, *, tied: bool) -> None:
+        taken = self._taken if self._modules is None else self._taken | self._modules.taken
         check_unused(
-            self._files.keys() - self._taken,
+            self._files.keys() - taken,
             place=self._checkpoint.place,
             config=self._checkpoint.config,
             tied=tied,
@@ -256,6 +287,18 @@ class RandomWeights:
 
     def check_all_taken(self, *, tied: bool) -> None:
         """Do nothing: a weight is made when it is taken."""
+
+
+def _modules(
+    checkpoint: Checkpoint, layout: Layout, files: Mapping[str, _File]
+) -> QuantizedModules:
+    safetensors = {name: file for name, file in files.items() if isinstance(file, SafetensorsFile)}
+    if len(safetensors) < len(files):
+        raise UnsupportedModel(
+            f"{checkpoint.place} holds quantised weights in pickle form, and they are read from "
+            "safetensors; convert them"
+        )
+    return QuantizedModules(layout, safetensors)
 
 
 def _bare(name: str) -> str:

@@ -36,7 +36,7 @@ class NativeRunner(DescribedRunner):
     def load(self) -> None:
         """Read the configuration, then the weights; see the interface for what it raises."""
         settings = self._settings
-        source = ModelSource.open(settings, self._options.weights, reads_gguf=True)
+        source = ModelSource.open(settings, self._options.weights, quantized=True)
         source.check_memory(source.dtype.itemsize)
         self._describe(source)
         ops = choose_ops(self._options, source.dtype, source.device)

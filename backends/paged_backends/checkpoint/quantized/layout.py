@@ -1,0 +1,76 @@
+"""How a checkpoint's quantised matrices are stored, by its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from paged_backends.checkpoint.config_fields import ConfigFields
+from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.checkpoint.json_file import read_json_object
+from paged_backends.checkpoint.quantized.awq import Awq
+from paged_backends.checkpoint.quantized.compressed_tensors import CompressedTensors
+from paged_backends.checkpoint.quantized.gptq import Gptq
+from paged_backends.checkpoint.quantized.stored_module import StoredModule
+from paged_backends.quantization.matrix import QuantizedMatrix
+from paged_backends.quantization.weight_format import Shape
+from paged_core.errors import UnsupportedModel
+from paged_core.field_rules import shown
+
+_OLD_FILE = "quantize_config.json"
+"""What AutoGPTQ wrote before it was a part of ``config.json``."""
+
+
+class Layout(Protocol):
+    """Finds the matrices of one method, and brings them to our own form."""
+
+    def has(self, module: StoredModule) -> bool:
+        """Whether the matrix of a module is quantised."""
+
+    def matrix(self, module: StoredModule, shape: Shape) -> QuantizedMatrix:
+        """Return a matrix.
+
+        Args:
+            shape: outputs and inputs.
+
+        Raises:
+            CheckpointError: a tensor is missing or malformed.
+        """
+
+
+def layout_of(checkpoint: Checkpoint) -> Layout | None:
+    """Return the layout of a checkpoint's quantised matrices, or ``None`` if it says of none.
+
+    Raises:
+        UnsupportedModel: they are of a method that is not read.
+        CheckpointError: the configuration is wrong.
+    """
+    values, method = _stated(checkpoint)
+    if values is None:
+        return None
+    if method not in _METHODS:
+        raise UnsupportedModel(
+            f"{checkpoint.place} is quantised by {shown(method)}, and what runner native reads is "
+            f"{', '.join(_METHODS)}; set runner to auto or transformers, or take another "
+            "quantisation of the model"
+        )
+    return _METHODS[method](ConfigFields(checkpoint).part("quantization_config", values))
+
+
+def _stated(checkpoint: Checkpoint) -> tuple[Mapping[str, Any] | None, str]:
+    """Return what the checkpoint says of its quantisation, and the method."""
+    values = ConfigFields(checkpoint).mapping("quantization_config")
+    if values:
+        return values, str(values.get("quant_method", "an unnamed method"))
+    old = checkpoint.folder / _OLD_FILE
+    if checkpoint.gguf is None and old.is_file():
+        return read_json_object(old), "gptq"
+    return None, ""
+
+
+_METHODS: Mapping[str, Callable[[ConfigFields], Layout]] = {
+    "gptq": Gptq.described,
+    "awq": Awq.described,
+    "compressed-tensors": CompressedTensors.described,
+}
+"""By their names in ``quant_method``."""
