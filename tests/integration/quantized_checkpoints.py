@@ -189,10 +189,12 @@ class CompressedTensors(Method):
             symmetric=self.symmetric,
             strategy=strategy,
             group_size=self.group_size if strategy == "group" else None,
-            actorder="group" if self.act_order else None,
         )
 
     def config(self) -> dict[str, Any]:
+        weights = json.loads(self._arguments().model_dump_json())
+        if self.act_order:
+            weights["actorder"] = "group"  # the package does not write it any more
         return {
             "quant_method": "compressed-tensors",
             "format": self.format,
@@ -201,7 +203,7 @@ class CompressedTensors(Method):
             "config_groups": {
                 "group_0": {
                     "targets": ["Linear"],
-                    "weights": json.loads(self._arguments().model_dump_json()),
+                    "weights": weights,
                     "input_activations": None,
                     "output_activations": None,
                 }
