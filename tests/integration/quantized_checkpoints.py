@@ -149,7 +149,10 @@ class Awq(Method):
 
 @dataclass(kw_only=True)
 class CompressedTensors(Method):
-    """As the package ``compressed-tensors`` compresses; one scale where ``per_tensor``."""
+    """As the package ``compressed-tensors`` compresses; one scale where ``per_tensor``.
+
+    It has given up groups that are out of order, and its plain format only adds a scale.
+    """
 
     format: str = "pack-quantized"
     per_tensor: bool = False
@@ -170,13 +173,19 @@ class CompressedTensors(Method):
             numbers = torch.from_numpy((codes.codes_OI - middle).astype(np.int8))
             plain = {"weight": numbers, "weight_scale": scales}
             return plain if self.symmetric else plain | {"weight_zero_point": zeros}
+        if self.act_order:
+            return {
+                "weight_packed": packed(codes.codes_OI, self.bits),
+                "weight_scale": scales,
+                "weight_zero_point": packed(codes.zeros_OG.T, self.bits).T,
+                "weight_g_idx": torch.from_numpy(codes.group_I.astype(np.int32)),
+                "weight_shape": torch.tensor(codes.codes_OI.shape),
+            }
         state = {
             "weight": torch.from_numpy(codes.weights()),
             "weight_scale": scales.double(),
             "weight_zero_point": zeros,
         }
-        if self.act_order:
-            state["weight_g_idx"] = torch.from_numpy(codes.group_I.astype(np.int32))
         scheme = QuantizationScheme(targets=["Linear"], weights=self._arguments())
         done = PackedQuantizationCompressor.compress(state, scheme)
         return done | {"weight_scale": scales.half()}

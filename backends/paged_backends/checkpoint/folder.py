@@ -25,6 +25,8 @@ from paged_core.field_rules import shown
 DEMO = "demo"
 """The name of the model that is shipped with the package."""
 
+_GPTQ_FILE = "quantize_config.json"
+"""What AutoGPTQ wrote before it was a part of ``config.json``."""
 _MAX_NAME = 100
 """Characters of the name of an architecture."""
 
@@ -86,6 +88,10 @@ class Checkpoint:
                 f"{path} does not name an architecture: model_type is {shown(kind)}; download the "
                 "checkpoint again"
             )
+        old = folder / _GPTQ_FILE
+        if "quantization_config" not in config and old.exists():
+            method = {"quant_method": "gptq"} | {**read_json_object(old)}
+            config = {**config, "quantization_config": method}
         generation = folder / "generation_config.json"
         return cls(folder, config, read_json_object(generation) if generation.exists() else {})
 
@@ -123,6 +129,18 @@ class Checkpoint:
     def pickle_files(self) -> list[Path]:
         """The weight files in pickle form, as :attr:`weight_files`."""
         return find_weight_files(self.folder, "pytorch_model.bin")
+
+    @property
+    def quantized_as(self) -> str | None:
+        """The type or the method in which weights are quantised; ``None``: they are not."""
+        if self.gguf is not None:
+            types = (tensor.block_type for tensor in self.gguf.tensors.values())
+            return next((block_type.name for block_type in types if block_type.is_quantized), None)
+        described = self.config.get("quantization_config")
+        if not described:
+            return None
+        method = described.get("quant_method") if isinstance(described, Mapping) else None
+        return method if isinstance(method, str) and method.isprintable() else "unknown"
 
     @property
     def num_weights(self) -> int:

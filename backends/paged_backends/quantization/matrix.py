@@ -44,14 +44,15 @@ class QuantizedMatrix:
         """Codes [O, G, S] uint8, each in a byte; S is the size of a group."""
         return one_by_one(self.codes_OGY) if self.weight_format.bits == 4 else self.codes_OGY
 
-    def rows(self, first: int, end: int) -> QuantizedMatrix:
-        """Return the rows from ``first`` to ``end``, which is not among them; a view."""
+    def rows(self, chosen: slice) -> QuantizedMatrix:
+        """Return some outputs, as views."""
+        scales, offsets = self.scales_OG[chosen], self.offsets_OG
         return QuantizedMatrix(
             self.weight_format,
-            (end - first, self.shape[1]),
-            self.codes_OGY[first:end],
-            self.scales_OG[first:end],
-            None if self.offsets_OG is None else self.offsets_OG[first:end],
+            (len(scales), self.shape[1]),
+            self.codes_OGY[chosen],
+            scales,
+            None if offsets is None else offsets[chosen],
         )
 
     def to(self, device: torch.device) -> QuantizedMatrix:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from paged_backends.checkpoint.config_fields import ConfigFields
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.checkpoint.json_file import read_json_object
 from paged_backends.checkpoint.quantized.awq import Awq
 from paged_backends.checkpoint.quantized.compressed_tensors import CompressedTensors
 from paged_backends.checkpoint.quantized.gptq import Gptq
@@ -16,9 +15,6 @@ from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.weight_format import Shape
 from paged_core.errors import UnsupportedModel
 from paged_core.field_rules import shown
-
-_OLD_FILE = "quantize_config.json"
-"""What AutoGPTQ wrote before it was a part of ``config.json``."""
 
 
 class Layout(Protocol):
@@ -45,8 +41,8 @@ def layout_of(checkpoint: Checkpoint) -> Layout | None:
         UnsupportedModel: they are of a method that is not read.
         CheckpointError: the configuration is wrong.
     """
-    values, method = _stated(checkpoint)
-    if values is None:
+    values, method = checkpoint.config.get("quantization_config"), checkpoint.quantized_as
+    if checkpoint.gguf is not None or method is None:
         return None
     if method not in _METHODS:
         raise UnsupportedModel(
@@ -55,17 +51,6 @@ def layout_of(checkpoint: Checkpoint) -> Layout | None:
             "quantisation of the model"
         )
     return _METHODS[method](ConfigFields(checkpoint).part("quantization_config", values))
-
-
-def _stated(checkpoint: Checkpoint) -> tuple[Mapping[str, Any] | None, str]:
-    """Return what the checkpoint says of its quantisation, and the method."""
-    values = ConfigFields(checkpoint).mapping("quantization_config")
-    if values:
-        return values, str(values.get("quant_method", "an unnamed method"))
-    old = checkpoint.folder / _OLD_FILE
-    if checkpoint.gguf is None and old.is_file():
-        return read_json_object(old), "gptq"
-    return None, ""
 
 
 _METHODS: Mapping[str, Callable[[ConfigFields], Layout]] = {

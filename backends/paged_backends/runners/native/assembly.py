@@ -7,7 +7,7 @@ Shapes: V vocabulary, E embedding size, P positions, I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from paged_backends.runners.native.embedding_tables import BlockTable, DenseTabl
 from paged_backends.runners.native.names import WeightNames
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Ops, rounded
 
+MakeLinear = Callable[[Sequence[Tensor], Tensor | None], Linear]
+"""Makes a linear layer of weights [., I], one below the other, and a bias [O]."""
+
 
 class Assembly:
     """Builds the decoder of one model, weight by weight.
@@ -46,29 +49,43 @@ class Assembly:
         ops: Ops,
         dtype: torch.dtype,
         device: torch.device,
+        linear: MakeLinear | None = None,
     ) -> None:
+        """
+        Args:
+            ops: make the operations, and linear layers of weights in ``dtype`` on ``device``.
+            linear: makes linear layers instead, of weights as they are stored, which no operation
+                keeps then.
+        """
         self._config = config
         self._names = names
         self._weights = weights
         self._dtype = dtype
         self._device = device
         self._ops = ops
+        self._linear_of_stored = linear
+        self._keeps_weights = linear is None and not ops.copies_weights
 
     def decoder(self) -> Decoder:
         """Return the whole decoder."""
         self.check_layers()
         embedding = self.embedding()
-        decoder = Decoder(
+        head = self.head(embedding)
+        layers = list(self.layers())
+        self.check_all_taken()
+        return self.connected(embedding, layers, head)
+
+    def connected(self, embedding: Embedding, layers: Sequence[Layer], head: Head) -> Decoder:
+        """Return a decoder of parts that were built one by one."""
+        return Decoder(
             self._config,
             embedding=embedding,
-            layers=[self.layer(index) for index in range(len(self._config.layers))],
-            head=self.head(embedding),
+            layers=layers,
+            head=head,
             best=self._ops.best,
             rotary=self._ops.rotary,
             device=self._device,
         )
-        self.check_all_taken()
-        return decoder
 
     def check_layers(self) -> None:
         """Check that the checkpoint has the weights of all layers, and of no more."""
@@ -79,7 +96,7 @@ class Assembly:
         self._weights.check_all_taken(tied=self._config.tied)
 
     def embedding(self) -> Embedding:
-        """Return the embedding; operations that copy their weights leave its table as stored."""
+        """Return the embedding; its table stays as stored where no operation keeps weights."""
         config, names = self._config, self._names
         hidden, width = config.hidden_size, config.embedding_size
         positions = None
@@ -114,7 +131,7 @@ class Assembly:
             if blocks is not None:
                 return BlockTable(blocks, self._dtype)
         table = DenseTable(self._weights.take(name, shape))
-        return table if self._ops.copies_weights else table.to(self._device, self._dtype)
+        return table.to(self._device, self._dtype) if self._keeps_weights else table
 
     def _output(self, table: Table) -> Linear:
         """Return the product with the head, or with the embedding where that is the head."""
@@ -128,12 +145,16 @@ class Assembly:
                 return self._quantized([matrix], None)
         if not has_own:
             assert isinstance(table, DenseTable)
-            return self._ops.linear(table.rows_VE.to(self._dtype))
-        weight = weights.take(name, shape).to(self._device)
+            return self._stacked([table.rows_VE])
+        weight = weights.take(name, shape)
         if config.tied and isinstance(table, DenseTable):
-            own = weight.to(table.rows_VE.dtype)
+            own = weight.to(table.rows_VE.device, table.rows_VE.dtype)
             weight = table.rows_VE if torch.equal(own, table.rows_VE) else own
-        return self._ops.linear(weight.to(self._dtype))
+        return self._stacked([weight])
+
+    def layers(self) -> Iterator[Layer]:
+        """Yield one layer after another."""
+        return map(self.layer, range(len(self._config.layers)))
 
     def layer(self, index: int) -> Layer:
         """Return one layer."""
@@ -155,7 +176,7 @@ class Assembly:
             mlp_output_norm=norm(names.mlp_output_norm) if config.norm_outputs else None,
             norm_first=config.norm_first,
         )
-        if self._ops.copies_weights or self._weights.is_quantized:
+        if not self._keeps_weights or self._weights.is_quantized:
             self._weights.release()
         return layer
 
@@ -249,18 +270,23 @@ class Assembly:
         for module, count, matrix in zip(modules, outputs, matrices, strict=True):
             shape = (inputs, count) if transposed else (count, inputs)
             weight = (
-                self._tensor(f"{module}.weight", shape) if matrix is None else self._dense(matrix)
+                self._weights.take(f"{module}.weight", shape)
+                if matrix is None
+                else matrix.dequantized()
             )
             weights.append(weight.T if transposed and matrix is None else weight)
-        return self._ops.stacked(weights, whole_bias)
+        return self._stacked(weights, whole_bias)
 
     def _quantized(self, matrices: Sequence[QuantizedMatrix], bias: Tensor | None) -> Linear:
         if self._ops.computes_quantized:
             return self._ops.quantized(stacked(matrices), bias)
-        return self._ops.stacked([self._dense(matrix) for matrix in matrices], bias)
+        return self._stacked([matrix.dequantized() for matrix in matrices], bias)
 
-    def _dense(self, matrix: QuantizedMatrix) -> Tensor:
-        return matrix.dequantized().to(device=self._device, dtype=self._dtype)
+    def _stacked(self, weights: Sequence[Tensor], bias: Tensor | None = None) -> Linear:
+        """Return the linear layer with these weights [., I], one below the other."""
+        if self._linear_of_stored is not None:
+            return self._linear_of_stored(weights, bias)
+        return self._ops.stacked([self._placed(weight) for weight in weights], bias)
 
     def _norm(self, module: str, size: int) -> Norm:
         config, ops = self._config, self._ops
@@ -273,5 +299,7 @@ class Assembly:
         return ops.layer_norm(size, weight, bias, config.norm_eps)
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        stored = self._weights.take(name, shape)
+        return self._placed(self._weights.take(name, shape))
+
+    def _placed(self, stored: Tensor) -> Tensor:
         return stored.to(device=self._device, dtype=self._dtype)

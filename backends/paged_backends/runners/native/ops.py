@@ -26,8 +26,8 @@ from paged_backends.runners.native.rope import Rotary
 if TYPE_CHECKING:
     from paged_backends.kernels.cpu.tensor_kernels import Kernels
 
-_DEQUANTIZED = 1 << 22
-"""Weights that are dequantised at a time: 16 MiB."""
+_DEQUANTIZED = 1 << 20
+"""Weights that are in float32 at a time: they stay in a processor's cache."""
 
 RowOp = Callable[[Tensor], Tensor]
 """Maps rows to rows, each by itself."""
@@ -138,22 +138,18 @@ class TorchOps(Ops):
         return apply
 
     def quantized(self, matrix: QuantizedMatrix, bias_O: Tensor | None = None) -> Linear:
-        """Return a product in float32 with rows of the weight that are dequantised in each call."""
-        outputs, inputs = matrix.shape
-        step = max(1, _DEQUANTIZED // inputs)
+        """Return a layer that dequantises some rows of its weight at a time, in each call."""
+        step = max(1, _DEQUANTIZED // matrix.shape[1])
+        slices = [slice(first, first + step) for first in range(0, matrix.shape[0], step)]
+        bias = None if bias_O is None else bias_O.float()
 
         def apply(rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
-            rows = rows_TI.float()
-            parts = [
-                functional.linear(
-                    rows, matrix.rows(first, min(first + step, outputs)).dequantized()
-                )
-                for first in range(0, outputs, step)
-            ]
-            product = torch.cat(parts, dim=1)
-            if bias_O is not None:
-                product += bias_O
-            return added(product.to(rows_TI.dtype), residual_TO)
+            rows, result = rows_TI.float(), rows_TI.new_empty(len(rows_TI), matrix.shape[0])
+            for some in slices:
+                part = matrix.rows(some).dequantized()
+                part_bias = None if bias is None else bias[some]
+                result[:, some] = functional.linear(rows, part, part_bias)
+            return added(result, residual_TO)
 
         return apply
 

@@ -1,0 +1,84 @@
+// Products with quantised weights, for any number of rows: activations are quantised first.
+#pragma once
+
+#include "code_products.h"
+#include "code_tiles.h"
+
+// Memory of a thread for products with codes.
+struct QuantizedScratch {
+  float* result;           // of two panels
+  QuantizedChunk* chunks;  // [chunks][up to BLOCK_ROWS rows], and some that whole tiles may reach into
+  CodeTileScratch* tiles;
+
+  static int64_t num_chunks(int64_t rows, int64_t columns) {
+    return std::min<int64_t>(rows, BLOCK_ROWS) * chunks_of(columns) + CODE_BLOCK;
+  }
+  static size_t bytes(int64_t rows, int64_t columns) {
+    return Workspace::bytes_for<float>(RESULTS) + Workspace::bytes_for<CodeTileScratch>(1) +
+           Workspace::bytes_for<QuantizedChunk>(num_chunks(rows, columns));
+  }
+  QuantizedScratch(Workspace& memory, int64_t rows, int64_t columns)
+      : result(memory.take<float>(RESULTS)),
+        chunks(memory.take<QuantizedChunk>(num_chunks(rows, columns))),
+        tiles(memory.take<CodeTileScratch>(1)) {}
+};
+
+// result [rows][PANEL]: the rows in `scratch` times a panel.
+INLINE void multiply_code_panel(const QuantizedScratch& scratch, int64_t rows, int64_t columns,
+                                const QuantizedWeight& weight, int64_t panel, float* result) {
+  const CodeFormat& format = weight.format;
+  const uint8_t* place = weight.packed + panel * format.panel_bytes(columns);
+  const QuantizedChunk* chunks = scratch.chunks;
+  for (int64_t k = 0; k < columns; k += CHUNK_INPUTS, chunks += rows) {
+    const int count = int(format.groups(std::min<int64_t>(CHUNK_INPUTS, columns - k)));
+#if AMX
+    if (rows >= TILE_ROWS)
+      multiply_in_code_tiles(chunks, rows, place, format, count, result, k == 0, *scratch.tiles);
+    else
+#endif
+      multiply_code_rows(chunks, rows, place, format, count, result, k == 0);
+    place += count * format.group_bytes();
+  }
+}
+
+// As `multiply` of `matmul.h`; `p.packed` is not used.
+template <typename T>
+void multiply(const Team& team, const Product<T>& p, const QuantizedWeight& weight,
+              const QuantizedScratch& scratch) {
+  const int64_t panels = (p.width + PANEL - 1) / PANEL;
+  const CodeTiles tiles(weight.format.group);
+  int64_t held = -1;
+  share_panels(team, p.rows, BLOCK_ROWS, panels, 1, [&](int64_t block, int64_t begin, int64_t end, auto&) {
+    const int64_t first = block * BLOCK_ROWS, rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
+    if (block != held)
+      quantize_rows(p.x + first * p.x_stride, p.x_stride, rows, p.columns, weight.format.group,
+                    weight.format.factor, scratch.chunks);
+    held = block;
+    for (int64_t panel = begin; panel < end; panel++) {
+      multiply_code_panel(scratch, rows, p.columns, weight, panel, scratch.result);
+      store_product(p, first, rows, panel, scratch.result);
+    }
+  });
+}
+
+// As `multiply_gated` of `matmul.h`.
+template <typename T>
+void multiply_gated(const Team& team, const GatedProduct<T>& p, const QuantizedWeight& weight,
+                    const QuantizedScratch& scratch) {
+  const int64_t half = p.width / PANEL;
+  const CodeTiles tiles(weight.format.group);
+  int64_t held = -1;
+  share_panels(team, p.rows, BLOCK_ROWS, half, 1, [&](int64_t block, int64_t begin, int64_t end, auto&) {
+    const int64_t first = block * BLOCK_ROWS, rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
+    if (block != held)
+      quantize_rows(p.x + first * p.x_stride, p.x_stride, rows, p.columns, weight.format.group,
+                    weight.format.factor, scratch.chunks);
+    held = block;
+    float* values = scratch.result + rows * PANEL;
+    for (int64_t panel = begin; panel < end; panel++) {
+      multiply_code_panel(scratch, rows, p.columns, weight, panel, scratch.result);
+      multiply_code_panel(scratch, rows, p.columns, weight, half + panel, values);
+      store_gated(p, first, rows, panel, scratch.result, values);
+    }
+  });
+}
