@@ -103,10 +103,12 @@ class Gptq(Method):
     version: int = 1
 
     def tensors(self, codes: Codes) -> Tensors:
-        stored = (codes.zeros_OG.T - (self.version == 1)) % 2**self.bits
+        zeros = packed(codes.zeros_OG.T, self.bits)
+        if self.version == 1:  # less one in each, with what is borrowed
+            zeros -= sum(1 << shift for shift in range(0, 32, self.bits))
         return {
             "qweight": packed(codes.codes_OI, self.bits).T.contiguous(),
-            "qzeros": packed(stored, self.bits),
+            "qzeros": zeros,
             "scales": torch.from_numpy(codes.scales_OG.T.copy()),
             "g_idx": torch.from_numpy(codes.group_I.astype(np.int32)),
         }
