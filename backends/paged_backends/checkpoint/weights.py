@@ -195,11 +195,21 @@ class StoredWeights:
     def quantized(self, name: str, shape: MatrixShape, /) -> QuantizedMatrix | None:
         blocks = self.blocks(name, shape)
         if blocks is not None:
-            return blocks.matrix()
+            return self._sound(name, blocks.block_type.name, blocks.matrix())
         found = self._quantized_name(name)
         if self._modules is None or found is None:
             return None
-        return self._modules.matrix(found, shape)
+        method = self._checkpoint.quantized_as or ""
+        return self._sound(found, method, self._modules.matrix(found, shape))
+
+    def _sound(self, name: str, kind: str, matrix: QuantizedMatrix) -> QuantizedMatrix:
+        """Return a matrix if all of its scales are numbers."""
+        if not matrix.is_finite:
+            raise CheckpointError(
+                f"{name} in {self._checkpoint.place} ({kind}) has a scale or an offset that is not "
+                "finite; download the checkpoint again"
+            )
+        return matrix
 
     def blocks(self, name: str, shape: MatrixShape, /) -> QuantizedTensor | None:
         found = self._found(name)

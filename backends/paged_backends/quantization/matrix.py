@@ -44,6 +44,12 @@ class QuantizedMatrix:
         """Codes [O, G, S] uint8, each in a byte; S is the size of a group."""
         return one_by_one(self.codes_OGY) if self.weight_format.bits == 4 else self.codes_OGY
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all scales and offsets are numbers."""
+        scaled = (self.scales_OG, self.offsets_OG)
+        return all(bool(each.isfinite().all()) for each in scaled if each is not None)
+
     def rows(self, chosen: slice) -> QuantizedMatrix:
         """Return some outputs, as views."""
         scales, offsets = self.scales_OG[chosen], self.offsets_OG
