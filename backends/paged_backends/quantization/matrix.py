@@ -3,10 +3,11 @@
 # ruff: noqa: N815 - the shape of a tensor is the upper-case end of its name
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from paged_backends.quantization.code_pairs import one_by_one
@@ -48,7 +49,10 @@ class QuantizedMatrix:
     def is_finite(self) -> bool:
         """Whether all scales and offsets are numbers."""
         scaled = (self.scales_OG, self.offsets_OG)
-        return all(bool(each.isfinite().all()) for each in scaled if each is not None)
+        # by their sum, which is one pass in one thread, and in float64 never too large
+        with np.errstate(invalid="ignore"):
+            sums = [np.sum(each.numpy(), dtype=np.float64) for each in scaled if each is not None]
+        return all(map(math.isfinite, sums))
 
     def rows(self, chosen: slice) -> QuantizedMatrix:
         """Return some outputs, as views."""
@@ -59,15 +63,6 @@ class QuantizedMatrix:
             self.codes_OGY[chosen],
             scales,
             None if offsets is None else offsets[chosen],
-        )
-
-    def to(self, device: torch.device) -> QuantizedMatrix:
-        """Return the same matrix on another device."""
-        return replace(
-            self,
-            codes_OGY=self.codes_OGY.to(device),
-            scales_OG=self.scales_OG.to(device),
-            offsets_OG=None if self.offsets_OG is None else self.offsets_OG.to(device),
         )
 
     def dequantized(self) -> Tensor:
