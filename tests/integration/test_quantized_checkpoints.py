@@ -133,6 +133,12 @@ def test_the_scheme_of_each_matrix_is_found(tmp_path: Path) -> None:
     check(model, folder, 1e-5)
 
 
+def test_the_size_of_the_model_is_that_of_its_codes(tmp_path: Path) -> None:
+    folder = write(make(), tmp_path, Gptq(symmetric=True), plain=())
+    size = load(folder).model_size()
+    assert size.weight_bytes == (size.layer_weights + size.head_weights) * (0.5 + 2 / 32)
+
+
 def test_biases_of_zeros_are_not_missed(tmp_path: Path) -> None:
     def with_bias(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         bias = float("down_proj" in name and "1" in name) * value

@@ -45,6 +45,12 @@ class QuantizedMatrix:
         """Codes [O, G, S] uint8, each in a byte; S is the size of a group."""
         return one_by_one(self.codes_OGY) if self.weight_format.bits == 4 else self.codes_OGY
 
+    def num_bytes(self, scale_bytes: int) -> int:
+        """Return what codes, scales and offsets take, with so many bytes for each of the latter."""
+        scaled = (self.scales_OG, self.offsets_OG)
+        scales = sum(each.numel() for each in scaled if each is not None)
+        return self.codes_OGY.numel() + scale_bytes * scales
+
     @property
     def is_finite(self) -> bool:
         """Whether all scales and offsets are numbers."""

@@ -31,6 +31,9 @@ from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Ops, rounded
 MakeLinear = Callable[[Sequence[Tensor], Tensor | None], Linear]
 """Makes a linear layer of weights [., I], one below the other, and a bias [O]."""
 
+SCALE_BYTES = 2
+"""Bytes of a scale, or of an offset, in the packed weights of the kernels."""
+
 
 class Assembly:
     """Builds the decoder of one model, weight by weight.
@@ -65,6 +68,7 @@ class Assembly:
         self._ops = ops
         self._linear_of_stored = linear
         self._keeps_weights = linear is None and not ops.copies_weights
+        self._num_weights = self._num_bytes = 0
 
     def decoder(self) -> Decoder:
         """Return the whole decoder."""
@@ -86,6 +90,11 @@ class Assembly:
             rotary=self._ops.rotary,
             device=self._device,
         )
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """What a weight of the linear layers takes that were built, on average."""
+        return self._num_bytes / self._num_weights
 
     def check_layers(self) -> None:
         """Check that the checkpoint has the weights of all layers, and of no more."""
@@ -279,14 +288,22 @@ class Assembly:
 
     def _quantized(self, matrices: Sequence[QuantizedMatrix], bias: Tensor | None) -> Linear:
         if self._ops.computes_quantized:
-            return self._ops.quantized(stacked(matrices), bias)
+            matrix = stacked(matrices)
+            self._count(matrix.shape[0] * matrix.shape[1], matrix.num_bytes(SCALE_BYTES))
+            return self._ops.quantized(matrix, bias)
         return self._stacked([matrix.dequantized() for matrix in matrices], bias)
 
     def _stacked(self, weights: Sequence[Tensor], bias: Tensor | None = None) -> Linear:
         """Return the linear layer with these weights [., I], one below the other."""
         if self._linear_of_stored is not None:
             return self._linear_of_stored(weights, bias)
+        numbers = sum(weight.numel() for weight in weights)
+        self._count(numbers, numbers * self._dtype.itemsize)
         return self._ops.stacked([self._placed(weight) for weight in weights], bias)
+
+    def _count(self, num_weights: int, num_bytes: int) -> None:
+        self._num_weights += num_weights
+        self._num_bytes += num_bytes
 
     def _norm(self, module: str, size: int) -> Norm:
         config, ops = self._config, self._ops

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.quantization.weight_format import WeightFormat
-from paged_backends.runners.native.assembly import Assembly
+from paged_backends.runners.native.assembly import SCALE_BYTES, Assembly
 from paged_backends.runners.native.choose_ops import choose_ops
 from paged_backends.runners.native.compiled_layer import compile_layers
 from paged_backends.runners.native.decoder import Decoder
@@ -25,10 +25,6 @@ from paged_core.interfaces.runner import RunnerParts
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
-
-
-_SCALE_BYTES = 2
-"""Bytes of a scale in the packed weights of the kernels."""
 
 
 class NativeRunner(DescribedRunner):
@@ -50,7 +46,7 @@ class NativeRunner(DescribedRunner):
         self._describe(source, _bytes_per_weight(source, weight_format))
         ops = choose_ops(self._options, source.dtype, source.device)
         try:
-            self._decoder = _decoder(source, ops, weight_format)
+            self._decoder = self._made(source, ops, weight_format)
         except torch.OutOfMemoryError as error:
             raise SettingsError(
                 f"{settings.model} does not fit on {source.device}: "
@@ -63,6 +59,21 @@ class NativeRunner(DescribedRunner):
         if self._options.compile:
             self._decoder.run = compile_layers(self._decoder.layers, source.device)
         self._log_loaded(source)
+
+    def _made(self, source: ModelSource, ops: Ops, weight_format: WeightFormat | None) -> Decoder:
+        if weight_format is not None:
+            return quantized_decoder(source, ops, weight_format)
+        assembly = Assembly(
+            source.config,
+            weight_names(source.checkpoint),
+            source.weights,
+            ops=ops,
+            dtype=source.dtype,
+            device=source.device,
+        )
+        decoder = assembly.decoder()
+        self._bytes_per_weight = assembly.bytes_per_weight
+        return decoder
 
     @property
     def kernels(self) -> Kernels | None:
@@ -82,20 +93,7 @@ class NativeRunner(DescribedRunner):
         return self._decoder.best(hidden)
 
 
-def _decoder(source: ModelSource, ops: Ops, weight_format: WeightFormat | None) -> Decoder:
-    if weight_format is not None:
-        return quantized_decoder(source, ops, weight_format)
-    return Assembly(
-        source.config,
-        weight_names(source.checkpoint),
-        source.weights,
-        ops=ops,
-        dtype=source.dtype,
-        device=source.device,
-    ).decoder()
-
-
 def _bytes_per_weight(source: ModelSource, weight_format: WeightFormat | None) -> float:
     if weight_format is None:
         return source.dtype.itemsize
-    return weight_format.bytes_per_weight(_SCALE_BYTES)
+    return weight_format.bytes_per_weight(SCALE_BYTES)
