@@ -30,11 +30,15 @@ from paged_backends.checkpoint.folder import Checkpoint, resolve_checkpoint
 from paged_backends.checkpoint.weights import open_weights
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.runners.native.assembly import Assembly
-from paged_backends.runners.native.embedding_tables import BlockTable
+from paged_backends.runners.native.choose_ops import choose_ops
+from paged_backends.runners.native.decoder import Decoder
+from paged_backends.runners.native.embedding_tables import BlockTable, DenseTable
 from paged_backends.runners.native.families import decoder_config
 from paged_backends.runners.native.names import weight_names
-from paged_backends.runners.native.ops import Linear, TorchOps
+from paged_backends.runners.native.ops import Linear, Ops, TorchOps
+from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.native.source import ModelSource
+from paged_backends.runners.settings import NativeSettings
 from paged_backends.text.tokenizer import load_tokenizer
 from paged_core import LLM, SamplingParams
 from paged_core.cli import main
@@ -181,8 +185,8 @@ def test_a_head_that_is_the_quantised_embedding(tmp_path: Path) -> None:
 class KeepingOps(TorchOps):
     """Keeps the matrices of which linear layers are made."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: bool) -> None:
+        super().__init__(**options)
         self.matrices: list[QuantizedMatrix] = []
 
     def quantized(
@@ -194,11 +198,9 @@ class KeepingOps(TorchOps):
         return super().quantized(matrix, bias_O)
 
 
-def test_weights_stay_quantised(tmp_path: Path) -> None:
-    path = make("llama for large blocks", *MIXED["as in Q4_K_M"]).write(tmp_path / "model.gguf")
-    ops = KeepingOps()
+def decoder_of(path: Path, ops: Ops) -> Decoder:
     source = ModelSource.open(settings(path), "checkpoint", quantized=True)
-    decoder = Assembly(
+    return Assembly(
         source.config,
         weight_names(source.checkpoint),
         source.weights,
@@ -206,6 +208,53 @@ def test_weights_stay_quantised(tmp_path: Path) -> None:
         dtype=source.dtype,
         device=source.device,
     ).decoder()
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "kept"),
+    [
+        ({"kernels": "off"}, "cpu", True),
+        ({"kernels": "off"}, "cuda", False),
+        ({"compile": True}, "cpu", False),
+        ({}, "cpu", True),
+    ],
+)
+def test_where_weights_are_dequantised(options: dict[str, Any], device: str, kept: bool) -> None:
+    ops = choose_ops(NativeSettings(**options), torch.float32, torch.device(device))
+    assert ops.computes_quantized == kept
+
+
+@pytest.mark.parametrize("name", ["as in Q4_K_M", "a head alone"])
+def test_dequantised_weights_are_the_same_numbers(name: str, tmp_path: Path) -> None:
+    path = make("llama for large blocks", *MIXED[name]).write(tmp_path / "model.gguf")
+    runner = load_runner(settings(path), "native", kernels="off")
+    expected = logits(runner, tiny_models.PROMPTS[2])
+    ops = KeepingOps(computes_quantized=False)
+    assert isinstance(runner, NativeRunner)
+    runner._decoder = decoder_of(path, ops)
+    assert isinstance(runner._decoder._embedding.table, DenseTable)
+    assert not ops.matrices
+    torch.testing.assert_close(
+        logits(runner, tiny_models.PROMPTS[2]), expected, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_a_scale_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
+    path = make("qwen3", Type.Q8_0).write(tmp_path / "model.gguf")
+    stored = Checkpoint.open(str(path), reads_gguf=True).gguf
+    assert stored is not None
+    content = bytearray(path.read_bytes())
+    begin = stored.tensors["blk.1.ffn_up.weight"].begin
+    content[begin : begin + 2] = np.float16("inf").tobytes()
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"blk.1.ffn_up.weight in .* \(Q8_0\) has a scale"):
+        load_runner(settings(path), "native")
+
+
+def test_weights_stay_quantised(tmp_path: Path) -> None:
+    path = make("llama for large blocks", *MIXED["as in Q4_K_M"]).write(tmp_path / "model.gguf")
+    ops = KeepingOps()
+    decoder = decoder_of(path, ops)
     assert len(ops.matrices) == 4 * 2 + 1
     formats = [matrix.weight_format.name for matrix in ops.matrices[1:5]]
     assert formats == ["int8-g16", "int4-g32", "int4-g32", "int8-g16"]
@@ -443,6 +492,8 @@ def read_everything(path: Path) -> None:
     weights = open_weights(checkpoint, allow_pickle=False)
     for name, shape in weights.shapes.items():
         weights.take(name, shape)
+        if len(shape) == 2:
+            weights.quantized(name, (shape[0], shape[1]))
 
 
 @pytest.fixture(scope="module")
