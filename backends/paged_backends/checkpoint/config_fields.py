@@ -8,7 +8,7 @@ from typing import Any
 
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.numbers import MAX_INTEGER, NUMBER, is_integer, is_number
-from paged_core.errors import CheckpointError
+from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
 
 _MISSING: Any = object()
@@ -87,17 +87,21 @@ class ConfigFields:
         return value
 
     def one_of(self, name: str, *options: int) -> int:
-        """Return one of several whole numbers; the first is no default."""
+        """Return one of the whole numbers that are covered; raises as :meth:`choice`."""
         value = self._given(name, _MISSING)
         if not is_integer(value, min(options), max(options)) or value not in options:
-            raise self.wrong(name, " or ".join(map(str, options)))
+            raise self.lacking(name, " or ".join(map(str, options)))
         return int(value)
 
     def choice(self, name: str, default: str, options: Sequence[str]) -> str:
-        """Return one of several strings."""
+        """Return one of the strings that are covered.
+
+        Raises:
+            UnsupportedModel: it is another.
+        """
         value = self._given(name, default)
         if value not in options:
-            raise self.wrong(name, " or ".join(options))
+            raise self.lacking(name, " or ".join(options))
         return str(value)
 
     def mapping(self, name: str) -> Mapping[str, Any] | None:
@@ -124,6 +128,14 @@ class ConfigFields:
             f"{self.checkpoint.config_path} does not describe a "
             f"{self.checkpoint.model_type}: {self._within}{name} must be {kind}, not "
             f"{shown(self._values.get(name))}"
+        )
+
+    def lacking(self, name: str, kind: str) -> UnsupportedModel:
+        """Return the error for a way of quantisation that is not of this kind."""
+        return UnsupportedModel(
+            f"{self.checkpoint.config_path}: {self._within}{name} must be {kind} for runner "
+            f"native, not {shown(self._values.get(name))}; set runner to auto or transformers, or "
+            "take another quantisation of the model"
         )
 
     def _given(self, name: str, default: Any) -> Any:

@@ -87,7 +87,7 @@ class CompressedTensors:
         fields.choice("format", "pack-quantized", _FORMATS)
         for name in ("transform_config", "kv_cache_scheme"):
             if fields.any(name):
-                raise fields.wrong(name, "empty, as what is read says")
+                raise fields.lacking(name, "empty")
         sparsity = fields.mapping("sparsity_config") or {}
         fields.part("sparsity_config", sparsity).choice("format", "dense", ("dense",))
         groups = fields.mapping("config_groups")
@@ -132,7 +132,7 @@ def _scheme(fields: ConfigFields) -> Scheme:
     activations = fields.mapping("input_activations")
     if activations is not None:
         if fields.part("input_activations", activations).flag("dynamic", False) is False:
-            raise fields.wrong("input_activations", "null, or have dynamic scales")
+            raise fields.lacking("input_activations", "null, or dynamic,")
         _log.info("activations_not_quantized", reason="only weights are quantised")
     return Scheme.described(fields.part("weights", weights))
 
