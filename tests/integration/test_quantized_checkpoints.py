@@ -21,9 +21,10 @@ from structlog.testing import capture_logs
 from integration import damage
 from integration.quantized_checkpoints import Awq, CompressedTensors, Gptq, Method, write
 from integration.step_driver import load_runner, settings
-from integration.test_gguf import logits
+from integration.test_gguf import decoder_of, logits
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.runners.native.families import decoder_config
+from paged_backends.runners.native.ops import TorchOps
 from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
 
 SHAPE = {
@@ -122,6 +123,19 @@ def test_other_families(family: str, tmp_path: Path) -> None:
     options, method, plain = FAMILIES[family]
     model = make(family, **options)
     check(model, write(model, tmp_path, method, plain=plain), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "method", [Gptq(), Awq(), CompressedTensors()], ids=lambda each: type(each)
+)
+def test_dequantised_weights_are_the_same_numbers(method: Method, tmp_path: Path) -> None:
+    """As on a GPU."""
+    model = make()
+    folder = write(model, tmp_path, method)
+    runner = load(folder)
+    runner._decoder = decoder_of(folder, TorchOps(computes_quantized=False))
+    expected = model(torch.tensor([PROMPT])).logits[0]
+    assert (logits(runner, PROMPT) - expected).abs().mean() < 1e-5 * expected.std()
 
 
 def test_the_scheme_of_each_matrix_is_found(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.weight_format import WeightFormat
@@ -27,7 +29,7 @@ def stacked(matrices: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
     parts = [_in_format(matrix, common) for matrix in matrices]
     offsets = None
     if any(part.offsets_OG is not None for part in parts):
-        offsets = torch.cat(
+        offsets = _joined(
             [
                 torch.zeros_like(part.scales_OG) if part.offsets_OG is None else part.offsets_OG
                 for part in parts
@@ -36,10 +38,19 @@ def stacked(matrices: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
     return QuantizedMatrix(
         common,
         (sum(part.shape[0] for part in parts), first.shape[1]),
-        torch.cat([part.codes_OGY for part in parts]),
-        torch.cat([part.scales_OG for part in parts]),
+        _joined([part.codes_OGY for part in parts]),
+        _joined([part.scales_OG for part in parts]),
         offsets,
     )
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return all rows, copied in one thread.
+
+    OpenMP's threads wait for each other longer than this takes where other processes use the same
+    processors.
+    """
+    return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))
 
 
 def _in_format(matrix: QuantizedMatrix, chosen: WeightFormat) -> QuantizedMatrix:

@@ -7,14 +7,12 @@ Shapes: V vocabulary, E embedding size, P positions, I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from paged_backends.checkpoint.weights import Weights
-from paged_backends.quantization.matrix import QuantizedMatrix
-from paged_backends.quantization.stacked import stacked
 from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.decoder import (
     Attention,
@@ -25,14 +23,9 @@ from paged_backends.runners.native.decoder import (
     Layer,
 )
 from paged_backends.runners.native.embedding_tables import BlockTable, DenseTable, Table
+from paged_backends.runners.native.linear_maker import LinearMaker, MakeLinear
 from paged_backends.runners.native.names import WeightNames
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Ops, rounded
-
-MakeLinear = Callable[[Sequence[Tensor], Tensor | None], Linear]
-"""Makes a linear layer of weights [., I], one below the other, and a bias [O]."""
-
-SCALE_BYTES = 2
-"""Bytes of a scale, or of an offset, in the packed weights of the kernels."""
 
 
 class Assembly:
@@ -66,9 +59,8 @@ class Assembly:
         self._dtype = dtype
         self._device = device
         self._ops = ops
-        self._linear_of_stored = linear
+        self._linears = LinearMaker(weights, ops=ops, dtype=dtype, device=device, make=linear)
         self._keeps_weights = linear is None and not ops.copies_weights
-        self._num_weights = self._num_bytes = 0
 
     def decoder(self) -> Decoder:
         """Return the whole decoder."""
@@ -94,7 +86,7 @@ class Assembly:
     @property
     def bytes_per_weight(self) -> float:
         """What a weight of the linear layers takes that were built, on average."""
-        return self._num_bytes / self._num_weights
+        return self._linears.bytes_per_weight
 
     def check_layers(self) -> None:
         """Check that the checkpoint has the weights of all layers, and of no more."""
@@ -149,17 +141,17 @@ class Assembly:
         has_own = not config.tied or weights.has(name)
         module = names.head if has_own else names.embedding
         if has_own or isinstance(table, BlockTable):
-            matrix = weights.quantized(f"{module}.weight", shape)
-            if matrix is not None:
-                return self._quantized([matrix], None)
+            quantized = self._linears.quantized(f"{module}.weight", shape)
+            if quantized is not None:
+                return quantized
         if not has_own:
             assert isinstance(table, DenseTable)
-            return self._stacked([table.rows_VE])
+            return self._linears.plain([table.rows_VE])
         weight = weights.take(name, shape)
         if config.tied and isinstance(table, DenseTable):
             own = weight.to(table.rows_VE.device, table.rows_VE.dtype)
             weight = table.rows_VE if torch.equal(own, table.rows_VE) else own
-        return self._stacked([weight])
+        return self._linears.plain([weight])
 
     def layers(self) -> Iterator[Layer]:
         """Yield one layer after another."""
@@ -258,52 +250,19 @@ class Assembly:
         bias: bool = False,
         transposed: bool = False,
     ) -> Linear:
-        """Return one linear layer in place of several that have the same input.
-
-        It stays quantised if all of them are; otherwise those that are quantised are dequantised.
-        """
+        """Return one linear layer in place of several that have the same input."""
         biases = [
             self._tensor(f"{module}.bias", (count,))
             for module, count in zip(modules, outputs, strict=True)
             if bias
         ]
-        whole_bias = torch.cat(biases) if biases else None
-        matrices = [
-            self._weights.quantized(f"{module}.weight", (count, inputs))
-            for module, count in zip(modules, outputs, strict=True)
-        ]
-        found = [matrix for matrix in matrices if matrix is not None]
-        if len(found) == len(modules):
-            return self._quantized(found, whole_bias)
-        weights = []
-        for module, count, matrix in zip(modules, outputs, matrices, strict=True):
-            shape = (inputs, count) if transposed else (count, inputs)
-            weight = (
-                self._weights.take(f"{module}.weight", shape)
-                if matrix is None
-                else matrix.dequantized()
-            )
-            weights.append(weight.T if transposed and matrix is None else weight)
-        return self._stacked(weights, whole_bias)
-
-    def _quantized(self, matrices: Sequence[QuantizedMatrix], bias: Tensor | None) -> Linear:
-        if self._ops.computes_quantized:
-            matrix = stacked(matrices)
-            self._count(matrix.shape[0] * matrix.shape[1], matrix.num_bytes(SCALE_BYTES))
-            return self._ops.quantized(matrix, bias)
-        return self._stacked([matrix.dequantized() for matrix in matrices], bias)
-
-    def _stacked(self, weights: Sequence[Tensor], bias: Tensor | None = None) -> Linear:
-        """Return the linear layer with these weights [., I], one below the other."""
-        if self._linear_of_stored is not None:
-            return self._linear_of_stored(weights, bias)
-        numbers = sum(weight.numel() for weight in weights)
-        self._count(numbers, numbers * self._dtype.itemsize)
-        return self._ops.stacked([self._placed(weight) for weight in weights], bias)
-
-    def _count(self, num_weights: int, num_bytes: int) -> None:
-        self._num_weights += num_weights
-        self._num_bytes += num_bytes
+        return self._linears.stored(
+            [f"{module}.weight" for module in modules],
+            outputs,
+            inputs,
+            torch.cat(biases) if biases else None,
+            transposed=transposed,
+        )
 
     def _norm(self, module: str, size: int) -> Norm:
         config, ops = self._config, self._ops
@@ -316,7 +275,4 @@ class Assembly:
         return ops.layer_norm(size, weight, bias, config.norm_eps)
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self._placed(self._weights.take(name, shape))
-
-    def _placed(self, stored: Tensor) -> Tensor:
-        return stored.to(device=self._device, dtype=self._dtype)
+        return self._weights.take(name, shape).to(device=self._device, dtype=self._dtype)

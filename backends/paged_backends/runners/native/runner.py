@@ -9,12 +9,13 @@ from torch import Tensor
 
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.quantization.weight_format import WeightFormat
-from paged_backends.runners.native.assembly import SCALE_BYTES, Assembly
+from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.choose_ops import choose_ops
 from paged_backends.runners.native.compiled_layer import compile_layers
 from paged_backends.runners.native.decoder import Decoder
 from paged_backends.runners.native.described_runner import DescribedRunner
 from paged_backends.runners.native.fused_layers import fuse
+from paged_backends.runners.native.linear_maker import SCALE_BYTES
 from paged_backends.runners.native.names import weight_names
 from paged_backends.runners.native.ops import Ops
 from paged_backends.runners.native.quantized_decoder import check_quantization, quantized_decoder
