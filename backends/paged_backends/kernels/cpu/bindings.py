@@ -17,7 +17,10 @@ from paged_backends.kernels.cpu.structs import BYTES
 from paged_backends.kernels.library_cache import discard, library
 from paged_core.log import get_logger
 
-UNITS = ("products.cpp", "attention.cpp", "decoder.cpp", "sampling.cpp", "permission.cpp")
+UNITS = (
+    *("products.cpp", "quantized.cpp", "attention.cpp", "decoder.cpp"),
+    *("sampling.cpp", "permission.cpp"),
+)
 
 _log = get_logger()
 
@@ -27,6 +30,9 @@ _ARGUMENTS: dict[str, tuple[list[Any], Any]] = {
     "packed_size": ([c_int, _I, _I], _I),
     "pack": ([c_int, _P, _P, _I, _I, c_int], None),
     "linear": ([c_int, _P, _I, _P, _P, _P, _P, _I, _I, _I, _I, c_int], None),
+    "packed_codes_size": ([_P, _I, _I], _I),
+    "pack_codes": ([*(_P,) * 5, _I, _I, c_int], None),
+    "quantized_linear": ([c_int, _P, _P, _I, *(_P,) * 4, *(_I,) * 4, c_int], None),
     "norm": ([c_int, c_int, _P, _I, _P, _I, _P, _P, _P, _I, _I, _I, _F, _F, c_int], None),
     "rope": (
         [c_int, _P, _I, _P, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, _F, _F, c_int],
@@ -57,6 +63,9 @@ class Bindings:
     packed_size: Any
     pack: Any
     linear: Any
+    packed_codes_size: Any
+    pack_codes: Any
+    quantized_linear: Any
     norm: Any
     rope: Any
     gate: Any

@@ -34,13 +34,16 @@ _AVX512 = (
     "-mavx512vl",
     "-mprefer-vector-width=512",
 )
-_BF16 = (*_AVX512, "-mavx512bf16")
+_VNNI = (*_AVX512, "-mavx512vnni")
+_BF16 = (*_VNNI, "-mavx512bf16")
 _MIXED = (*_BF16, "-DSLOW_PAIRS")
 SETS = (
     InstructionSet("avx512_amx", (*_MIXED, "-mamx-tile", "-mamx-bf16"), 16),
     InstructionSet("avx512_bf16", _BF16, 4),
     InstructionSet("avx512_bf16_mixed", _MIXED, 4),
+    InstructionSet("avx512_vnni", _VNNI, 32),
     InstructionSet("avx512", _AVX512, 2),
+    InstructionSet("avx2_vnni", (*_AVX2, "-mavxvnni"), 64),
     InstructionSet("avx2", _AVX2, 1),
     InstructionSet("portable", (), 0),
 )

@@ -56,6 +56,15 @@ class Norm(ctypes.Structure):
     _fields_: ClassVar[Any] = [("weight", c_void_p), ("bias", c_void_p)]
 
 
+class CodeFormat(ctypes.Structure):
+    """``CodeFormat`` of ``quantized_matmul.h``: how the codes of a packed weight are stored."""
+
+    _fields_: ClassVar[Any] = [
+        *((name, c_int32) for name in ("bits", "group", "has_offsets")),
+        ("factor", c_float),
+    ]
+
+
 class Matrix(ctypes.Structure):
     """``Matrix`` of ``decoder.cpp``: a packed weight."""
 
@@ -64,6 +73,7 @@ class Matrix(ctypes.Structure):
         ("bias", c_void_p),
         ("width", c_int64),
         ("columns", c_int64),
+        ("format", CodeFormat),
     ]
 
 
@@ -106,7 +116,7 @@ INT32S = (5, 4, 4, 3)
 """32-bit fields of an ``Item``, a ``Join``, a ``Share`` and a ``Member`` of ``attention.h``."""
 
 BYTES = (
-    *(ctypes.sizeof(struct) for struct in (AttentionCall, DecoderCall, DecoderLayer)),
+    *(ctypes.sizeof(struct) for struct in (AttentionCall, DecoderCall, DecoderLayer, CodeFormat)),
     *(4 * count for count in INT32S),
 )
 """In the order of ``paged_core_struct_bytes``."""

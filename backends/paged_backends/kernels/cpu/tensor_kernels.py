@@ -12,7 +12,7 @@ heads, D head_dim, F rotated pairs of a head, P positions; R rows of logits, V v
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ctypes
 from typing import Protocol, Self, runtime_checkable
 
 import torch
@@ -20,26 +20,10 @@ from torch import Tensor
 
 from paged_backends.kernels.cpu.bindings import Bindings
 from paged_backends.kernels.cpu.memory import Arena
+from paged_backends.kernels.cpu.packed_weight import PackedWeight, half_scales
+from paged_backends.quantization.matrix import QuantizedMatrix
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedWeight:
-    """A weight in the order in which the kernels read it, and its bias."""
-
-    data: Tensor
-    width: int
-    """O, the outputs."""
-    columns: int
-    """I, the inputs."""
-    bias: Tensor | None
-    """[O] float32."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the weight, of the argument and of the result."""
-        return self.data.dtype
 
 
 @runtime_checkable
@@ -97,9 +81,36 @@ class Kernels:
         self.bindings.pack(
             kind, source.data_ptr(), data.data_ptr(), width, columns, self.num_threads
         )
-        return PackedWeight(
-            data, width, columns, None if bias is None else bias.detach().float().contiguous()
+        return PackedWeight(data, width, columns, _bias(bias))
+
+    def pack_quantized(self, matrix: QuantizedMatrix, bias: Tensor | None = None) -> PackedWeight:
+        """Pack codes, scales and offsets of a matrix, and ``bias`` [O].
+
+        The copy takes as much memory as the codes, rounded up to 32 rows and whole groups, and 2
+        bytes for every scale and every offset, which are rounded to float16.
+
+        Raises:
+            ValueError: a scale or an offset is not finite.
+        """
+        scaled = [each for each in (matrix.scales_OG, matrix.offsets_OG) if each is not None]
+        if not all(bool(each.isfinite().all()) for each in scaled):
+            raise ValueError("a scale or an offset of a quantised weight is not finite")
+        chosen, *halves = half_scales(matrix.weight_format, matrix.scales_OG, matrix.offsets_OG)
+        width, columns = matrix.shape
+        address = ctypes.addressof(chosen)
+        codes = matrix.codes_OGY.contiguous()
+        size = self.bindings.packed_codes_size(address, width, columns)
+        data = self._arena.take(size, torch.uint8)
+        self.bindings.pack_codes(
+            address,
+            codes.data_ptr(),
+            *(None if half is None else half.data_ptr() for half in halves),
+            data.data_ptr(),
+            width,
+            columns,
+            self.num_threads,
         )
+        return PackedWeight(data, width, columns, _bias(bias), chosen)
 
     def linear(
         self,
@@ -111,7 +122,8 @@ class Kernels:
         """Return ``x`` [T, I] times the weight, plus its bias, plus ``residual`` [T, O].
 
         The weight is read once for every 96 rows: with few rows this runs at memory bandwidth. Bias
-        and residual are added before the result is rounded.
+        and residual are added before the result is rounded. For a quantised weight, each group of
+        inputs of ``x`` is rounded to 8 bits: by 1/254 of its largest magnitude at most.
 
         Args:
             residual: may be ``out`` itself, which is then added to; has the row stride of ``out``.
@@ -121,12 +133,14 @@ class Kernels:
             ValueError: ``x`` does not fit the weight, or residual and ``out`` differ in row stride.
         """
         rows, columns = x.shape
-        if columns != weight.columns or x.dtype is not weight.dtype or x.stride(1) != 1:
+        codes = weight.codes
+        dtype = weight.data.dtype if codes is None else x.dtype
+        if columns != weight.columns or x.dtype is not dtype or x.stride(1) != 1:
             raise ValueError(
                 f"x is {tuple(x.shape)} in {x.dtype}, with strides {x.stride()}; the weight takes "
-                f"contiguous rows of {weight.columns} numbers in {weight.dtype}"
+                f"contiguous rows of {weight.columns} numbers in {dtype}"
             )
-        if columns % 2 and weight.dtype is torch.bfloat16:
+        if codes is None and columns % 2 and x.dtype is torch.bfloat16:
             x = torch.nn.functional.pad(x, (0, 1))  # the kernel takes them in pairs
         if out is None:
             out = x.new_empty(rows, weight.width)
@@ -136,8 +150,7 @@ class Kernels:
                 f"{out.stride(0)}; they must be equal"
             )
         bias = weight.bias
-        self.bindings.linear(
-            _TYPES[x.dtype],
+        arguments = (
             x.data_ptr(),
             x.stride(0),
             weight.data.data_ptr(),
@@ -150,6 +163,10 @@ class Kernels:
             weight.columns,
             self.num_threads,
         )
+        if codes is None:
+            self.bindings.linear(_TYPES[x.dtype], *arguments)
+        else:
+            self.bindings.quantized_linear(_TYPES[x.dtype], ctypes.addressof(codes), *arguments)
         return out
 
     # ------------------------------------------------------------------ norms, rotary, activations
@@ -338,3 +355,7 @@ class Kernels:
             self.num_threads,
         )
         return tokens
+
+
+def _bias(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach().float().contiguous()

@@ -18,8 +18,15 @@ import torch
 from torch import Tensor
 
 from paged_backends.kernels.cpu.memory import Arena
-from paged_backends.kernels.cpu.structs import DecoderCall, DecoderLayer, Matrix, Norm
-from paged_backends.kernels.cpu.tensor_kernels import Kernels, PackedWeight
+from paged_backends.kernels.cpu.packed_weight import PackedWeight
+from paged_backends.kernels.cpu.structs import (
+    CodeFormat,
+    DecoderCall,
+    DecoderLayer,
+    Matrix,
+    Norm,
+)
+from paged_backends.kernels.cpu.tensor_kernels import Kernels
 
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2}
 _NORMS = {"rms": 0, "layer": 1}
@@ -108,7 +115,7 @@ class FusedDecoder:
                 raise ValueError("all layers must have the same shapes and types")
         self._kernels = kernels
         self._layers = list(layers)  # kept alive: the kernels get bare addresses
-        self._dtype = first.output.dtype
+        self._dtype = first.attention_norm.weight.dtype
         self._structs = (DecoderLayer * len(layers))(*(_struct(layer) for layer in layers))
         self._memory = torch.empty(0, dtype=self._dtype)
         self._call = DecoderCall(
@@ -162,15 +169,18 @@ class FusedDecoder:
 
 
 def _shape(layer: FusedLayer) -> object:
-    """What all layers must have in common."""
+    """What all layers must have in common; each may quantise its weights in its own way."""
     weights = (layer.query_key_value, layer.output, layer.up, layer.down)
-    return [(weight.dtype, weight.width, weight.columns) for weight in weights]
+    plain = {weight.data.dtype for weight in weights if weight.codes is None}
+    dtypes = plain | {layer.attention_norm.weight.dtype}
+    return dtypes, [(weight.width, weight.columns) for weight in weights]
 
 
 def _struct(layer: FusedLayer) -> DecoderLayer:
     def matrix(weight: PackedWeight) -> Matrix:
         bias = None if weight.bias is None else weight.bias.data_ptr()
-        return Matrix(weight.data.data_ptr(), bias, weight.width, weight.columns)
+        codes = weight.codes or CodeFormat()
+        return Matrix(weight.data.data_ptr(), bias, weight.width, weight.columns, codes)
 
     def vector(weight: Tensor | None) -> int | None:
         return None if weight is None else weight.data_ptr()

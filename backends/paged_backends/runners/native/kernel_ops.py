@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paged_backends.kernels.cpu.tensor_kernels import Kernels, PackedWeight
+from paged_backends.kernels.cpu.packed_weight import PackedWeight
+from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.runners.native.config import Activation
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, RowOp, TorchOps, added
 from paged_backends.runners.native.rope import Rotary

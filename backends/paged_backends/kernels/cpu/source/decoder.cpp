@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "matmul.h"
 #include "pointwise.h"
+#include "quantized_matmul.h"
 
 extern template void multiply(const Team&, const Product<float>&, const Scratch<float>&);
 extern template void multiply_gated(const Team&, const GatedProduct<float>&, const Scratch<float>&);
@@ -12,6 +13,13 @@ extern template void multiply_gated(const Team&, const GatedProduct<float>&, con
 extern template void multiply(const Team&, const Product<bf16>&, const Scratch<bf16>&);
 extern template void multiply_gated(const Team&, const GatedProduct<bf16>&, const Scratch<bf16>&);
 #endif
+extern template void multiply(const Team&, const Product<float>&, const QuantizedWeight&,
+                              const QuantizedScratch&);
+extern template void multiply(const Team&, const Product<bf16>&, const QuantizedWeight&, const QuantizedScratch&);
+extern template void multiply_gated(const Team&, const GatedProduct<float>&, const QuantizedWeight&,
+                                    const QuantizedScratch&);
+extern template void multiply_gated(const Team&, const GatedProduct<bf16>&, const QuantizedWeight&,
+                                    const QuantizedScratch&);
 extern template size_t attention_bytes<float>(const AttentionCall&);
 extern template size_t attention_bytes<bf16>(const AttentionCall&);
 extern template void attend(const Team&, const Attention<float>&, const AttentionCall&, char*);
@@ -22,6 +30,10 @@ struct Matrix {
   const void* packed;
   const float* bias;  // or null
   int64_t width, columns;
+  CodeFormat format;  // of 0 bits: it holds numbers as activations are
+
+  bool is_quantized() const { return format.bits != 0; }
+  QuantizedWeight quantized() const { return {(const uint8_t*)packed, format}; }
 };
 
 struct NormPair {
@@ -50,6 +62,13 @@ struct DecoderCall {
   int32_t type, threads;
 
   NormRule norm_rule() const { return {norm_kind, epsilon, offset}; }
+};
+
+// Rows of numbers, `stride` after each other.
+template <typename T>
+struct Rows {
+  T* first;
+  int64_t stride;
 };
 
 // Memory of the intermediate results.
@@ -85,6 +104,7 @@ struct Step {
   const Team& team;
   Buffers<T> buffers;
   Scratch<T> scratch;
+  QuantizedScratch quantized_scratch;
   char* memory;
 
   static NormWeights<T> typed(const NormPair& norm) {
@@ -97,19 +117,35 @@ struct Step {
                              call.norm_rule()});
   }
 
-  // Adds x times `matrix`, normed first where there is a norm, to the hidden states.
-  void add(const T* x, int64_t stride, const Matrix& matrix, const NormPair& norm) const {
-    T* hidden = (T*)call.hidden;
-    Product<T> product{x,    stride,    (const T*)matrix.packed, matrix.bias, nullptr, hidden,
-                       call.hidden_stride, call.rows, matrix.width, matrix.columns};
-    if (!norm.weight) {
-      product.residual = hidden;
+  // out = activation(x times `matrix`) + residual.
+  void multiply_by(const Matrix& matrix, Rows<T> x, Rows<T> out, const T* residual = nullptr,
+                   int activation = NONE) const {
+    const Product<T> product{x.first,    x.stride,  (const T*)matrix.packed, matrix.bias,    residual,  out.first,
+                             out.stride, call.rows, matrix.width,            matrix.columns, activation};
+    if (matrix.is_quantized())
+      multiply(team, product, matrix.quantized(), quantized_scratch);
+    else
       multiply(team, product, scratch);
+  }
+
+  // out = activation(x times the gates of `matrix`) * (x times the rest of it).
+  void gate_by(const Matrix& matrix, Rows<T> x, Rows<T> out) const {
+    const GatedProduct<T> product{x.first,    x.stride,  (const T*)matrix.packed, matrix.bias,    out.first,
+                                  out.stride, call.rows, matrix.width / 2,        matrix.columns, call.activation};
+    if (matrix.is_quantized())
+      multiply_gated(team, product, matrix.quantized(), quantized_scratch);
+    else
+      multiply_gated(team, product, scratch);
+  }
+
+  // Adds x times `matrix`, normed first where there is a norm, to the hidden states.
+  void add(Rows<T> x, const Matrix& matrix, const NormPair& norm) const {
+    T* hidden = (T*)call.hidden;
+    if (!norm.weight) {
+      multiply_by(matrix, x, {hidden, call.hidden_stride}, hidden);
       return;
     }
-    product.out = buffers.normed;
-    product.out_stride = buffers.normed_stride;
-    multiply(team, product, scratch);
+    multiply_by(matrix, x, {buffers.normed, buffers.normed_stride});
     team.wait();
     int64_t begin, end;
     team.share(call.rows, begin, end);
@@ -125,13 +161,10 @@ struct Step {
   void layer(const DecoderLayer& l) const {
     const AttentionCall& ac = *l.attention;
     int64_t begin, end, rows = call.rows, queries = ac.heads * ac.dim, keys = ac.kv_heads * ac.dim;
+    const Rows<T> normed{buffers.normed, buffers.normed_stride}, gated{buffers.gated, buffers.gated_stride};
     normalise_hidden(l.attention_norm);
     team.wait();
-    multiply(team,
-             Product<T>{buffers.normed, buffers.normed_stride, (const T*)l.query_key_value.packed,
-                        l.query_key_value.bias, nullptr, buffers.fused, buffers.fused_stride, rows,
-                        l.query_key_value.width, l.query_key_value.columns},
-             scratch);
+    multiply_by(l.query_key_value, normed, {buffers.fused, buffers.fused_stride});
     team.wait();
 
     Attention<T> a = view<T>(ac);
@@ -155,25 +188,17 @@ struct Step {
     team.wait();
     attend(team, a, ac, memory);
     team.wait();
-    add(buffers.attended, buffers.attended_stride, l.output, l.attention_output_norm);
+    add({buffers.attended, buffers.attended_stride}, l.output, l.attention_output_norm);
     team.wait();
 
     normalise_hidden(l.mlp_norm);
     team.wait();
-    const T* up = (const T*)l.up.packed;
     if (call.gated)
-      multiply_gated(team,
-                     GatedProduct<T>{buffers.normed, buffers.normed_stride, up, l.up.bias, buffers.gated,
-                                     buffers.gated_stride, rows, l.up.width / 2, l.up.columns,
-                                     call.activation},
-                     scratch);
+      gate_by(l.up, normed, gated);
     else
-      multiply(team,
-               Product<T>{buffers.normed, buffers.normed_stride, up, l.up.bias, nullptr, buffers.gated,
-                          buffers.gated_stride, rows, l.up.width, l.up.columns, call.activation},
-               scratch);
+      multiply_by(l.up, normed, gated, nullptr, call.activation);
     team.wait();
-    add(buffers.gated, buffers.gated_stride, l.down, l.mlp_output_norm);
+    add(gated, l.down, l.mlp_output_norm);
     team.wait();
   }
 };
@@ -181,18 +206,22 @@ struct Step {
 template <typename T>
 static void run(const DecoderCall& call) {
   size_t bytes = 0;
-  int64_t columns = 0;
+  int64_t columns = 0, quantized_columns = 0;  // the most
   for (int64_t i = 0; i < call.num_layers; i++) {
     const DecoderLayer& l = call.layers[i];
     bytes = std::max(bytes, attention_bytes<T>(*l.attention));
-    for (const Matrix* m : {&l.query_key_value, &l.output, &l.up, &l.down})
-      columns = std::max(columns, m->columns);
+    for (const Matrix* m : {&l.query_key_value, &l.output, &l.up, &l.down}) {
+      int64_t& most = m->is_quantized() ? quantized_columns : columns;
+      most = std::max(most, m->columns);
+    }
   }
   work_together(call.threads, [&](const Team& team) {
     TileConfig tiles;
-    Workspace memory(bytes + Scratch<T>::bytes(call.rows, columns));
+    Workspace memory(bytes + Scratch<T>::bytes(call.rows, columns) +
+                     QuantizedScratch::bytes(call.rows, quantized_columns));
     Scratch<T> scratch(memory, call.rows, columns);
-    Step<T> step{call, team, buffers_of<T>(call), scratch, memory.take<char>(int64_t(bytes))};
+    QuantizedScratch quantized_scratch(memory, call.rows, quantized_columns);
+    Step<T> step{call, team, buffers_of<T>(call), scratch, quantized_scratch, memory.take<char>(int64_t(bytes))};
     for (int64_t i = 0; i < call.num_layers; i++) step.layer(call.layers[i]);
   });
 }
@@ -203,7 +232,7 @@ extern "C" {
 // Bytes of what Python fills in or makes room for, in the order of `structs.py`.
 extern const int64_t paged_core_struct_bytes[];
 const int64_t paged_core_struct_bytes[] = {sizeof(AttentionCall), sizeof(DecoderCall), sizeof(DecoderLayer),
-                                           sizeof(Item), sizeof(Join), sizeof(Share), sizeof(Member)};
+                                           sizeof(CodeFormat), sizeof(Item), sizeof(Join), sizeof(Share), sizeof(Member)};
 
 // Numbers of `call.memory`, whose rows and layers are set already.
 int64_t paged_core_decoder_numbers(const DecoderCall* call) {

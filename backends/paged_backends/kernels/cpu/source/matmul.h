@@ -440,6 +440,33 @@ struct GatedProduct {
   int activation;
 };
 
+// Stores `rows` rows of one panel's result [rows][PANEL]; the first is row `first` of the product.
+template <typename T>
+INLINE void store_product(const Product<T>& p, int64_t first, int64_t rows, int64_t panel, const float* result) {
+  const int64_t c = panel * PANEL;
+  for (int64_t r = 0; r < rows; r++) {
+    const int64_t place = (first + r) * p.out_stride + c;
+    store_panel_row(p.out + place, result + r * PANEL, p.bias ? p.bias + c : nullptr,
+                    p.residual ? p.residual + place : nullptr, p.width - c, p.activation);
+  }
+}
+
+// The same of the result of a panel of gates, and of the other that belongs to it.
+template <typename T>
+INLINE void store_gated(const GatedProduct<T>& p, int64_t first, int64_t rows, int64_t panel, const float* gates,
+                        const float* values) {
+  const int64_t c = panel * PANEL;
+  for (int64_t r = 0; r < rows; r++)
+    for (int i = 0; i < PANEL; i += WIDTH) {
+      vf gate = load(gates + r * PANEL + i), value = load(values + r * PANEL + i);
+      if (p.bias) {
+        gate = gate + load(p.bias + c + i);
+        value = value + load(p.bias + p.width + c + i);
+      }
+      store(p.out + (first + r) * p.out_stride + c + i, activate(p.activation, gate) * value);
+    }
+}
+
 // out = activation(x times the weight, transposed, + bias) + residual.
 template <typename T>
 void multiply(const Team& team, const Product<T>& p, const Scratch<T>& scratch) {
@@ -454,11 +481,8 @@ void multiply(const Team& team, const Product<T>& p, const Scratch<T>& scratch) 
       auto coming = [&] { return panel_at(p.packed, panel + count < end ? panel + count : next(), size); };
       multiply_panels<T>(scratch, rows, p.columns, {p.packed + panel * size, size}, count, coming,
                          scratch.result);
-      for (int64_t i = 0; i < count * rows; i++) {
-        int64_t c = (panel + i / rows) * PANEL, place = (first + i % rows) * p.out_stride + c;
-        store_panel_row(p.out + place, scratch.result + i * PANEL, p.bias ? p.bias + c : nullptr,
-                        p.residual ? p.residual + place : nullptr, p.width - c, p.activation);
-      }
+      for (int64_t i = 0; i < count; i++)
+        store_product(p, first, rows, panel + i, scratch.result + i * rows * PANEL);
     }
   });
 }
@@ -475,7 +499,6 @@ void multiply_gated(const Team& team, const GatedProduct<T>& p, const Scratch<T>
       const T *gates = p.packed + panel * size, *values = gates + half * size;
       auto coming = [&] { return panel_at(p.packed, panel + 1 < end ? panel + 1 : next(), size); };
       float* result = scratch.result + rows * PANEL;
-      int64_t c = panel * PANEL;
       if (panels_at_once(rows) > 1) {
         multiply_panels<T>(scratch, rows, p.columns, {gates, half * size}, 2, coming, scratch.result);
       } else {
@@ -483,15 +506,7 @@ void multiply_gated(const Team& team, const GatedProduct<T>& p, const Scratch<T>
                            scratch.result);
         multiply_panels<T>(scratch, rows, p.columns, {values, 0}, 1, coming, result);
       }
-      for (int64_t r = 0; r < rows; r++)
-        for (int i = 0; i < PANEL; i += WIDTH) {
-          vf gate = load(scratch.result + r * PANEL + i), value = load(result + r * PANEL + i);
-          if (p.bias) {
-            gate = gate + load(p.bias + c + i);
-            value = value + load(p.bias + p.width + c + i);
-          }
-          store(p.out + (first + r) * p.out_stride + c + i, activate(p.activation, gate) * value);
-        }
+      store_gated(p, first, rows, panel, scratch.result, result);
     }
   });
 }

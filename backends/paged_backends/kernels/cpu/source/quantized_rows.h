@@ -1,0 +1,66 @@
+// Activations in 8 bits: in every group of inputs a code is a number divided by the group's scale, which is
+// the largest magnitude over 127, rounded to the nearest.
+//
+// A group of a row depends on nothing else, and the dot product of its codes with those of a weight is exact:
+// so the bits of a result depend neither on the other rows nor on how they are divided among kernels.
+#pragma once
+
+#include "dot_codes.h"
+#include "team.h"
+
+constexpr int CHUNK_INPUTS = 128;  // of a row, in whole groups
+constexpr int CHUNK_GROUPS = 8;    // at most
+
+// Part of a row, as products with codes of weights take it.
+struct alignas(64) QuantizedChunk {
+  int8_t codes[CHUNK_INPUTS];
+  float scales[CHUNK_GROUPS];
+  int32_t totals[CHUNK_GROUPS];  // of the codes of a group
+};
+
+INLINE int64_t chunks_of(int64_t columns) { return (columns + CHUNK_INPUTS - 1) / CHUNK_INPUTS; }
+
+// Writes `group` codes, of which those from `count` on are 0, and their total; returns the scale: NaN if a
+// number is not finite.
+template <typename T>
+INLINE float quantize_group(const T* numbers, int64_t count, int group, int8_t* codes, int32_t* total) {
+  typedef int8_t vb __attribute__((vector_size(WIDTH)));
+  const vf shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  vf highest = splat(0.0f), spoiled = splat(0.0f);
+  for (int64_t i = 0; i < count; i += WIDTH) {
+    vf value = load_upto(numbers + i, count - i);
+    highest = largest(highest, (vf)((vi)value & 0x7fffffff));
+    spoiled = spoiled + value * splat(0.0f);
+  }
+  float top = largest_of(highest), scale = top / 127.0f + sum_of(spoiled);
+  vf inverse = splat(top > 1e-35f ? 127.0f / top : 0.0f);
+  vi sums{};
+  for (int64_t i = 0; i < group; i += WIDTH) {
+    vf value = i < count ? load_upto(numbers + i, count - i) : splat(0.0f);
+    vi code = (vi)(value * inverse + shift) - (vi)shift;
+    sums += code;
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)(codes + i), _mm512_cvtepi32_epi8((__m512i)code));
+#else
+    vb narrow = __builtin_convertvector(code, vb);
+    memcpy(codes + i, &narrow, sizeof narrow);
+#endif
+  }
+  *total = 0;
+  for (int i = 0; i < WIDTH; i++) *total += sums[i];
+  return scale;
+}
+
+// Chunks of `rows` rows: [chunks][rows]. `factor` multiplies all scales.
+template <typename T>
+static void quantize_rows(const T* x, int64_t stride, int64_t rows, int64_t columns, int group, float factor,
+                          QuantizedChunk* chunks) {
+  for (int64_t first = 0; first < columns; first += CHUNK_INPUTS)
+    for (int64_t r = 0; r < rows; r++, chunks++)
+      for (int g = 0; g * group < std::min<int64_t>(CHUNK_INPUTS, columns - first); g++) {
+        const int64_t place = first + g * group;
+        const int64_t count = std::min<int64_t>(group, columns - place);
+        chunks->scales[g] = factor * quantize_group(x + r * stride + place, count, group,
+                                                    chunks->codes + g * group, chunks->totals + g);
+      }
+}

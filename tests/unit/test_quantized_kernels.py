@@ -1,0 +1,206 @@
+"""Products with quantised weights against float64, on every instruction set."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from paged_backends.quantization.matrix import QuantizedMatrix
+from paged_backends.quantization.weight_format import WeightFormat
+from unit.cpu_kernels import SETS, load
+
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
+"""Of a result, relative to it."""
+
+each_set = pytest.mark.parametrize("name", SETS)
+few = settings(max_examples=40, deadline=None)
+formats = st.builds(WeightFormat, st.sampled_from([4, 8]), st.sampled_from([16, 32, 64, 128]))
+
+
+def matrix(
+    weight_format: WeightFormat,
+    outputs: int,
+    inputs: int,
+    *,
+    offsets: bool = False,
+    seed: int = 0,
+    magnitude: float = 1.0,
+) -> QuantizedMatrix:
+    """Return random codes; scales and offsets are numbers of 11 bits, as the kernels store them."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (outputs, inputs)
+    codes = torch.randint(
+        256, weight_format.codes_shape(shape), dtype=torch.uint8, generator=generator
+    )
+
+    def scales() -> Tensor:
+        drawn = torch.randn(weight_format.scales_shape(shape), generator=generator)
+        return drawn.half().float() * magnitude
+
+    return QuantizedMatrix(weight_format, shape, codes, scales(), scales() if offsets else None)
+
+
+def rows_of(count: int, columns: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    spread = torch.randn(count, 1, generator=generator).exp()
+    return (torch.randn(count, columns, generator=generator) * spread).to(dtype)
+
+
+def rounded(x: Tensor, group: int) -> Tensor:
+    """Return what a kernel may compute with, and its distance from ``x``: half a step of 127."""
+    padded = torch.nn.functional.pad(x.double(), (0, -x.shape[1] % group))
+    groups = padded.unflatten(1, (-1, group))
+    steps = groups.abs().amax(2, keepdim=True) / 127
+    return steps.expand_as(groups).flatten(1)[:, : x.shape[1]]
+
+
+def check(found: Tensor, x: Tensor, weight: QuantizedMatrix, added: Tensor | float = 0.0) -> None:
+    """The error is at most that of rounding activations, and the result, and sums in float32."""
+    dense = weight.dequantized().double()
+    wanted = x.double() @ dense.T + added
+    steps = rounded(x, weight.weight_format.group_size)
+    allowed = steps @ dense.abs().T * 0.501
+    allowed += ROUNDING[x.dtype] * (wanted.abs() + x.double().abs() @ dense.abs().T * 0.1)
+    excess = (found.double() - wanted).abs() - allowed
+    assert not (excess > 1e-30).any(), f"{float(excess.max())} beyond the bound"
+
+
+@each_set
+@few
+@given(
+    weight_format=formats,
+    rows=st.integers(1, 30) | st.sampled_from([95, 96, 97, 200]),
+    columns=st.integers(1, 300),
+    width=st.integers(1, 100),
+    offsets=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_linear(
+    name: str,
+    weight_format: WeightFormat,
+    rows: int,
+    columns: int,
+    width: int,
+    offsets: bool,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    kernels = load(name)
+    weight = matrix(weight_format, width, columns, offsets=offsets, seed=seed)
+    x = rows_of(rows, columns, dtype, seed)
+    bias, residual = rows_of(2, width, dtype, 1)[0], rows_of(rows, width, dtype, 2)
+    check(kernels.linear(x, kernels.pack_quantized(weight)), x, weight)
+    out = residual.clone()
+    packed = kernels.pack_quantized(weight, bias)
+    assert kernels.linear(x, packed, residual=out, out=out) is out
+    check(out, x, weight, bias.double() + residual.double())
+
+
+@each_set
+def test_dot_products_are_exact(name: str) -> None:
+    """Activations that are whole numbers up to 127 are not rounded, and no sum overflows."""
+    kernels = load(name)
+    for bits in (4, 8):
+        for code, number in ((0, 127), (0, -127), ((1 << bits) - 1, 127), ((1 << bits) - 1, -127)):
+            weight_format = WeightFormat(bits, 128)  # type: ignore[arg-type]
+            stored = code | code << 4 if bits == 4 else code
+            codes = torch.full(weight_format.codes_shape((40, 256)), stored, dtype=torch.uint8)
+            weight = QuantizedMatrix(weight_format, (40, 256), codes, torch.ones(40, 2))
+            x = torch.full((5, 256), float(number))
+            wanted = torch.full((5, 40), float(256 * number * (code - weight_format.middle)))
+            assert torch.equal(kernels.linear(x, kernels.pack_quantized(weight)), wanted)
+
+
+@each_set
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_bits_of_a_row_do_not_depend_on_the_batch(name: str, bits: int) -> None:
+    weight = matrix(WeightFormat(bits, 32), 300, 150, offsets=True)  # type: ignore[arg-type]
+    x = rows_of(130, 150, torch.float32)
+    kernels, alone = load(name, 2), load(name, 1)
+    packed = kernels.pack_quantized(weight)
+    whole = kernels.linear(x, packed)
+    for count in (1, 2, 3, 5, 8, 12, 13, 31, 64, 97):
+        assert torch.equal(alone.linear(x[:count], packed), whole[:count])
+    assert torch.equal(alone.linear(x[64:], packed), whole[64:])
+
+
+@each_set
+@pytest.mark.parametrize("spoiled", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_spoils_its_row_alone(name: str, spoiled: float) -> None:
+    kernels = load(name)
+    packed = kernels.pack_quantized(matrix(WeightFormat(8, 32), 64, 200))
+    x = rows_of(7, 200, torch.float32)
+    sound = kernels.linear(x, packed)
+    x[3, 199] = spoiled
+    found = kernels.linear(x, packed)
+    assert found[3].isnan().all()
+    keep = [0, 1, 2, 4, 5, 6]
+    assert torch.equal(found[keep], sound[keep])
+
+
+@each_set
+@pytest.mark.parametrize("magnitude", [1e-30, 1e-12, 1e12, 1e30])
+def test_weights_of_any_magnitude(name: str, magnitude: float) -> None:
+    kernels = load(name)
+    power = 2.0 ** round(math.log2(magnitude))
+    weight = matrix(WeightFormat(8, 32), 40, 100, offsets=True, magnitude=power)
+    x = rows_of(4, 100, torch.float32)
+    check(kernels.linear(x, kernels.pack_quantized(weight)), x, weight)
+
+
+@each_set
+def test_activations_of_any_magnitude(name: str) -> None:
+    kernels = load(name)
+    weight = matrix(WeightFormat(4, 32), 40, 128)
+    packed = kernels.pack_quantized(weight)
+    x = rows_of(1, 128, torch.float32)
+    for magnitude in (1e-30, 1e30):
+        check(kernels.linear(x * magnitude, packed), x * magnitude, weight)
+    for nothing in (0.0, -0.0, 1e-40):
+        assert not kernels.linear(torch.full((2, 128), nothing), packed).any()
+
+
+def test_scales_keep_eleven_bits() -> None:
+    kernels = load("portable")
+    weight = matrix(WeightFormat(4, 32), 33, 100, magnitude=math.pi)
+    assert weight.scales_OG.half().float().ne(weight.scales_OG).any()
+    found = kernels.linear(torch.eye(100) * 127, kernels.pack_quantized(weight)).T / 127
+    wanted = weight.dequantized()
+    assert float(((found - wanted).abs() / wanted.abs().clamp(1e-9)).max()) <= 1 / 2048
+
+
+def test_scales_that_are_zero() -> None:
+    kernels = load("portable")
+    weight = matrix(WeightFormat(4, 32), 33, 100, magnitude=0.0)
+    assert not kernels.linear(torch.ones(3, 100), kernels.pack_quantized(weight)).any()
+
+
+@pytest.mark.parametrize("which", ["scales_OG", "offsets_OG"])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_scales_that_are_not_finite_are_refused(which: str, number: float) -> None:
+    kernels = load("portable")
+    weight = matrix(WeightFormat(4, 32), 33, 100, offsets=True)
+    getattr(weight, which)[32, 1] = number
+    with pytest.raises(ValueError, match="not finite"):
+        kernels.pack_quantized(weight)
+
+
+def test_rows_of_another_width_are_refused() -> None:
+    kernels = load("portable")
+    packed = kernels.pack_quantized(matrix(WeightFormat(4, 32), 33, 100))
+    with pytest.raises(ValueError, match="contiguous rows of 100 numbers"):
+        kernels.linear(torch.ones(3, 99), packed)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_it_takes_the_memory_of_codes_and_halves(bits: int) -> None:
+    kernels = load("portable")
+    weight = matrix(WeightFormat(bits, 32), 64, 320, offsets=True)  # type: ignore[arg-type]
+    packed = kernels.pack_quantized(weight)
+    assert packed.data.nbytes == 64 * 320 * bits // 8 + 2 * 2 * 64 * 10
