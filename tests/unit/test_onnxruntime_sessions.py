@@ -15,11 +15,12 @@ from torch import Tensor
 
 from paged_backends.runners.native.ops import TorchOps
 from paged_backends.runners.native.rope import Rotary
+from paged_backends.runners.native.stored_linear import StoredLinear
 from paged_backends.runners.onnx import packages, providers, session_maker
 from paged_backends.runners.onnx.binding import Binding
 from paged_backends.runners.onnx.graph import Graph
 from paged_backends.runners.onnx.linear_nodes import FloatLinearNodes
-from paged_backends.runners.onnx.recorded_ops import RecordedLinear, RecordedOps
+from paged_backends.runners.onnx.recorded_ops import RecordedOps
 from paged_backends.runners.onnx.session import Session
 from paged_backends.runners.onnx.session_errors import reason_of
 from paged_backends.runners.onnx.session_maker import SessionMaker
@@ -250,7 +251,7 @@ def test_an_error_says_what_is_wrong_and_not_where_in_a_library(text: str, reaso
 def linear_graph(weight: Tensor, bias: Tensor) -> Graph:
     graph = Graph()
     rows = graph.input("rows", torch.float32, weight.shape[1])
-    result = FloatLinearNodes(torch.float32)(graph, RecordedLinear([weight], bias), rows)
+    result = FloatLinearNodes(torch.float32)(graph, StoredLinear([weight], bias), rows)
     graph.output("result", result, torch.float32, len(weight))
     return graph
 
@@ -274,7 +275,7 @@ def test_memory_that_a_session_reads_is_kept_and_no_other(
     weight, norm, rows = torch.randn(96, 64), torch.ones(96), torch.randn(3, 64)
     graph = Graph()
     product = FloatLinearNodes(torch.float32)(
-        graph, RecordedLinear([weight], None), graph.input("rows", torch.float32, 64)
+        graph, StoredLinear([weight], None), graph.input("rows", torch.float32, 64)
     )
     normed = graph.op(
         "SimplifiedLayerNormalization", product, graph.weight(norm), epsilon=1e-5, axis=-1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
+from paged_backends.runners.native.quantized_linears import QuantizedLinears
+from paged_backends.runners.native.stored_linear import StoredLinear
 from paged_backends.runners.onnx.graph import Graph
-from paged_backends.runners.onnx.quantized_linears import QuantizedLinears
 from paged_backends.runners.onnx.quantized_nodes import QuantizedLinearNodes
-from paged_backends.runners.onnx.recorded_ops import RecordedLinear
 from paged_backends.runners.onnx.session import Session
 from paged_backends.runners.onnx.session_maker import SessionMaker
 
@@ -25,8 +25,8 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def session(linear: RecordedLinear, matrix: QuantizedMatrix, **options: Any) -> Session:
-    linears = cast("QuantizedLinears", {linear: matrix})
+def session(linear: StoredLinear, matrix: QuantizedMatrix, **options: Any) -> Session:
+    linears = QuantizedLinears({linear: matrix})
     nodes = QuantizedLinearNodes(linears, torch.float32, **options)
     graph, (outputs, inputs) = Graph(), matrix.shape
     rows = graph.input("rows", torch.float32, inputs)
@@ -43,7 +43,7 @@ def test_products_are_those_of_the_weights_that_codes_stand_for(
 ) -> None:
     weight, bias = noise(*shape), noise(shape[0])
     (matrix,) = quantize([[weight]], WeightFormat(bits, group_size))
-    linear = RecordedLinear([weight], bias if group_size > 32 else None)
+    linear = StoredLinear([weight], bias if group_size > 32 else None)
     made = session(linear, matrix, in_halves=in_halves, packs_codes=in_halves)
     for count in (1, 2, 17):
         rows = noise(count, shape[1])
@@ -57,7 +57,7 @@ def test_products_are_those_of_the_weights_that_codes_stand_for(
 def test_codes_that_are_not_packed_are_kept() -> None:
     weight = noise(40, 64)
     (matrix,) = quantize([[weight]], WeightFormat(4, 32))
-    linear = RecordedLinear([weight], None)
+    linear = StoredLinear([weight], None)
     for packs in (True, False):
         kept = session(linear, matrix, in_halves=True, packs_codes=packs)._kept
         assert any(weight.dtype == torch.uint8 for weight in kept) is not packs

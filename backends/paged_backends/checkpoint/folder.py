@@ -125,6 +125,18 @@ class Checkpoint:
         return find_weight_files(self.folder, "pytorch_model.bin")
 
     @property
+    def quantized_as(self) -> str | None:
+        """The type or the method in which weights are quantised; ``None``: they are not."""
+        if self.gguf is not None:
+            types = (tensor.block_type for tensor in self.gguf.tensors.values())
+            return next((block_type.name for block_type in types if block_type.is_quantized), None)
+        described = self.config.get("quantization_config")
+        if not described:
+            return None
+        method = described.get("quant_method") if isinstance(described, Mapping) else None
+        return method if isinstance(method, str) and method.isprintable() else "unknown"
+
+    @property
     def num_weights(self) -> int:
         """How many numbers the weights are, if those of a folder are stored in 16 bits."""
         if self.gguf is not None:

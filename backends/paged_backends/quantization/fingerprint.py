@@ -15,8 +15,8 @@ def fingerprint(checkpoint: Checkpoint) -> str:
     another fingerprint. The configuration says which weights are stacked, and in which order.
     """
     known = hashlib.sha256()
-    folder = checkpoint.folder
-    for path in (folder / "config.json", *checkpoint.weight_files, *checkpoint.pickle_files):
+    files = [] if checkpoint.gguf else [*checkpoint.weight_files, *checkpoint.pickle_files]
+    for path in (checkpoint.config_path, *files):
         found = path.stat()
         state = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         known.update(f"{path.name} {state}\n".encode())

@@ -38,6 +38,17 @@ class QuantizedMatrix:
     offsets_OG: Tensor | None = None
     """float32; ``None``: all are 0."""
 
+    def rows(self, chosen: slice) -> QuantizedMatrix:
+        """Return some outputs, as views."""
+        scales, offsets = self.scales_OG[chosen], self.offsets_OG
+        return QuantizedMatrix(
+            self.weight_format,
+            (len(scales), self.shape[1]),
+            self.codes_OGY[chosen],
+            scales,
+            None if offsets is None else offsets[chosen],
+        )
+
     def dequantized(self) -> Tensor:
         """Return the matrix [O, I] float32 that the codes stand for."""
         codes = self.codes_OGY

@@ -26,6 +26,10 @@ class WeightFormat:
         """As in ``int4-g32``."""
         return f"int{self.bits}-g{self.group_size}"
 
+    def bytes_per_weight(self, scale_bytes: int) -> float:
+        """Return what a weight takes, with its part of the scale of its group."""
+        return self.bits / 8 + scale_bytes / self.group_size
+
     @property
     def middle(self) -> int:
         """The code of zero."""

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from paged_backends.kernels.cpu.set_names import InstructionSetName
+from paged_backends.quantization.weight_format import WeightFormat
 from paged_core.component import ComponentSettings
 
 
@@ -16,7 +17,26 @@ class TransformersSettings(ComponentSettings):
     name: Literal["transformers"] = "transformers"
 
 
-class NativeSettings(ComponentSettings):
+class QuantizingSettings(ComponentSettings):
+    """Of runners that quantise weights when they load them."""
+
+    quantization: Literal["off", "int8", "int4"] = Field(
+        default="off",
+        description="int8, int4: bits of the weights of linear layers, quantised at load",
+    )
+    group_size: Literal[32, 64, 128] = Field(
+        default=32, description="inputs of a linear layer that share a scale when quantised"
+    )
+
+    @property
+    def weight_format(self) -> WeightFormat | None:
+        """What the weights become; ``None``: they stay as they are."""
+        if self.quantization == "off":
+            return None
+        return WeightFormat(8 if self.quantization == "int8" else 4, self.group_size)
+
+
+class NativeSettings(QuantizingSettings):
     """The most common model families, in our own decoder."""
 
     name: Literal["native"] = "native"
@@ -34,20 +54,13 @@ class NativeSettings(ComponentSettings):
     )
 
 
-class OnnxRuntimeSettings(ComponentSettings):
+class OnnxRuntimeSettings(QuantizingSettings):
     """The families of runner ``native``, with ONNX Runtime between the attention layers."""
 
     name: Literal["onnxruntime"] = "onnxruntime"
     weights: Literal["checkpoint", "random"] = Field(
         default="checkpoint",
         description="`random`: generated from the seed, to benchmark with a config.json alone.",
-    )
-    quantization: Literal["off", "int8", "int4"] = Field(
-        default="off",
-        description="int8, int4: bits of the weights of linear layers; products are in float",
-    )
-    group_size: Literal[32, 64, 128] = Field(
-        default=32, description="inputs of a linear layer that share a scale when quantised"
     )
     file: str | None = Field(
         default=None,

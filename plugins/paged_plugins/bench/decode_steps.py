@@ -20,7 +20,6 @@ _WARM_UP = 8
 _PROFILED = 8
 _CHUNK = 512
 """Prompt tokens that a step prefills at least, if there are as many."""
-_WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +117,6 @@ class DecodeSteps:
         tokens: float,
         activity: GpuActivity | None,
     ) -> dict[str, Any]:
-        width = _WIDTH[size.layers[0].dtype]
         step = median(seconds)
         return {
             "batch_size": self.batch_size,
@@ -130,7 +128,7 @@ class DecodeSteps:
             "ms_per_step_min_max": [round(1000 * f(seconds), 4) for f in (min, max)],
             "output_tokens_per_s": round(self.batch_size / step, 1),
             "ms_by_phase": {phase: round(1000 * spent, 4) for phase, spent in phases.items()},
-            "weight_bytes": (size.layer_weights + size.head_weights) * width,
+            "weight_bytes": size.weight_bytes,
             "cache_bytes": round(size.cache_bytes_per_token * tokens),
             "gpu_idle_share": activity and _rounded(activity.idle_share),
             "kernels": activity and activity.longest(12, _PROFILED),

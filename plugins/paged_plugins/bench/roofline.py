@@ -15,8 +15,6 @@ from paged_plugins.bench.rates import Rates
 from paged_plugins.bench.turns import conversations
 from paged_plugins.bench.workloads import Item
 
-_WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
-
 
 def least_seconds(items: Sequence[Item], model: ModelSize, rates: Rates, num_shared: int) -> float:
     """Return the least time that ``items`` can take.
@@ -25,7 +23,6 @@ def least_seconds(items: Sequence[Item], model: ModelSize, rates: Rates, num_sha
         num_shared: length of the prefix that all prompts share; it is computed once.
     """
     layers, head = model.layer_weights, model.head_weights
-    weights = (layers + head) * _WIDTH[model.layers[0].dtype]
     sequences = [_chunks(items, turns) for turns in conversations(items)]
     total = 0.0
     for step in range(max(map(len, sequences))):
@@ -41,7 +38,7 @@ def least_seconds(items: Sequence[Item], model: ModelSize, rates: Rates, num_sha
             attended -= again * num_shared / 2
         sums = layers * computed + head * len(running)
         operations = 2 * sums + model.attention_operations * attended
-        num_bytes = weights + model.cache_bytes_per_token * num_read
+        num_bytes = model.weight_bytes + model.cache_bytes_per_token * num_read
         total += max(operations / rates.sums, num_bytes / rates.read)
     return total
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from paged_core.interfaces.layer import LayerSpec
 
+_WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
@@ -16,6 +18,14 @@ class ModelSize:
     head_weights: int
     """Weights of the head."""
     layers: tuple[LayerSpec, ...]
+    bytes_per_weight: float | None = None
+    """As weights are read in a step; ``None``: they have the dtype of the layers."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that all these weights take."""
+        width = self.bytes_per_weight or _WIDTH[self.layers[0].dtype]
+        return round((self.layer_weights + self.head_weights) * width)
 
     @property
     def cache_bytes_per_token(self) -> int:

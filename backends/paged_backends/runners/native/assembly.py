@@ -7,7 +7,7 @@ Shapes: V vocabulary, E embedding size, P positions, I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from paged_backends.runners.native.decoder import (
 )
 from paged_backends.runners.native.names import WeightNames
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Ops, rounded
+
+MakeLinear = Callable[[Sequence[Tensor], Tensor | None], Linear]
+"""Makes a linear layer of weights [., I], one below the other, and a bias [O]."""
 
 
 class Assembly:
@@ -43,29 +46,43 @@ class Assembly:
         ops: Ops,
         dtype: torch.dtype,
         device: torch.device,
+        linear: MakeLinear | None = None,
     ) -> None:
+        """
+        Args:
+            ops: make the operations, and linear layers of weights in ``dtype`` on ``device``.
+            linear: makes linear layers instead, of weights as they are stored, which no operation
+                keeps then.
+        """
         self._config = config
         self._names = names
         self._weights = weights
         self._dtype = dtype
         self._device = device
         self._ops = ops
+        self._linear_of_stored = linear
+        self._keeps_weights = linear is None and not ops.copies_weights
 
     def decoder(self) -> Decoder:
         """Return the whole decoder."""
         self.check_layers()
         embedding = self.embedding()
-        decoder = Decoder(
+        layers = list(self.layers())
+        head = self.head(embedding)
+        self.check_all_taken()
+        return self.connected(embedding, layers, head)
+
+    def connected(self, embedding: Embedding, layers: Sequence[Layer], head: Head) -> Decoder:
+        """Return a decoder of parts that were built one by one."""
+        return Decoder(
             self._config,
             embedding=embedding,
-            layers=[self.layer(index) for index in range(len(self._config.layers))],
-            head=self.head(embedding),
+            layers=layers,
+            head=head,
             best=self._ops.best,
             rotary=self._ops.rotary,
             device=self._device,
         )
-        self.check_all_taken()
-        return decoder
 
     def check_layers(self) -> None:
         """Check that the checkpoint has the weights of all layers, and of no more."""
@@ -76,11 +93,11 @@ class Assembly:
         self._weights.check_all_taken(tied=self._config.tied)
 
     def embedding(self) -> Embedding:
-        """Return the embedding; operations that copy their weights leave its table as stored."""
+        """Return the embedding; its table stays as stored where no operation keeps weights."""
         config, names = self._config, self._names
         hidden, width = config.hidden_size, config.embedding_size
         table = self._weights.take(f"{names.embedding}.weight", (config.vocab_size, width))
-        if not self._ops.copies_weights:
+        if self._keeps_weights:
             table = table.to(device=self._device, dtype=self._dtype)
         positions = None
         if config.learned_positions is not None:
@@ -108,8 +125,12 @@ class Assembly:
         return Head(
             norm=self._norm(names.final_norm, hidden) if config.norm_at_end else None,
             project=self._linear([names.project_out], [width], hidden) if width != hidden else None,
-            output=self._ops.linear(weight.to(self._dtype)),
+            output=self._stacked([weight]),
         )
+
+    def layers(self) -> Iterator[Layer]:
+        """Yield one layer after another."""
+        return map(self.layer, range(len(self._config.layers)))
 
     def layer(self, index: int) -> Layer:
         """Return one layer."""
@@ -131,7 +152,7 @@ class Assembly:
             mlp_output_norm=norm(names.mlp_output_norm) if config.norm_outputs else None,
             norm_first=config.norm_first,
         )
-        if self._ops.copies_weights:
+        if not self._keeps_weights:
             self._weights.release()
         return layer
 
@@ -208,14 +229,20 @@ class Assembly:
         weights = []
         for module, count in zip(modules, outputs, strict=True):
             shape = (inputs, count) if transposed else (count, inputs)
-            weight = self._tensor(f"{module}.weight", shape)
+            weight = self._weights.take(f"{module}.weight", shape)
             weights.append(weight.T if transposed else weight)
         biases = [
             self._tensor(f"{module}.bias", (count,))
             for module, count in zip(modules, outputs, strict=True)
             if bias
         ]
-        return self._ops.stacked(weights, torch.cat(biases) if biases else None)
+        return self._stacked(weights, torch.cat(biases) if biases else None)
+
+    def _stacked(self, weights: Sequence[Tensor], bias: Tensor | None = None) -> Linear:
+        """Return the linear layer with these weights [., I], one below the other."""
+        if self._linear_of_stored is not None:
+            return self._linear_of_stored(weights, bias)
+        return self._ops.stacked([self._placed(weight) for weight in weights], bias)
 
     def _norm(self, module: str, size: int) -> Norm:
         config, ops = self._config, self._ops
@@ -228,5 +255,7 @@ class Assembly:
         return ops.layer_norm(size, weight, bias, config.norm_eps)
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        stored = self._weights.take(name, shape)
+        return self._placed(self._weights.take(name, shape))
+
+    def _placed(self, stored: Tensor) -> Tensor:
         return stored.to(device=self._device, dtype=self._dtype)

@@ -26,9 +26,16 @@ class DescribedRunner(Runner, ABC):
         self._settings = parts.settings
         self._layers: list[LayerSpec] = []
         self._config: DecoderConfig
+        self._bytes_per_weight: float
 
-    def _describe(self, source: ModelSource) -> None:
-        self._config = source.config
+    def _describe(self, source: ModelSource, bytes_per_weight: float) -> None:
+        """Take the description of a model whose linear layers take so many bytes a weight.
+
+        Raises:
+            SettingsError: see :meth:`ModelSource.check_memory`.
+        """
+        source.check_memory(bytes_per_weight)
+        self._config, self._bytes_per_weight = source.config, bytes_per_weight
         self._layers = source.layers(self._settings)
 
     def _log_loaded(self, source: ModelSource) -> None:
@@ -63,4 +70,4 @@ class DescribedRunner(Runner, ABC):
 
     def model_size(self) -> ModelSize:
         """Count the weights of all linear layers."""
-        return model_size(self._config, self._layers)
+        return model_size(self._config, self._layers, self._bytes_per_weight)

@@ -24,6 +24,10 @@ from paged_backends.runners.native.rope import Rotary
 
 if TYPE_CHECKING:
     from paged_backends.kernels.cpu.tensor_kernels import Kernels
+    from paged_backends.quantization.matrix import QuantizedMatrix
+
+_DEQUANTIZED = 1 << 20
+"""Weights that are in float32 at a time: they stay in a processor's cache."""
 
 RowOp = Callable[[Tensor], Tensor]
 """Maps rows to rows, each by itself."""
@@ -66,6 +70,10 @@ class Ops(ABC):
         """Return the linear layer with these weights [., I], one below the other."""
         stacked = torch.cat(list(weights)) if len(weights) > 1 else weights[0].contiguous()
         return self.linear(stacked, bias_O)
+
+    @abstractmethod
+    def quantized(self, matrix: QuantizedMatrix, bias_O: Tensor | None = None) -> Linear:
+        """Return the linear layer with this weight."""
 
     @abstractmethod
     def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Norm:
@@ -121,6 +129,22 @@ class TorchOps(Ops):
 
         def apply(rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
             return added(functional.linear(rows_TI, weight_OI, bias_O), residual_TO)
+
+        return apply
+
+    def quantized(self, matrix: QuantizedMatrix, bias_O: Tensor | None = None) -> Linear:
+        """Return a layer that dequantises some rows of its weight at a time, in each call."""
+        step = max(1, _DEQUANTIZED // matrix.shape[1])
+        slices = [slice(first, first + step) for first in range(0, matrix.shape[0], step)]
+        bias = None if bias_O is None else bias_O.float()
+
+        def apply(rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
+            rows, result = rows_TI.float(), rows_TI.new_empty(len(rows_TI), matrix.shape[0])
+            for some in slices:
+                part = matrix.rows(some).dequantized()
+                part_bias = None if bias is None else bias[some]
+                result[:, some] = functional.linear(rows, part, part_bias)
+            return added(result, residual_TO)
 
         return apply
 

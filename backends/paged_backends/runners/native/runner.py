@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
+from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.choose_ops import choose_ops
 from paged_backends.runners.native.compiled_layer import compile_layers
@@ -15,6 +16,8 @@ from paged_backends.runners.native.decoder import Decoder
 from paged_backends.runners.native.described_runner import DescribedRunner
 from paged_backends.runners.native.fused_layers import fuse
 from paged_backends.runners.native.names import weight_names
+from paged_backends.runners.native.ops import Ops
+from paged_backends.runners.native.quantized_decoder import check_quantization, quantized_decoder
 from paged_backends.runners.native.source import ModelSource
 from paged_backends.runners.settings import NativeSettings
 from paged_core.errors import SettingsError
@@ -22,6 +25,10 @@ from paged_core.interfaces.runner import RunnerParts
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
+
+
+_SCALE_BYTES = 2
+"""Bytes of a scale in the packed weights of the kernels."""
 
 
 class NativeRunner(DescribedRunner):
@@ -37,18 +44,13 @@ class NativeRunner(DescribedRunner):
         """Read the configuration, then the weights; see the interface for what it raises."""
         settings = self._settings
         source = ModelSource.open(settings, self._options.weights, reads_gguf=True)
-        source.check_memory(source.dtype.itemsize)
-        self._describe(source)
+        weight_format = self._options.weight_format
+        if weight_format is not None:
+            check_quantization(self._options, source)
+        self._describe(source, _bytes_per_weight(source, weight_format))
         ops = choose_ops(self._options, source.dtype, source.device)
         try:
-            self._decoder = Assembly(
-                source.config,
-                weight_names(source.checkpoint),
-                source.weights,
-                ops=ops,
-                dtype=source.dtype,
-                device=source.device,
-            ).decoder()
+            self._decoder = _decoder(source, ops, weight_format)
         except torch.OutOfMemoryError as error:
             raise SettingsError(
                 f"{settings.model} does not fit on {source.device}: "
@@ -78,3 +80,22 @@ class NativeRunner(DescribedRunner):
     def best_tokens(self, hidden: Tensor, /) -> tuple[Tensor, Tensor]:
         """Return the best token [R] int64 of each row, and its logit [R]."""
         return self._decoder.best(hidden)
+
+
+def _decoder(source: ModelSource, ops: Ops, weight_format: WeightFormat | None) -> Decoder:
+    if weight_format is not None:
+        return quantized_decoder(source, ops, weight_format)
+    return Assembly(
+        source.config,
+        weight_names(source.checkpoint),
+        source.weights,
+        ops=ops,
+        dtype=source.dtype,
+        device=source.device,
+    ).decoder()
+
+
+def _bytes_per_weight(source: ModelSource, weight_format: WeightFormat | None) -> float:
+    if weight_format is None:
+        return source.dtype.itemsize
+    return weight_format.bytes_per_weight(_SCALE_BYTES)

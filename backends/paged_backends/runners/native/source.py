@@ -84,8 +84,7 @@ class ModelSource:
         Raises:
             SettingsError: they take more memory than the device has free.
         """
-        size = model_size(self.config, [])
-        needed = int((size.layer_weights + size.head_weights) * bytes_per_weight)
+        needed = model_size(self.config, [], bytes_per_weight).weight_bytes
         free = free_memory(self.device)
         if isinstance(self.weights, RandomWeights) and needed > free:
             raise SettingsError(
@@ -94,7 +93,9 @@ class ModelSource:
             )
 
 
-def model_size(config: DecoderConfig, layers: list[LayerSpec]) -> ModelSize:
+def model_size(
+    config: DecoderConfig, layers: list[LayerSpec], bytes_per_weight: float
+) -> ModelSize:
     """Count the weights of all linear layers."""
     hidden, heads, kv_heads = config.hidden_size, config.num_heads, config.num_kv_heads
     attention = 2 * (heads + kv_heads) * config.head_dim * hidden
@@ -103,6 +104,7 @@ def model_size(config: DecoderConfig, layers: list[LayerSpec]) -> ModelSize:
         layer_weights=len(config.layers) * (attention + feed_forward),
         head_weights=config.vocab_size * config.embedding_size,
         layers=tuple(layers),
+        bytes_per_weight=bytes_per_weight,
     )
 
 

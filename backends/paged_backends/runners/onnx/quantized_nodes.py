@@ -14,10 +14,10 @@ from torch import Tensor
 
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.workers import in_threads
+from paged_backends.runners.native.quantized_linears import QuantizedLinears
+from paged_backends.runners.native.stored_linear import StoredLinear
 from paged_backends.runners.onnx.graph import CONTRIB, Graph
 from paged_backends.runners.onnx.own_pages import own_pages
-from paged_backends.runners.onnx.quantized_linears import QuantizedLinears
-from paged_backends.runners.onnx.recorded_ops import RecordedLinear
 
 _FLOAT_ARITHMETIC = 1
 """What ``accuracy_level`` says of float32."""
@@ -50,9 +50,9 @@ class QuantizedLinearNodes:
         self._in_halves = in_halves
         self._packs_codes = packs_codes
 
-    def __call__(self, graph: Graph, linear: RecordedLinear, rows: str, /) -> str:
+    def __call__(self, graph: Graph, linear: StoredLinear, rows: str, /) -> str:
         """Return ``rows @ weight.T + bias``, for ``rows`` [T, I] in the dtype computed in."""
-        matrix = self._linears[linear]
+        matrix = self._linears.take(linear)
         scales = graph.weight(matrix.scales_OG.to(self._compute))
         if matrix.weight_format.bits == 8 and self._in_halves:
             result = self._sum_of_halves(graph, matrix, scales, rows)

@@ -15,30 +15,13 @@ from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from paged_backends.runners.native.config import Activation
-from paged_backends.runners.native.ops import HeadOp, Linear, Norm, RowOp, TorchOps, added
+from paged_backends.runners.native.ops import HeadOp, Norm, RowOp, TorchOps
 from paged_backends.runners.native.rope import Rotary
+from paged_backends.runners.native.stored_linear import StoredLinear
 
 _Op = TypeVar("_Op")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RecordedLinear:
-    """A linear layer."""
-
-    rows: Sequence[Tensor]
-    """Its weight, in the dtype in which it is stored: parts [., I], one below the other."""
-    bias_O: Tensor | None
-
-    @property
-    def weight(self) -> Tensor:
-        """The whole weight [O, I], stacked anew each time."""
-        return torch.cat(list(self.rows)) if len(self.rows) > 1 else self.rows[0]
-
-    def __call__(self, rows_TI: Tensor, residual_TO: Tensor | None = None) -> Tensor:
-        return added(functional.linear(rows_TI, self.weight, self.bias_O), residual_TO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +68,13 @@ class RecordedOps(TorchOps):
 
     copies_weights = True  # by the session, so the embedding stays mapped as it is stored
 
-    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
-        """Return a :class:`RecordedLinear`."""
-        return RecordedLinear([weight_OI], bias_O)
+    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> StoredLinear:
+        """Return a :class:`StoredLinear`."""
+        return StoredLinear([weight_OI], bias_O)
 
-    def stacked(self, weights: Sequence[Tensor], bias_O: Tensor | None = None) -> Linear:
-        """Return a :class:`RecordedLinear`; its weights are not read."""
-        return RecordedLinear(weights, bias_O)
+    def stacked(self, weights: Sequence[Tensor], bias_O: Tensor | None = None) -> StoredLinear:
+        """Return a :class:`StoredLinear`; its weights are not read."""
+        return StoredLinear(weights, bias_O)
 
     def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> RecordedNorm:
         """Return a :class:`RecordedNorm`."""

@@ -21,13 +21,14 @@ from paged_backends.runners.native.decoder import Embedding, Head, Layer
 from paged_backends.runners.native.described_runner import DescribedRunner
 from paged_backends.runners.native.names import weight_names
 from paged_backends.runners.native.ops import TorchOps, rounded, soft_cap
+from paged_backends.runners.native.quantized_linears import QuantizedLinears
 from paged_backends.runners.native.rope import Rotary, frequencies
 from paged_backends.runners.native.source import ModelSource
+from paged_backends.runners.native.stored_linear import stored
 from paged_backends.runners.onnx.linear_nodes import FloatLinearNodes, LinearNodes
 from paged_backends.runners.onnx.packed_weights import packs_codes
-from paged_backends.runners.onnx.quantized_linears import QuantizedLinears
 from paged_backends.runners.onnx.quantized_nodes import QuantizedLinearNodes
-from paged_backends.runners.onnx.recorded_ops import RecordedLinear, RecordedOps, recorded
+from paged_backends.runners.onnx.recorded_ops import RecordedOps
 from paged_backends.runners.onnx.segment_chain import AttentionCut, SegmentChain
 from paged_backends.runners.onnx.segmented_model import SegmentedModel
 from paged_backends.runners.onnx.segments import Crossing, Segments
@@ -59,10 +60,10 @@ class OnnxRuntimeRunner(DescribedRunner):
         """Read the configuration, then the weights; see the interface for what it raises."""
         source = ModelSource.open(self._settings, self._options.weights)
         config = source.config
-        self._describe(source)
         on_cpu = source.device.type == "cpu"
         self._compute = torch.float32 if on_cpu else source.dtype
-        source.check_memory(self._compute.itemsize)
+        width, weight_format = self._compute.itemsize, self._options.weight_format
+        self._describe(source, weight_format.bytes_per_weight(width) if weight_format else width)
         self._maker = SessionMaker(source.device, torch.get_num_threads())
         ropes = list(dict.fromkeys(layer.rope for layer in config.layers if layer.rope))
         self._frequencies = {
@@ -73,7 +74,7 @@ class OnnxRuntimeRunner(DescribedRunner):
 
     def _build(self, source: ModelSource, ropes: Sequence[Rope]) -> None:
         """Make the sessions, one after the other: weights of two layers are in memory at a time."""
-        maker, num_layers = self._maker, len(source.config.layers)
+        maker = self._maker
         assembly = Assembly(
             source.config,
             weight_names(source.checkpoint),
@@ -85,11 +86,12 @@ class OnnxRuntimeRunner(DescribedRunner):
         assembly.check_layers()
         embedding = assembly.embedding()
         head = assembly.head(embedding)
-        layers: Iterable[Layer] = map(assembly.layer, range(num_layers))
+        layers: Iterable[Layer] = assembly.layers()
         nodes: LinearNodes = FloatLinearNodes(self._compute)
-        if self._options.quantization != "off":
+        weight_format = self._options.weight_format
+        if weight_format is not None:
             layers = list(layers)  # views of the checkpoint: nothing is read yet
-            nodes = self._quantized_nodes(source, head, layers)
+            nodes = self._quantized_nodes(source, head, layers, weight_format)
         segments = Segments(
             config=source.config,
             ropes=ropes,
@@ -127,12 +129,15 @@ class OnnxRuntimeRunner(DescribedRunner):
         )
 
     def _quantized_nodes(
-        self, source: ModelSource, head: Head, layers: Sequence[Layer]
+        self,
+        source: ModelSource,
+        head: Head,
+        layers: Sequence[Layer],
+        weight_format: WeightFormat,
     ) -> QuantizedLinearNodes:
-        options, on_cpu = self._options, source.device.type == "cpu"
-        weight_format = WeightFormat(8 if options.quantization == "int8" else 4, options.group_size)
+        on_cpu = source.device.type == "cpu"
         return QuantizedLinearNodes(
-            QuantizedLinears(source, head, layers, weight_format),
+            QuantizedLinears.of(source, head, layers, weight_format),
             self._compute,
             in_halves=on_cpu,
             packs_codes=on_cpu and packs_codes(),
@@ -143,7 +148,7 @@ class OnnxRuntimeRunner(DescribedRunner):
         table, positions = embedding.table_VE, embedding.positions_PE
         project = None
         if embedding.project is not None:
-            weight_OI = recorded(embedding.project, RecordedLinear).weight
+            weight_OI = stored(embedding.project).weight
             project = TorchOps().linear(weight_OI.to(device, self._compute))
         return replace(
             embedding,

@@ -14,12 +14,12 @@ import torch
 
 from paged_backends.runners.native.config import Activation, DecoderConfig, Rope
 from paged_backends.runners.native.decoder import Head, Layer
+from paged_backends.runners.native.stored_linear import stored
 from paged_backends.runners.onnx.graph import CONTRIB, ELEMENT_TYPES, Graph
 from paged_backends.runners.onnx.linear_nodes import LinearNodes
 from paged_backends.runners.onnx.recorded_ops import (
     RecordedActivation,
     RecordedHeads,
-    RecordedLinear,
     RecordedNorm,
     recorded,
 )
@@ -161,7 +161,7 @@ class Segments:
     # ------------------------------------------------------------------ operations
 
     def _linear(self, graph: Graph, linear: object, rows: str) -> str:
-        return self.linear_nodes(graph, recorded(linear, RecordedLinear), rows)
+        return self.linear_nodes(graph, stored(linear), rows)
 
     def _norm(self, graph: Graph, norm: RecordedNorm, rows: str) -> str:
         kind = "SimplifiedLayerNormalization" if norm.kind == "rms" else "LayerNormalization"

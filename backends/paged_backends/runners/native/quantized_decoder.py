@@ -1,0 +1,110 @@
+"""Builds a decoder whose linear layers are quantised when a checkpoint is loaded.
+
+Weights stay where they are stored until they are quantised, and codes in their file until a layer
+is made of them. So there is never much more memory in use than what stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paged_backends.checkpoint.weights import RandomWeights
+from paged_backends.quantization.weight_format import WeightFormat
+from paged_backends.runners.native.assembly import Assembly
+from paged_backends.runners.native.decoder import Decoder, Head, Layer
+from paged_backends.runners.native.names import weight_names
+from paged_backends.runners.native.ops import Linear, Ops
+from paged_backends.runners.native.quantized_linears import GeneratedLinears, QuantizedLinears
+from paged_backends.runners.native.source import ModelSource
+from paged_backends.runners.native.stored_linear import (
+    StoredLinear,
+    converted_embedding,
+    converted_head,
+    converted_layer,
+)
+from paged_backends.runners.settings import NativeSettings
+from paged_core.errors import SettingsError
+
+
+def check_quantization(options: NativeSettings, source: ModelSource) -> None:
+    """Check that the weights of a model can be quantised as ``options`` ask.
+
+    Raises:
+        SettingsError: they cannot: on this device, with these options, or because they are
+            quantised already.
+    """
+    asked = f"runner.quantization: {options.quantization}"
+    if source.device.type != "cpu":
+        raise SettingsError(
+            f"{asked} is computed on a CPU, and this is {source.device}; set device to cpu, "
+            "runner.quantization to off, or runner to onnxruntime"
+        )
+    if options.compile:
+        raise SettingsError(
+            f"{asked} has operations of its own, which runner.compile cannot compile; leave one "
+            "of them out"
+        )
+    method = source.checkpoint.quantized_as
+    if method is not None and not isinstance(source.weights, RandomWeights):
+        raise SettingsError(
+            f"{asked}: the weights of {source.checkpoint.place} are quantised already, as "
+            f"{method}; set it to off, or give a checkpoint that is not quantised"
+        )
+
+
+def quantized_decoder(source: ModelSource, ops: Ops, weight_format: WeightFormat) -> Decoder:
+    """Return the decoder of a model, with quantised linear layers and head.
+
+    The embedding stays as it is stored. The quantised weights of a checkpoint are cached on disk.
+
+    Args:
+        ops: make the operations.
+
+    Raises:
+        CheckpointError: see :class:`~paged_backends.runners.native.assembly.Assembly`.
+    """
+    assembly = Assembly(
+        source.config,
+        weight_names(source.checkpoint),
+        source.weights,
+        ops=ops,
+        dtype=source.dtype,
+        device=source.device,
+        linear=StoredLinear,
+    )
+    assembly.check_layers()
+    embedding = assembly.embedding()
+    head = assembly.head(embedding)
+    layers, linears = _quantized(source, assembly, head, weight_format)
+
+    def quantized(linear: StoredLinear) -> Linear:
+        return ops.quantized(linears.take(linear), linear.bias_O)
+
+    def plain(linear: StoredLinear) -> Linear:
+        return ops.stacked([linear.weight.to(source.dtype)], linear.bias_O)
+
+    made_head = converted_head(head, quantized)
+    linears.release()
+    made = []
+    for layer in layers:
+        made.append(converted_layer(layer, quantized))
+        linears.release()
+    return assembly.connected(converted_embedding(embedding, plain), made, made_head)
+
+
+def _quantized(
+    source: ModelSource, assembly: Assembly, head: Head, weight_format: WeightFormat
+) -> tuple[Iterator[Layer], QuantizedLinears | GeneratedLinears]:
+    """Return the layers one after the other, and the weights of their linear layers."""
+    if isinstance(source.weights, RandomWeights):
+        return assembly.layers(), GeneratedLinears(weight_format)
+    layers = list(assembly.layers())  # views of the checkpoint: nothing is read yet
+    assembly.check_all_taken()
+    linears = QuantizedLinears.of(source, head, layers, weight_format)
+    return _given_up(layers), linears
+
+
+def _given_up(layers: list[Layer]) -> Iterator[Layer]:
+    """Yield layers that are no longer kept here."""
+    while layers:
+        yield layers.pop(0)
