@@ -8,21 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from structlog.testing import capture_logs
-from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
+from torch import Tensor
 
 from integration import tiny_models
+from integration.dequantized_models import dequantized_model, prompt_logits, relative_error
 from integration.step_driver import StepDriver, make_executor, run_at_random, settings
-from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.onnx.runner import OnnxRuntimeRunner
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core import LLM, SamplingParams
 from paged_core.errors import SettingsError
 from paged_core.interfaces.runner import Runner, RunnerParts
-from paged_core.testing.dense_attention import DenseAttention
 
 NUM_TOKENS = 8
 PROMPT = tiny_models.PROMPTS[2]
@@ -56,33 +53,11 @@ def load(folder: Path, chosen: Any = None, **options: Any) -> OnnxRuntimeRunner:
 
 
 def logits(runner: Runner) -> Tensor:
-    attention = DenseAttention(runner.layers, 1)
-    attention.begin([(0, len(PROMPT))])
-    with torch.inference_mode():
-        positions = torch.arange(len(PROMPT))
-        return runner.logits(runner.forward(torch.tensor(PROMPT), positions, attention))
-
-
-def error(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
-
-
-def dequantized(weight: Tensor, weight_format: WeightFormat) -> nn.Parameter:
-    (matrix,) = quantize([[weight.detach()]], weight_format)
-    return nn.Parameter(matrix.dequantized().contiguous())
+    return prompt_logits(runner, PROMPT)
 
 
 def save_dequantized(folder: Path, weight_format: WeightFormat, into: Path) -> Path:
-    """Save a model whose linear layers have the weights that the codes of another stand for."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model.config.tie_word_embeddings = False  # the embedding itself is not quantised
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and not name.endswith("project_in"):
-            module.weight = dequantized(module.weight, weight_format)
-        elif isinstance(module, Conv1D):
-            weight = dequantized(module.weight.T, weight_format)
-            module.weight = nn.Parameter(weight.T.contiguous())
-    model.save_pretrained(into)
+    dequantized_model(folder, weight_format).save_pretrained(into)
     return into
 
 
@@ -93,8 +68,8 @@ def test_logits_are_those_of_the_weights_that_codes_stand_for(
     weight_format = WeightFormat(int(options["quantization"][3:]), options["group_size"])  # type: ignore[arg-type]
     same = save_dequantized(model, weight_format, tmp_path / "dequantized")
     found, whole = logits(load(model, **options)), logits(load(model))
-    assert error(found, logits(load(same))) < 1e-5
-    assert 1e-4 < error(found, whole) < ERROR[options["quantization"]]
+    assert relative_error(found, logits(load(same))) < 1e-5
+    assert 1e-4 < relative_error(found, whole) < ERROR[options["quantization"]]
 
 
 def test_greedy_tokens_do_not_depend_on_chunks_batches_or_swaps(
@@ -138,13 +113,13 @@ def test_a_checkpoint_that_changed_is_quantised_again(llama: Path, tmp_path: Pat
     with capture_logs() as logs:
         after = logits(load(folder, **INT4))
     assert events(logs) == [False]
-    assert error(after, before) > 0.5
+    assert relative_error(after, before) > 0.5
 
 
 def test_random_weights_are_quantised_without_a_file(llama: Path, cache: Path) -> None:
     whole = logits(load(llama, weights="random"))
     found = logits(load(llama, weights="random", **INT8))
-    assert 1e-4 < error(found, whole) < ERROR["int8"]
+    assert 1e-4 < relative_error(found, whole) < ERROR["int8"]
     assert not cache.exists()
 
 

@@ -38,7 +38,7 @@ _VNNI = (*_AVX512, "-mavx512vnni")
 _BF16 = (*_VNNI, "-mavx512bf16")
 _MIXED = (*_BF16, "-DSLOW_PAIRS")
 SETS = (
-    InstructionSet("avx512_amx", (*_MIXED, "-mamx-tile", "-mamx-bf16"), 16),
+    InstructionSet("avx512_amx", (*_MIXED, "-mamx-tile", "-mamx-bf16", "-mamx-int8"), 16),
     InstructionSet("avx512_bf16", _BF16, 4),
     InstructionSet("avx512_bf16_mixed", _MIXED, 4),
     InstructionSet("avx512_vnni", _VNNI, 32),

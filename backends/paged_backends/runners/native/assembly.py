@@ -67,8 +67,8 @@ class Assembly:
         """Return the whole decoder."""
         self.check_layers()
         embedding = self.embedding()
-        layers = list(self.layers())
         head = self.head(embedding)
+        layers = list(self.layers())
         self.check_all_taken()
         return self.connected(embedding, layers, head)
 

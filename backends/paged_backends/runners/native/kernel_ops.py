@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paged_backends.kernels.cpu.packed_weight import PackedWeight
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
+from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.runners.native.config import Activation
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, RowOp, TorchOps, added
 from paged_backends.runners.native.rope import Rotary
@@ -113,6 +114,10 @@ class KernelOps(TorchOps):
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
         """Return the linear layer with a packed copy of the weight."""
         return KernelLinear(self.kernels, self.kernels.pack(weight_OI, bias_O))
+
+    def quantized(self, matrix: QuantizedMatrix, bias_O: Tensor | None = None) -> Linear:
+        """Return the linear layer with a packed copy of codes and scales."""
+        return KernelLinear(self.kernels, self.kernels.pack_quantized(matrix, bias_O))
 
     def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Norm:
         """Return RMSNorm in one call."""

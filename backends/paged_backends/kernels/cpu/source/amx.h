@@ -1,5 +1,5 @@
 // Intel's Advanced Matrix Extensions: eight tile registers of 16 rows of 64 bytes; two of pairs of
-// bfloat16 are multiplied and added to a third of float32.
+// bfloat16 are multiplied and added to a third of float32, or two of four bytes to a third of integers.
 //
 // AMX is 1 where the compiler is told to use them. With EMULATE_AMX the same functions work on an array,
 // to the same bits (hardware and this rule were compared on 512,000 sums): a product of two bfloat16 is
@@ -8,7 +8,7 @@
 // what is built on it.
 #pragma once
 
-#include "vector.h"
+#include "dot_codes.h"
 
 #if defined(EMULATE_AMX) || (defined(__AMX_BF16__) && defined(__AMX_TILE__))
 #define AMX 1
@@ -27,23 +27,19 @@ struct TileConfig {};
 
 #elif !defined(EMULATE_AMX)
 
-// All eight registers are configured, in this thread, while this lives. Afterwards they are released:
-// other libraries in the same thread configure their own, and what is configured costs the system 8 KiB
-// to save whenever it changes threads. The process must have the system's permission (detect.cpp).
-class TileConfig {
- public:
-  TileConfig() {
-    struct {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } config;
-    asm volatile("ldtilecfg %0" ::"m"(config));
-  }
-  ~TileConfig() { asm volatile("tilerelease" ::: "memory"); }
-  TileConfig(const TileConfig&) = delete;
-  TileConfig& operator=(const TileConfig&) = delete;
-};
+// Configures all eight registers, in this thread: 4 and 5 as rows of `depth` bytes, 6 and 7 as the `depth / 4`
+// rows that these are multiplied with, the others in full size.
+INLINE void configure_tiles(int depth) {
+  struct {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } config;
+  config.row_bytes[4] = config.row_bytes[5] = uint16_t(depth);
+  config.rows[6] = config.rows[7] = uint8_t(depth / 4);
+  asm volatile("ldtilecfg %0" ::"m"(config));
+}
+INLINE void release_tiles() { asm volatile("tilerelease" ::: "memory"); }
 
 // The compilers' intrinsics take literal numbers of registers, which a template's argument is not, and
 // those of GCC 12 do not declare that they read memory.
@@ -65,12 +61,19 @@ INLINE void tile_dot() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B));
 }
 
+// SUM [16][16] += A [16][depth] times B [depth / 4][16 columns][4], signed bytes.
+template <int SUM, int A, int B>
+INLINE void tile_dot_bytes() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B));
+}
+
 #else
 
 // The registers of a thread; reading or writing one that is not configured would be a fault.
 struct TileRegisters {
   alignas(64) float tiles[8][TILE_ROWS][TILE_COLUMNS];
   bool configured = false;
+  int depth = 0;  // as for `configure_tiles`
 };
 inline TileRegisters& tile_registers() {
   static thread_local TileRegisters registers;
@@ -81,17 +84,19 @@ inline float (*tile_at(int tile))[TILE_COLUMNS] {
   return tile_registers().tiles[tile];
 }
 
-class TileConfig {
- public:
-  TileConfig() { tile_registers().configured = true; }
-  ~TileConfig() { tile_registers().configured = false; }
-  TileConfig(const TileConfig&) = delete;
-  TileConfig& operator=(const TileConfig&) = delete;
-};
+INLINE void configure_tiles(int depth) {
+  tile_registers().configured = true;
+  tile_registers().depth = depth;
+}
+INLINE void release_tiles() { tile_registers().configured = false; }
 
 template <int TILE>
 static void tile_load(const void* place, int64_t stride) {
-  for (int r = 0; r < TILE_ROWS; r++) memcpy(tile_at(TILE)[r], (const char*)place + r * stride, 64);
+  constexpr bool IS_LEFT = TILE == 4 || TILE == 5, IS_RIGHT = TILE == 6 || TILE == 7;
+  const int depth = tile_registers().depth, rows = IS_RIGHT ? depth / 4 : TILE_ROWS;
+  memset(tile_at(TILE), 0, TILE_ROWS * 64);
+  for (int r = 0; r < rows; r++)
+    memcpy(tile_at(TILE)[r], (const char*)place + r * stride, size_t(IS_LEFT ? depth : 64));
 }
 template <int TILE>
 static void tile_store(void* place, int64_t stride) {
@@ -127,5 +132,40 @@ static void tile_dot() {
       store(sums[r] + c, without_denormals(sum + without_denormals(even + odd)));
     }
 }
+
+template <int SUM, int A, int B>
+static void tile_dot_bytes() {
+  auto *sums = tile_at(SUM), *a = tile_at(A), *b = tile_at(B);
+  for (int k = 0; k < tile_registers().depth / 4; k++)
+    for (int c = 0; c < TILE_COLUMNS; c += WIDTH) {
+      vi line;
+      memcpy(&line, b[k] + c, sizeof line);
+      const vi even = (vi)(vs(line) << 8 >> 8), odd = (vi)(vs(line) >> 8);
+      for (int r = 0; r < TILE_ROWS; r++) {
+        int32_t four;
+        memcpy(&four, a[r] + k, 4);
+        const vs x = (vs)splat_int(four);
+        vi sum;
+        memcpy(&sum, sums[r] + c, sizeof sum);
+        sum += multiply_pairs((vi)(x << 8 >> 8), even) + multiply_pairs((vi)(x >> 8), odd);
+        memcpy(sums[r] + c, &sum, sizeof sum);
+      }
+    }
+}
+
+#endif
+
+#if AMX
+
+// The registers are configured, in this thread, while this lives. Afterwards they are released: other
+// libraries in the same thread configure their own, and what is configured costs the system 8 KiB to save
+// whenever it changes threads. The process must have the system's permission (detect.cpp).
+class TileConfig {
+ public:
+  TileConfig() { configure_tiles(64); }
+  ~TileConfig() { release_tiles(); }
+  TileConfig(const TileConfig&) = delete;
+  TileConfig& operator=(const TileConfig&) = delete;
+};
 
 #endif

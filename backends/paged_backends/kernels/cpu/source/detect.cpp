@@ -2,7 +2,7 @@
 //
 // paged_core_instruction_sets() returns a sum of bits: 1 for AVX2 with FMA, 64 for its dot products of bytes
 // (VNNI), 2 for AVX-512 (F, BW, DQ, VL), 32 for its VNNI, 4 for its BF16 beside VNNI, 8 where BF16 is slower
-// than float32 (Intel's), 16 for AMX with BF16, for which a process needs the system's permission besides
+// than float32 (Intel's), 16 for AMX with BF16 and bytes, for which a process needs the system's permission besides
 // (permission.cpp). 0 everywhere but on x86-64.
 #include <cstdint>
 
@@ -36,7 +36,7 @@ extern "C" __attribute__((visibility("default"))) int paged_core_instruction_set
   if (has(c7, 11)) found |= 32;
   bool bf16 = has(c7, 11) && has(a71, 5);
   if (bf16) found |= 4;
-  bool amx = has(d7, 22) && has(d7, 24);  // bfloat16, tiles
+  bool amx = has(d7, 22) && has(d7, 24) && has(d7, 25);  // bfloat16, tiles, bytes
   if (bf16 && amx && (saved & 0x60000) == 0x60000) found |= 16;  // both states of tiles
   uint32_t vendor;
   if (__get_cpuid(0, &a, &vendor, &c, &d) && vendor == 0x756e6547) found |= 8;  // "Genu"ineIntel

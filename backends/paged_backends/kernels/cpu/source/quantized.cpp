@@ -11,6 +11,7 @@ template void multiply_gated(const Team&, const GatedProduct<bf16>&, const Quant
 template <typename T>
 static void multiply_batch(const Product<T>& product, const QuantizedWeight& weight, int threads) {
   work_together(threads, [&](const Team& team) {
+    TileConfig tiles;
     Workspace memory(QuantizedScratch::bytes(product.rows, product.columns));
     multiply(team, product, weight, QuantizedScratch(memory, product.rows, product.columns));
   });

@@ -187,6 +187,17 @@ INLINE float largest_of(vf value) {
 #endif
 }
 
+// a * b + c, rounded once where the processor can.
+INLINE vf multiply_add(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
 INLINE bool all_equal(vf a, vf b) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_EQ_OQ) == 0xffff;

@@ -1,0 +1,98 @@
+// Products of a few rows with codes of weights, on the vector units.
+//
+// A group's dot products are exact in integers (dot_codes.h); their sums in float32 are one chain in the order
+// of the groups.
+#pragma once
+
+#include "packed_codes.h"
+
+// result [ROWS][PANEL] += ROWS rows times `count` groups of a panel, at most a chunk. If it `fetches`,
+// what lies AHEAD bytes later is fetched meanwhile.
+template <int BITS, int ROWS>
+static void multiply_codes(const QuantizedChunk* rows, const uint8_t* panel, const CodeFormat& format, int count,
+                           float* result, bool fresh, bool fetches) {
+  constexpr int MIDDLE = 1 << (BITS - 1), STEP = BITS == 8 ? 4 : 8;
+  for (int first = 0; first < PANEL; first += STRIPE) {
+    vf totals[ROWS][VECTORS];
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++)
+        totals[r][v] = fresh ? splat(0.0f) : load(result + r * PANEL + first + v * WIDTH);
+    const uint8_t* place = panel;
+    const char* coming = (const char*)panel + AHEAD;
+    for (int g = 0; g < count; g++, place += format.group_bytes()) {
+      vi sums[ROWS][VECTORS];
+#pragma GCC unroll 12
+      for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = splat_int(-MIDDLE * rows[r].totals[g]);
+      const uint8_t* line = place + first * 4;
+      const int8_t* x = rows->codes + g * format.group;
+      for (int k = 0; k < format.group; k += STEP, x += STEP, line += PANEL * 4) {
+        if (first == 0 && fetches) {
+          prefetch(coming);
+          prefetch(coming + 64);
+          coming += PANEL * 4;
+        }
+        vi codes[VECTORS];
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) memcpy(codes + v, line + v * WIDTH * 4, sizeof(vi));
+#pragma GCC unroll 2
+        for (int half = 0; half < STEP / 4; half++) {
+          vi four[VECTORS];
+#pragma GCC unroll 2
+          for (int v = 0; v < VECTORS; v++)
+            four[v] = BITS == 8 ? codes[v]
+                                : (half ? (vi)(vus(codes[v]) >> 4) : codes[v]) & splat_int(0x0f0f0f0f);
+#pragma GCC unroll 12
+          for (int r = 0; r < ROWS; r++) {
+            int32_t numbers;
+            memcpy(&numbers, x + r * sizeof(QuantizedChunk) + half * 4, 4);
+            const FourCodes<BITS> own(numbers);
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++) sums[r][v] = dot_codes(sums[r][v], four[v], own);
+          }
+        }
+      }
+      if (first == 0 && fetches)
+        for (; coming < (const char*)place + format.group_bytes() + AHEAD; coming += 64) prefetch(coming);
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) {
+        const GroupScales scales(format, place, first + v * WIDTH);
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++) totals[r][v] = scales.add(totals[r][v], sums[r][v], rows[r], g);
+      }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) store(result + r * PANEL + first + v * WIDTH, totals[r][v]);
+  }
+}
+
+using CodeProduct = void (*)(const QuantizedChunk*, const uint8_t*, const CodeFormat&, int, float*, bool, bool);
+
+template <int BITS>
+static CodeProduct code_product(int64_t rows) {
+#define CASE(R) \
+  case R:       \
+    return multiply_codes<BITS, R <= MAX_ROWS ? R : 1>;
+  switch (rows) {
+    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+    CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+  }
+#undef CASE
+  return nullptr;
+}
+
+// result [rows][PANEL] += all rows times `count` groups of a panel, at most a chunk.
+INLINE void multiply_code_rows(const QuantizedChunk* chunks, int64_t rows, const uint8_t* panel,
+                               const CodeFormat& format, int count, float* result, bool fresh) {
+  const int64_t height = tile_rows(rows);
+  for (int64_t r = 0; r < rows; r += height) {
+    const int64_t some = std::min(height, rows - r);
+    const CodeProduct product = format.bits == 8 ? code_product<8>(some) : code_product<4>(some);
+    product(chunks + r, panel, format, count, result + r * PANEL, fresh, r == 0);
+  }
+}

@@ -1,0 +1,266 @@
+"""Runner ``native`` with quantised weights: they are what the codes stand for, and no more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from structlog.testing import capture_logs
+from torch import Tensor
+
+from integration import tiny_models
+from integration.dequantized_models import dequantized_model, prompt_logits, relative_error
+from integration.gguf_files import GgufModel
+from integration.step_driver import StepDriver, make_executor, run_at_random, settings
+from integration.test_demo_model import ANSWERS
+from paged_backends.quantization.weight_format import WeightFormat
+from paged_backends.runners.native.quantized_decoder import check_quantization
+from paged_backends.runners.native.runner import NativeRunner
+from paged_backends.runners.native.source import ModelSource
+from paged_backends.runners.settings import NativeSettings
+from paged_core import LLM, SamplingParams
+from paged_core.errors import SettingsError
+from paged_core.interfaces.runner import RunnerParts
+
+NUM_TOKENS = 8
+PROMPT = tiny_models.PROMPTS[2]
+INT8: dict[str, Any] = {"quantization": "int8", "group_size": 32}
+INT4: dict[str, Any] = {"quantization": "int4", "group_size": 64}
+PLAIN: dict[str, Any] = {"kernels": "off"}
+ERROR = {"int8": 0.03, "int4": 0.4}
+"""Relative error of logits, at most, of models with random weights."""
+ROUNDED = {"off": 1e-5, "auto": 0.02}
+"""The same beside a model with the weights that codes stand for: the kernels round activations."""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of quantised weights for each test; the one of compiled kernels is shared."""
+    monkeypatch.setattr(
+        "paged_backends.quantization.disk_cache.cache_dir", lambda: tmp_path / "cache"
+    )
+    return tmp_path / "cache" / "quantized"
+
+
+@pytest.fixture(scope="module", params=list(tiny_models.NATIVE))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save(request.param, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save("llama", tmp_path_factory.mktemp("model"))
+
+
+def load(folder: Path, chosen: Any = None, **options: Any) -> NativeRunner:
+    parts = RunnerParts(settings=chosen or settings(folder))
+    runner = NativeRunner(NativeSettings(**options), parts)
+    runner.load()
+    return runner
+
+
+def logits(runner: NativeRunner) -> Tensor:
+    return prompt_logits(runner, PROMPT)
+
+
+def events(logs: Any) -> list[bool]:
+    return [entry["cached"] for entry in logs if entry["event"] == "weights_quantized"]
+
+
+# ---------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("options", [INT8, INT4], ids=lambda chosen: chosen["quantization"])
+def test_logits_are_those_of_the_weights_that_codes_stand_for(
+    model: Path, options: dict[str, Any]
+) -> None:
+    weight_format = NativeSettings(**options).weight_format
+    assert weight_format is not None
+    same = dequantized_model(model, weight_format).double()
+    with torch.inference_mode():
+        expected = same(torch.tensor([PROMPT])).logits[0]
+    whole = logits(load(model))
+    for kernels, bound in ROUNDED.items():
+        found = logits(load(model, **options, kernels=kernels))
+        assert relative_error(found, expected) < bound
+        assert 1e-4 < relative_error(found, whole) < ERROR[options["quantization"]]
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_every_group_size_and_dtype(llama: Path, group_size: Any, dtype: str) -> None:
+    whole = logits(load(llama))
+    chosen = settings(llama, dtype=dtype)
+    found = logits(load(llama, chosen, quantization="int8", group_size=group_size))
+    assert 1e-4 < relative_error(found, whole) < ERROR["int8"] * 2
+
+
+def test_the_demo_model_answers_as_ever_in_8_bits_and_mostly_in_4() -> None:
+    prompts = [entry["prompt"] for entry in ANSWERS]
+    share = {}
+    for quantization in ("int8", "int4"):
+        with LLM("demo", runner={"name": "native", "quantization": quantization}) as llm:
+            outputs = llm.generate(prompts, SamplingParams(max_tokens=40))
+        right = [
+            entry["contains"][:20] in output.outputs[0].text
+            for entry, output in zip(ANSWERS, outputs, strict=True)
+        ]
+        share[quantization] = sum(right) / len(right)
+    assert share["int8"] > 0.9
+    assert share["int4"] > 0.5
+
+
+# ---------------------------------------------------------------------- serving
+
+
+@pytest.mark.parametrize("kernels", ["off", "auto"])
+def test_greedy_tokens_do_not_depend_on_chunks_batches_or_swaps(llama: Path, kernels: str) -> None:
+    chosen = settings(llama, block_size=4, num_blocks=40, deterministic=True)
+    tokens = []
+    for seed in range(2):
+        runner = load(llama, chosen, **INT4, kernels=kernels)
+        executor = make_executor(chosen, needs_host_blocks=True, runner=runner)
+        driver = StepDriver(executor, 4, seed=seed)
+        tokens.append(run_at_random(driver, tiny_models.PROMPTS, NUM_TOKENS))
+    assert tokens[0] == tokens[1]
+
+
+def test_and_are_those_of_the_weights_that_codes_stand_for(llama: Path, tmp_path: Path) -> None:
+    dequantized_model(llama, WeightFormat(4, 64)).save_pretrained(tmp_path / "same")
+    expected = tiny_models.generate(tmp_path / "same", tiny_models.PROMPTS, NUM_TOKENS)
+    chosen = settings(llama, block_size=4, num_blocks=40)
+    runner = load(llama, chosen, **INT4, **PLAIN)
+    executor = make_executor(chosen, needs_host_blocks=True, runner=runner)
+    driver = StepDriver(executor, 4, seed=1)
+    assert run_at_random(driver, tiny_models.PROMPTS, NUM_TOKENS) == expected
+
+
+REQUESTS: Mapping[str, SamplingParams] = {
+    "greedy": SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True),
+    "beams": SamplingParams(max_tokens=NUM_TOKENS, beam_width=3, ignore_eos=True),
+    "log-probabilities": SamplingParams(
+        max_tokens=NUM_TOKENS, logprobs=2, prompt_logprobs=1, ignore_eos=True
+    ),
+    "several": SamplingParams(max_tokens=NUM_TOKENS, n=2, seed=1, ignore_eos=True),
+}
+
+
+@pytest.mark.parametrize("kind", list(REQUESTS))
+def test_a_preempted_or_cached_request_says_what_it_says_alone(llama: Path, kind: str) -> None:
+    """Twelve blocks of four tokens: some are preempted; the second time, prefixes are found."""
+    options: dict[str, Any] = {
+        "runner": {"name": "native", **INT8},
+        "block_size": 4,
+        "max_model_len": 40,
+        "deterministic": True,
+    }
+    with LLM(str(llama), num_blocks=400, **options) as llm:
+        alone = [llm.generate([prompt], REQUESTS[kind])[0] for prompt in tiny_models.PROMPTS]
+    with LLM(str(llama), num_blocks=22, **options) as llm:
+        for _ in range(2):
+            outputs = llm.generate(tiny_models.PROMPTS, REQUESTS[kind])
+            for output, expected in zip(outputs, alone, strict=True):
+                assert output.outputs == expected.outputs
+
+
+# ---------------------------------------------------------------------- the cache on disk
+
+
+def test_a_checkpoint_is_quantised_once(llama: Path, cache: Path) -> None:
+    with capture_logs() as logs:
+        first, again = (logits(load(llama, **INT4)) for _ in range(2))
+    assert events(logs) == [False, True]
+    assert torch.equal(first, again)
+    assert len(list(cache.glob("*.safetensors"))) == 1
+
+
+def test_a_damaged_file_is_made_again(llama: Path, cache: Path) -> None:
+    expected = logits(load(llama, **INT4))
+    (path,) = cache.glob("*.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+    with capture_logs() as logs:
+        found = logits(load(llama, **INT4))
+    assert "quantized_weights_damaged" in [entry["event"] for entry in logs]
+    assert events(logs) == [False]
+    assert torch.equal(found, expected)
+
+
+def test_a_cache_that_cannot_be_written_to(llama: Path, cache: Path) -> None:
+    expected = logits(load(llama, **INT4))
+    cache.parent.rename(cache.parent.with_name("elsewhere"))
+    cache.parent.write_text("a file")
+    assert torch.equal(logits(load(llama, **INT4)), expected)
+
+
+def test_generated_weights_are_quantised_without_a_file(llama: Path, cache: Path) -> None:
+    whole = logits(load(llama, weights="random"))
+    found = logits(load(llama, weights="random", **INT8))
+    assert 1e-4 < relative_error(found, whole) < ERROR["int8"]
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("kind", [Type.F16, Type.BF16], ids=lambda kind: kind.name)
+def test_a_gguf_file_of_16_bits(kind: Type, llama: Path, tmp_path: Path) -> None:
+    path = save_gguf(llama, tmp_path / "model.gguf", kind)
+    with capture_logs() as logs:
+        first, again = (logits(load(path, **INT8, **PLAIN)) for _ in range(2))
+        os.utime(path)
+        load(path, **INT8, **PLAIN)
+    assert events(logs) == [False, True, False]
+    assert torch.equal(first, again)
+    assert 1e-4 < relative_error(first, logits(load(path))) < ERROR["int8"]
+
+
+def save_gguf(folder: Path, path: Path, kind: Type) -> Path:
+    model = tiny_models.transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        return GgufModel(model, kind).write(path)
+
+
+# ---------------------------------------------------------------------- memory and refusals
+
+
+def test_the_size_of_the_model_is_that_of_its_codes(llama: Path) -> None:
+    whole, small = load(llama).model_size(), load(llama, **INT4).model_size()
+    assert whole.layer_weights == small.layer_weights
+    assert whole.weight_bytes == 4 * (whole.layer_weights + whole.head_weights)
+    assert small.weight_bytes == round(whole.weight_bytes * (0.5 + 2 / 64) / 4)
+
+
+def test_no_weight_is_kept_but_the_embedding(llama: Path) -> None:
+    """Of a file: it stays mapped for the embedding, and norms of plain operations."""
+    decoder = load(llama, **INT8)._decoder
+    assert decoder._embedding.table_VE.dtype == torch.float32
+    with capture_logs() as logs:
+        assert load(llama, **INT4)._decoder._embedding.table_VE.shape == (300, 64)
+    assert events(logs) == [False]
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "message"),
+    [
+        ({}, "cuda", r"quantization: int8 is computed on a CPU, .* cuda; set device to cpu"),
+        ({"compile": True}, "cpu", r"compile cannot compile; leave one of them out"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(
+    llama: Path, options: dict[str, Any], device: Literal["cpu", "cuda"], message: str
+) -> None:
+    source = ModelSource.open(settings(llama), "checkpoint")
+    elsewhere = replace(source, device=torch.device(device))
+    with pytest.raises(SettingsError, match=message):
+        check_quantization(NativeSettings(**INT8, **options), elsewhere)
+
+
+def test_weights_that_are_quantised_already_are_refused(llama: Path, tmp_path: Path) -> None:
+    path = save_gguf(llama, tmp_path / "model.gguf", Type.Q8_0)
+    with pytest.raises(SettingsError, match=r"model\.gguf are quantised already, as Q8_0; set it"):
+        LLM(str(path), runner={"name": "native", **INT8}, num_blocks=40)
