@@ -275,6 +275,12 @@ class TestLlamaCpp:
         (tmp_path / "model.f32.gguf").touch()
         assert LlamaCpp.missing(str(tmp_path / "model"), "float32") is None
 
+    def test_a_gguf_file_is_loaded_as_it_is(self, tmp_path: Path) -> None:
+        file = tmp_path / "model.Q4_K_M.gguf"
+        assert LlamaCpp.missing(str(file), "bfloat16") == f"{file} does not exist"
+        file.touch()
+        assert LlamaCpp.missing(str(file), "bfloat16") is None
+
     def test_common_tokens(self) -> None:
         assert num_common([1, 2, 3], [1, 2, 4, 5]) == 2
         assert num_common([1, 2], [1, 2, 3]) == num_common([1, 2, 3], [1, 2]) == 2

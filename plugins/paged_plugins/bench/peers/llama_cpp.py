@@ -25,8 +25,10 @@ Row = tuple[int, int, int, bool]
 
 
 def converted(model: str, dtype: str) -> Path:
-    """Return the expected path of the converted checkpoint."""
+    """Return the expected path of the converted checkpoint; a GGUF file is one already."""
     folder = Path(model)
+    if folder.suffix == ".gguf":
+        return folder
     return folder.with_name(f"{folder.name}.{_FORMATS[dtype]}.gguf")
 
 
@@ -49,6 +51,8 @@ class LlamaCpp(PeerEngine):
         target = converted(model, dtype)
         if target.is_file():
             return None
+        if target == Path(model):
+            return f"{target} does not exist"
         return (
             f"{target} does not exist; make it with llama.cpp's `python convert_hf_to_gguf.py "
             f"{Path(model)} --outtype {_FORMATS[dtype]} --outfile {target}`"
