@@ -53,6 +53,18 @@ class TestCpuInTiles(OnCpu):
     deterministic = True
 
 
+class TestCpuInt8(OnCpu):
+    component = "cpu"
+    kv_cache_dtype = "int8"
+
+
+class TestCpuInt8InTiles(OnCpu):
+    component = "cpu"
+    kv_cache_dtype = "int8"
+    deterministic = True
+    max_examples = 15
+
+
 class TestCpuAvx512Amx(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_amx"}
 
