@@ -1,6 +1,7 @@
 """Measure the CPU kernels against PyTorch: products, attention, and a decode step of two models.
 
-    python tools/measure_kernels.py [products|attention|step]... [--threads N] [--set NAME] [--wall]
+    python tools/measure_kernels.py [products|attention|step]... [--threads N] [--set NAME]
+        [--quantization int8|int4] [--wall]
 
 The alternatives run in turns; medians of nine rounds. Without --wall, time is processor time of the
 process, which other processes disturb less: use it with one thread.
@@ -17,12 +18,17 @@ from statistics import median
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings, TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
+from paged_backends.kernels.cpu.packed_weight import PackedWeight
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
+from paged_backends.quantization.matrix import QuantizedMatrix
+from paged_backends.quantization.quantize import quantize
+from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.fused_decoder import FusedDecoder, FusedLayer, FusedNorm
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionParts
 from paged_core.interfaces.layer import LayerSpec
@@ -69,12 +75,18 @@ def bandwidth(clock: Callable[[], float]) -> str:
 
 
 def products(kernels: Kernels, clock: Callable[[], float]) -> None:
-    say("| weight | rows | kernels, us | oneDNN packed, us | F.linear, us | kernels, GFLOP/s |")
-    say("| --- | ---: | ---: | ---: | ---: | ---: |")
+    say(
+        "| weight | rows | bf16, us | int8 | int4 | oneDNN packed | F.linear | bf16, GFLOP/s |"
+    )
+    say("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for columns, width in ((576, 1536), (1536, 576), (1024, 6144), (3072, 1024)):
         count = max(2, (128 << 20) // (columns * width * 2))  # larger than the processor's caches
         weights = [torch.randn(width, columns).to(BF16) for _ in range(count)]
         packed = [kernels.pack(weight) for weight in weights]
+        codes = {
+            bits: [kernels.pack_quantized(quantized(weight, bits)) for weight in weights]
+            for bits in (8, 4)
+        }
         for rows in (1, 4, 16, 64, 96):
             x, out = torch.randn(rows, columns).to(BF16), torch.empty(rows, width, dtype=BF16)
             theirs = [torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights]
@@ -83,6 +95,12 @@ def products(kernels: Kernels, clock: Callable[[], float]) -> None:
                 clock,
                 {
                     "ours": lambda x=x, out=out: [kernels.linear(x, w, out=out) for w in packed],
+                    **{
+                        f"int{bits}": lambda x=x, out=out, ws=own: [
+                            kernels.linear(x, w, out=out) for w in ws
+                        ]
+                        for bits, own in codes.items()
+                    },
                     "packed": lambda x=x, ws=theirs: [
                         point(x, w, None, "none", [], "") for w in ws
                     ],
@@ -169,29 +187,38 @@ def dense_attention(
     ]
 
 
-def packed_weight(kernels: Kernels, rows: int, columns: int) -> object:
-    return kernels.pack((torch.randn(rows, columns) * columns**-0.5).to(BF16))
+def quantized(weight: Tensor, bits: int) -> QuantizedMatrix:
+    """The weight in groups of 32 inputs."""
+    (matrix,) = quantize([[weight]], WeightFormat(bits, 32))  # type: ignore[arg-type]
+    return matrix
 
 
-def random_decoder(kernels: Kernels, shape: str) -> FusedDecoder:
-    """A decoder of this shape with random weights."""
+def packed_weight(kernels: Kernels, rows: int, columns: int, bits: int | None) -> PackedWeight:
+    weight = (torch.randn(rows, columns) * columns**-0.5).to(BF16)
+    if bits is None:
+        return kernels.pack(weight)
+    return kernels.pack_quantized(quantized(weight, bits))
+
+
+def random_decoder(kernels: Kernels, shape: str, bits: int | None) -> FusedDecoder:
+    """A decoder of this shape with random weights; ``bits`` of ``None`` are those of bfloat16."""
     count, hidden, heads, kv_heads, dim, inner, _ = SHAPES[shape]
     ones = torch.ones(hidden, dtype=BF16)
     layers = [
         FusedLayer(
             attention_norm=FusedNorm(ones),
-            query_key_value=packed_weight(kernels, (heads + 2 * kv_heads) * dim, hidden),
-            output=packed_weight(kernels, hidden, heads * dim),
+            query_key_value=packed_weight(kernels, (heads + 2 * kv_heads) * dim, hidden, bits),
+            output=packed_weight(kernels, hidden, heads * dim, bits),
             mlp_norm=FusedNorm(ones),
-            up=packed_weight(kernels, 2 * inner, hidden),
-            down=packed_weight(kernels, hidden, inner),
+            up=packed_weight(kernels, 2 * inner, hidden, bits),
+            down=packed_weight(kernels, hidden, inner, bits),
         )
         for _ in range(count)
     ]
     return FusedDecoder(kernels, layers, activation="silu", eps=1e-5)
 
 
-def step(kernels: Kernels, clock: Callable[[], float]) -> None:
+def step(kernels: Kernels, clock: Callable[[], float], bits: int | None) -> None:
     say("| shape | sequences of 256 tokens | layers, ms | head, ms | argmax, ms |")
     say("| --- | ---: | ---: | ---: | ---: |")
     for shape, (count, hidden, _, _, dim, _, vocabulary) in SHAPES.items():
@@ -202,8 +229,8 @@ def step(kernels: Kernels, clock: Callable[[], float]) -> None:
         )
         backend.check(layer)
         ones = torch.ones(hidden, dtype=BF16)
-        head = packed_weight(kernels, vocabulary, hidden)
-        decoder = random_decoder(kernels, shape)
+        head = packed_weight(kernels, vocabulary, hidden, bits)
+        decoder = random_decoder(kernels, shape, bits)
         angles = torch.arange(256.0)[:, None] * 0.9 ** torch.arange(dim / 2)
         for number in (1, 16, 32):
             batch, blocks = batch_of([(255, 1)] * number, layer.block_size)
@@ -239,6 +266,7 @@ def main() -> None:
     parser.add_argument("what", nargs="*", default=["products", "attention", "step"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--set", default="auto", help="instruction set")
+    parser.add_argument("--quantization", choices=["int8", "int4"], help="of the weights of a step")
     parser.add_argument("--wall", action="store_true", help="measure wall-clock time")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -250,8 +278,10 @@ def main() -> None:
         say("")
         if what == "attention":
             attention(kernels.instruction_set, clock)
+        elif what == "products":
+            products(kernels, clock)
         else:
-            {"products": products, "step": step}[what](kernels, clock)
+            step(kernels, clock, {None: None, "int8": 8, "int4": 4}[given.quantization])
 
 
 if __name__ == "__main__":

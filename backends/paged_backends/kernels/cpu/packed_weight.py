@@ -16,6 +16,8 @@ from paged_backends.quantization.weight_format import WeightFormat
 
 _LARGEST_EXPONENT = 15
 """Every number below ``2 ** 15`` is in the range of float16."""
+_LEAST_EXPONENT = -100
+"""Of the factor: its reciprocal is in the range of float32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +46,7 @@ def half_scales(
     """
     largest = max(float(each.abs().max()) for each in (scales_OG, offsets_OG) if each is not None)
     exponent = math.frexp(largest)[1] - _LARGEST_EXPONENT if largest else 0
+    exponent = max(exponent, _LEAST_EXPONENT)
     factor = math.ldexp(1.0, exponent)
     chosen = CodeFormat(
         bits=weight_format.bits,
@@ -53,7 +56,7 @@ def half_scales(
     )
 
     def halved(numbers_OG: Tensor) -> Tensor:
-        return (numbers_OG.double() / factor).half().contiguous()
+        return numbers_OG.float().mul(1 / factor).half().contiguous()
 
     offsets = None if offsets_OG is None else halved(offsets_OG)
     return chosen, halved(scales_OG), offsets

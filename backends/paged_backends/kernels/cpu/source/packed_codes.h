@@ -36,31 +36,46 @@ struct CodesToPack {
   const uint16_t *scales, *offsets;  // offsets may be null
 };
 
+// Four codes of 4 bits, one after another, to the lower halves of four bytes.
+INLINE uint32_t to_lower_halves(uint32_t four) {
+  four = (four | four << 8) & 0x00ff00ff;
+  return (four | four << 4) & 0x0f0f0f0f;
+}
+
+// Codes of one group of a row to one column of a panel's group.
+template <int BITS>
+INLINE void pack_column(const uint8_t* codes, int group, uint32_t* column) {
+  for (int i = 0; i < group * BITS / 32; i++, codes += 4) {
+    uint32_t four;
+    memcpy(&four, codes, 4);
+    column[i * PANEL] = BITS == 8 ? four : to_lower_halves(four & 0xffff) | to_lower_halves(four >> 16) << 4;
+  }
+}
+
 static void pack_codes(const CodesToPack& from, const CodeFormat& format, uint8_t* packed, int64_t rows,
                        int64_t columns, int threads) {
   const int64_t groups = format.groups(columns), bytes = format.group * format.bits / 8;
-  const int step = format.bits == 8 ? 4 : 8;  // inputs
+  auto pack_group = [&](uint8_t* place, int64_t first, int64_t group) {
+    const int64_t count = std::min<int64_t>(PANEL, rows - first);
+    uint16_t* scales = (uint16_t*)(place + format.code_bytes());
+    if (count < PANEL) memset(place, 0, size_t(format.group_bytes()));
+    for (int64_t c = 0; c < count; c++) {
+      const int64_t at = (first + c) * groups + group;
+      uint32_t* column = (uint32_t*)place + c;
+      if (format.bits == 8)
+        pack_column<8>(from.codes + at * bytes, format.group, column);
+      else
+        pack_column<4>(from.codes + at * bytes, format.group, column);
+      scales[c] = from.scales[at];
+      if (format.has_offsets) scales[PANEL + c] = from.offsets[at];
+    }
+  };
   work_together(threads, [&](const Team& team) {
     int64_t begin, end;
     team.share((rows + PANEL - 1) / PANEL, begin, end);
     for (int64_t p = begin; p < end; p++)
-      for (int64_t g = 0; g < groups; g++) {
-        uint8_t* place = packed + p * format.panel_bytes(columns) + g * format.group_bytes();
-        uint16_t* scales = (uint16_t*)(place + format.code_bytes());
-        memset(place, 0, size_t(format.group_bytes()));
-        for (int64_t c = 0; c < std::min<int64_t>(PANEL, rows - p * PANEL); c++) {
-          const int64_t at = (p * PANEL + c) * groups + g;
-          const uint8_t* codes = from.codes + at * bytes;
-          scales[c] = from.scales[at];
-          if (format.has_offsets) scales[PANEL + c] = from.offsets[at];
-          for (int i = 0; i < format.group / step; i++)
-            for (int b = 0; b < 4; b++) {
-              auto code = [&](int input) { return codes[input / 2] >> input % 2 * 4 & 15; };
-              place[(i * PANEL + c) * 4 + b] =
-                  format.bits == 8 ? codes[i * 4 + b] : uint8_t(code(i * 8 + b) | code(i * 8 + 4 + b) << 4);
-            }
-        }
-      }
+      for (int64_t g = 0; g < groups; g++)
+        pack_group(packed + p * format.panel_bytes(columns) + g * format.group_bytes(), p * PANEL, g);
   });
 }
 
