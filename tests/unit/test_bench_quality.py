@@ -143,6 +143,12 @@ def test_a_prompt_of_one_token_has_no_perplexity(demo: LLM) -> None:
     assert figures["perplexity"] == figures["perplexity_decoded"]
 
 
+def test_a_perplexity_beyond_all_numbers_is_the_largest() -> None:
+    tally = Tally(prefilled=[-1e6], decoded=[-2.0])
+    assert tally.figures()["perplexity_prefilled"] == pytest.approx(exp(700), rel=1e-5)
+    assert tally.figures()["perplexity_decoded"] == pytest.approx(exp(2), rel=1e-5)
+
+
 # ------------------------------------------------------------------ the command
 
 

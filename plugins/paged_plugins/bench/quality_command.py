@@ -139,7 +139,7 @@ def _described(llm: LLM) -> dict[str, Any]:
 def _print(found: dict[str, Any]) -> None:
     base = found["base"]
     title = (
-        f"{base['model']} in {base['dtype']}: perplexity {base['perplexity']:.4f} over "
+        f"{base['model']} in {base['dtype']}: perplexity {base['perplexity']:.6g} over "
         f"{found['tokens']} tokens in windows of {found['window']}, the last {found['decoded']} "
         f"decoded\n{machine_line(found['machine'])}"
     )
@@ -153,7 +153,7 @@ def _print(found: dict[str, Any]) -> None:
 def _line(row: dict[str, Any]) -> list[object]:
     return [
         row["name"],
-        f"{row['perplexity']:.4f}",
+        f"{row['perplexity']:.6g}",
         f"{100 * (row['perplexity_ratio'] - 1):+.2f}%",
         *(f"{row[key]:.4f}" for key in ("logit_difference_mean", "logit_difference_max")),
         *(f"{row[key]:.2e}" for key in ("divergence_mean", "divergence_max")),

@@ -12,8 +12,8 @@ from paged_plugins.bench.quality_tally import Tally
 from paged_plugins.bench.quality_text import Window
 from paged_plugins.progress import Advance
 
-_MAX_LOGITS = 1 << 25
-"""Of one engine, held at once: 128 MiB."""
+_MAX_LOGITS = 1 << 26
+"""Held at once of an engine, beside as many of the base: 256 MiB."""
 
 
 def compare_predictions(

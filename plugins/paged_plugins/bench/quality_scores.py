@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING
 
 from paged_core.errors import EngineError
 from paged_core.llm import LLM
 from paged_core.sampling_params import SamplingParams
 from paged_core.text.outputs import RequestOutput
+from paged_plugins.bench.forced_tokens import ForcedTokens
 from paged_plugins.bench.quality_text import Window
 
 if TYPE_CHECKING:
@@ -37,28 +37,6 @@ class WindowScores:
     """The most probable token at each of these places."""
     logits_DV: Tensor  # noqa: N815 - the shape of a tensor is the upper-case end of its name
     """Of the decoded tokens, float32."""
-
-
-class ForcedTokens:
-    """A logits processor that makes a request generate the given tokens, and keeps its logits."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._tokens = tokens
-        self._rows: dict[int, Tensor] = {}
-        """By the number of tokens generated before: a row may be processed more than once."""
-
-    def __call__(self, output: Sequence[int], logits: Tensor, /) -> Tensor:
-        place = len(output)
-        self._rows[place] = logits.to("cpu", copy=True)
-        forced = logits.new_full(logits.shape, -inf)
-        forced[self._tokens[place]] = 0
-        return forced
-
-    def logits(self) -> Tensor:
-        """Return the logits [D, V] of all tokens."""
-        import torch
-
-        return torch.stack([self._rows[place] for place in range(len(self._tokens))])
 
 
 def score(llm: LLM, windows: Sequence[Window]) -> list[WindowScores]:
@@ -95,7 +73,7 @@ def _scores(window: Window, output: RequestOutput, processor: ForcedTokens) -> W
             f"{sequence.error or 'it may lack blocks; raise num_blocks'}"
         )
     entries = [entry for entry in output.prompt_logprobs or () if entry is not None]
-    logits_DV = processor.logits()  # noqa: N806
+    logits_DV = processor.logits_DV  # noqa: N806
     chosen = logits_DV.new_tensor(window.decoded).long()
     decoded = logits_DV.log_softmax(1).gather(1, chosen[:, None])[:, 0]
     best = [max(entry, key=lambda token: entry[token].logprob) for entry in entries]

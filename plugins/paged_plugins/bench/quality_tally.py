@@ -12,6 +12,9 @@ from paged_plugins.bench.quality_scores import WindowScores
 if TYPE_CHECKING:
     from torch import Tensor
 
+_LARGEST_LOGARITHM = 700.0
+"""Of a perplexity: of more there is no floating-point number."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowDifference:
@@ -79,7 +82,7 @@ class Tally:
 
 
 def _perplexity(logprobs: list[float]) -> float | None:
-    return _rounded(exp(-fmean(logprobs))) if logprobs else None
+    return _rounded(exp(min(-fmean(logprobs), _LARGEST_LOGARITHM))) if logprobs else None
 
 
 def _mean_difference(ours: list[float], theirs: list[float]) -> float | None:
