@@ -75,9 +75,7 @@ def bandwidth(clock: Callable[[], float]) -> str:
 
 
 def products(kernels: Kernels, clock: Callable[[], float]) -> None:
-    say(
-        "| weight | rows | bf16, us | int8 | int4 | oneDNN packed | F.linear | bf16, GFLOP/s |"
-    )
+    say("| weight | rows | bf16, us | int8 | int4 | oneDNN packed | F.linear | bf16, GFLOP/s |")
     say("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for columns, width in ((576, 1536), (1536, 576), (1024, 6144), (3072, 1024)):
         count = max(2, (128 << 20) // (columns * width * 2))  # larger than the processor's caches

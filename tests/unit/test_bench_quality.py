@@ -244,9 +244,12 @@ def test_default_variants() -> None:
     first, *others = default_variants(quantised, registry)
     assert (first.name, first.changes) == ("as given", {})
     assert [variant.name for variant in others] == names
+    off = {"name": "onnxruntime", "quantization": "off"}
+    assert others[1].changes["runner"] == {"name": "onnxruntime", "quantization": "int4"}
+    assert others[2].changes == {"runner": off, "kv_cache_dtype": "fp8_e4m3"}
     assert base_changes(quantised) == {
         "kv_cache_dtype": "auto",
-        "runner": {"name": "onnxruntime", "quantization": "off"},
+        "runner": off,
     }
     cached = default_variants(EngineSettings(runner="transformers"), registry)
     assert [variant.name for variant in cached] == names[2:]

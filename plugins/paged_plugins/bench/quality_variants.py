@@ -25,7 +25,7 @@ def base_changes(settings: EngineSettings) -> dict[str, Any]:
 
 def default_variants(settings: EngineSettings, registry: Registry) -> list[Variant]:
     """Return a variant for the settings of the command, if they quantise anything, and one for
-    each kind of weights and of cache that there is.
+    each kind of weights and of cache that there is, one at a time.
 
     Weights are those of the chosen runner; with ``auto``, of the runner of the highest rank that
     quantises any.
@@ -33,12 +33,13 @@ def default_variants(settings: EngineSettings, registry: Registry) -> list[Varia
     found = []
     if _is_quantised(settings):
         found.append(Variant("as given", {}))
+    base = base_changes(settings)
     for options in _quantising(settings, registry)[:1]:
         for value in _values(options, _QUANTIZATION, "off"):
             table = {"name": options.model_fields["name"].default, _QUANTIZATION: value}
-            found.append(Variant(value, {"runner": table}))
+            found.append(Variant(value, base | {"runner": table}))
     caches = _values(type(settings), _CACHE, "auto")
-    return found + [Variant(f"{value} cache", {_CACHE: value}) for value in caches]
+    return found + [Variant(f"{value} cache", base | {_CACHE: value}) for value in caches]
 
 
 def _is_quantised(settings: EngineSettings) -> bool:
