@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 import pytest
 
 from paged_core.testing import RunnerConformance
+from unit.cpu_kernels import SETS, load
 
+EVERY_SET = [pytest.param(name, marks=pytest.mark.slow) for name in SETS]
 ONNX_FILES = Path(__file__).parents[1] / "data" / "onnx"
 
 
@@ -61,7 +63,8 @@ class _Quantized(RunnerConformance):
 
     @pytest.fixture(autouse=True)
     def _cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
+        # the cache of compiled kernels stays
+        monkeypatch.setattr("paged_backends.quantization.disk_cache.cache_dir", lambda: tmp_path)
 
 
 class TestOnnxRuntimeInt8(_Quantized):
@@ -74,6 +77,33 @@ class TestOnnxRuntimeInt4(_Quantized):
         "quantization": "int4",
         "group_size": 64,
     }
+
+
+class _NativeQuantized(_Quantized):
+    """On every instruction set.
+
+    Activations are rounded: what differs in its last bits, as attention over chunks may, can round
+    to another code.
+    """
+
+    tolerance = 0.1
+    quantized: ClassVar[dict[str, Any]]
+
+    @pytest.fixture(autouse=True, params=["auto", *EVERY_SET])
+    def _instruction_set(
+        self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        load(request.param)
+        component = {"name": "native", "kernels": request.param, **self.quantized}
+        monkeypatch.setattr(type(self), "component", component, raising=False)
+
+
+class TestNativeInt8(_NativeQuantized):
+    quantized: ClassVar[dict[str, Any]] = {"quantization": "int8"}
+
+
+class TestNativeInt4(_NativeQuantized):
+    quantized: ClassVar[dict[str, Any]] = {"quantization": "int4", "group_size": 64}
 
 
 @pytest.mark.slow
