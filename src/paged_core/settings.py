@@ -111,7 +111,8 @@ class EngineSettings(BaseModel):
         description="plan a step while the previous one runs; auto: if the executor gains by it",
     )
     kv_cache_dtype: KVCacheDtype = Field(
-        "auto", description="of keys and values in the cache; auto: dtype; fp8_e4m3: half the bytes"
+        "auto",
+        description="of keys and values in the cache; auto: dtype; fp8_e4m3, int8: half the bytes",
     )
     kv_cache: bool = Field(
         True, description="off: every step computes all tokens of its sequences again"

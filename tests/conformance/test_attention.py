@@ -53,6 +53,62 @@ class TestCpuInTiles(OnCpu):
     deterministic = True
 
 
+class OnCpuInt8(OnCpu):
+    kv_cache_dtype = "int8"
+    max_examples = 15
+
+
+class TestCpuInt8(OnCpuInt8):
+    component = "cpu"
+
+
+@pytest.mark.slow
+class TestCpuInt8InTiles(OnCpuInt8):
+    component = "cpu"
+    deterministic = True
+
+
+@pytest.mark.slow
+class TestCpuInt8Avx512Amx(OnCpuInt8):
+    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_amx"}
+
+
+@pytest.mark.slow
+class TestCpuInt8Avx512AmxEmulated(OnCpuInt8):
+    component: ClassVar[Mapping[str, Any]] = {
+        "name": "cpu",
+        "instruction_set": "avx512_amx_emulated",
+    }
+
+
+@pytest.mark.slow
+class TestCpuInt8PortableAmxEmulated(OnCpuInt8):
+    component: ClassVar[Mapping[str, Any]] = {
+        "name": "cpu",
+        "instruction_set": "portable_amx_emulated",
+    }
+
+
+@pytest.mark.slow
+class TestCpuInt8Avx512(OnCpuInt8):
+    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512"}
+
+
+@pytest.mark.slow
+class TestCpuInt8Avx512Bf16(OnCpuInt8):
+    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_bf16"}
+
+
+@pytest.mark.slow
+class TestCpuInt8Avx2(OnCpuInt8):
+    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx2"}
+
+
+@pytest.mark.slow
+class TestCpuInt8Portable(OnCpuInt8):
+    component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "portable"}
+
+
 class TestCpuAvx512Amx(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_amx"}
 

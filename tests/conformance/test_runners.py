@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +10,7 @@ import pytest
 from paged_core.testing import RunnerConformance
 from unit.cpu_kernels import SETS, load
 
+EVERY_SET = [pytest.param(name, marks=pytest.mark.slow) for name in SETS]
 ONNX_FILES = Path(__file__).parents[1] / "data" / "onnx"
 
 
@@ -63,7 +63,8 @@ class _Quantized(RunnerConformance):
 
     @pytest.fixture(autouse=True)
     def _cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
+        # the cache of compiled kernels stays
+        monkeypatch.setattr("paged_backends.quantization.disk_cache.cache_dir", lambda: tmp_path)
 
 
 class TestOnnxRuntimeInt8(_Quantized):
@@ -78,39 +79,35 @@ class TestOnnxRuntimeInt4(_Quantized):
     }
 
 
-class _QuantizedNative(RunnerConformance):
-    """Activations are rounded to 8 bits: last bits of attention, which depend here on the batch,
-    can flip a rounding."""
+class _NativeQuantized(_Quantized):
+    """On every instruction set.
 
-    tolerance = 0.5
+    Activations are rounded: what differs in its last bits, as attention over chunks may, can round
+    to another code.
+    """
 
-    @pytest.fixture(autouse=True)
-    def _cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("paged_backends.quantization.disk_cache.cache_dir", lambda: tmp_path)
+    tolerance = 0.1
+    component: ClassVar[dict[str, Any]]
+
+    @pytest.fixture(autouse=True, params=["auto", *EVERY_SET])
+    def _instruction_set(
+        self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        load(request.param)
+        component = {**self.component, "kernels": request.param}
+        monkeypatch.setattr(type(self), "component", component)
 
 
-class TestNativeInt8(_QuantizedNative):
+class TestNativeInt8(_NativeQuantized):
     component: ClassVar[dict[str, Any]] = {"name": "native", "quantization": "int8"}
 
 
-class TestNativeInt4(_QuantizedNative):
+class TestNativeInt4(_NativeQuantized):
     component: ClassVar[dict[str, Any]] = {
         "name": "native",
         "quantization": "int4",
         "group_size": 64,
     }
-
-
-@pytest.mark.slow
-class TestQuantizedNativeOnEverySet(_QuantizedNative):
-    component: ClassVar[dict[str, Any]] = {"name": "native"}
-
-    @pytest.fixture(autouse=True, params=list(product(SETS, ["int8", "int4"])), ids="-".join)
-    def _chosen(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        instructions, quantization = request.param
-        load(instructions)
-        options = {"name": "native", "kernels": instructions, "quantization": quantization}
-        monkeypatch.setattr(type(self), "component", options)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -32,6 +33,36 @@ def test_greedy_tokens_are_those_of_torch(runner: str) -> None:
     assert tokens("cpu", runner=runner) == tokens("torch", runner=runner)
 
 
+WAYS: dict[str, dict[str, object]] = {
+    "chunks": {"block_size": 5, "scheduler": {"max_num_batched_tokens": 9}},
+    "recompute": {"block_size": 4, "num_blocks": 16},
+    "swap": {"block_size": 4, "num_blocks": 16, "preemption": "swap"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_int8_cache_gives_the_same_tokens_however_they_are_scheduled(way: str) -> None:
+    """Scales go wherever their codes go; a second round finds them in the prefix cache."""
+    chosen: dict[str, Any] = {"attention": "cpu", "kv_cache_dtype": "int8", "deterministic": True}
+    sampled = SamplingParams(max_tokens=16, temperature=1.0, n=2, seed=1, ignore_eos=True)
+    preempted, rounds = 0, []
+    with LLM(**chosen, block_size=4, num_blocks=128) as llm:
+        expected = [
+            part.token_ids for out in llm.generate(PROMPTS, sampled) for part in out.outputs
+        ]
+    with LLM(**chosen, **WAYS[way]) as llm:
+        for _ in range(2):
+            generations = llm.submit(PROMPTS, sampled)
+            for _ in llm.run(generations):
+                pass
+            preempted += sum(generation.group.num_preemptions for generation in generations)
+            outputs = [generation.output() for generation in generations]
+            rounds.append([part.token_ids for out in outputs for part in out.outputs])
+    assert rounds == [expected, expected]
+    assert sum(output.num_cached_tokens for output in outputs)
+    assert bool(preempted) == (way != "chunks")
+
+
 def test_without_a_compiler_torch_serves_and_the_log_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,12 +81,15 @@ def test_without_a_compiler_torch_serves_and_the_log_says_why(
 
 DRIVER = """
 import ctypes, itertools, sys
+from dataclasses import replace
 from pathlib import Path
 import torch
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.kernels.cpu.bindings import Bindings
+from paged_backends.quantization.quantize import quantize
+from paged_backends.quantization.weight_format import WeightFormat
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
@@ -69,8 +103,8 @@ bindings = Bindings.open("any", Path(sys.argv[1]))
 CHUNKS = [(37, 1), (0, 45), (300, 1), (21, 6), (0, 1)]
 FAMILY = range(len(CHUNKS), len(CHUNKS) + 9)  # these begin with the same blocks
 CHUNKS += [(140 + index, 1) for index in FAMILY]
-for dtype, dim, group, window, deterministic in itertools.product(
-    ["float32", "bfloat16"], [20, 64, 128], [1, 3], [None, 18], [False, True]
+for dtype, kept, dim, group, window, deterministic in itertools.product(
+    ["float32", "bfloat16"], ["auto", "int8"], [20, 64, 128], [1, 3], [None, 18], [False, True]
 ):
     backend = CpuAttention(
         CpuSettings(), AttentionParts(settings=EngineSettings(deterministic=deterministic))
@@ -78,7 +112,7 @@ for dtype, dim, group, window, deterministic in itertools.product(
     backend._bindings = bindings
     layer = LayerSpec(
         num_heads=2 * group, num_kv_heads=2, head_dim=dim, scale=dim**-0.5, dtype=dtype,
-        device="cpu", block_size=5, sliding_window=window,
+        device="cpu", block_size=5, sliding_window=window, kv_cache_dtype=kept,
     )
     scene = Scene(backend, layer, CHUNKS, 1)
     for other in FAMILY[1:]:
@@ -89,7 +123,7 @@ for dtype, dim, group, window, deterministic in itertools.product(
     for index, (cached, new) in enumerate(CHUNKS):
         for position in range(cached + new):
             owned.add((int(scene.tables[index, position // 5]), position % 5))
-    size = dim * scene.cache.element_size()
+    size = scene.cache.shape[-1] * scene.cache.element_size()
     for block, offset in itertools.product(range(scene.num_blocks), range(5)):
         if (block, offset) not in owned:
             for part, head in itertools.product(range(2), range(2)):
@@ -97,15 +131,28 @@ for dtype, dim, group, window, deterministic in itertools.product(
     scene.run(members)
     unpoison(scene.cache.data_ptr(), scene.cache.nbytes)
 kernels = Kernels(bindings, 2)
-for rows, columns, width in itertools.product([1, 15, 17, 40, 130], [30, 64], [20, 96]):
-    memory = torch.randn((rows + 1) * columns).bfloat16()
-    x, weight = memory[: rows * columns].view(rows, columns), torch.randn(width, columns).bfloat16()
-    packed, out = kernels.pack(weight), torch.empty((rows + 1) * width, dtype=torch.bfloat16)
-    poison(memory[rows * columns :].data_ptr(), 2 * columns)
-    poison(out[rows * width :].data_ptr(), 2 * width)
-    kernels.linear(x, packed, out=out[: rows * width].view(rows, width))
-    unpoison(memory.data_ptr(), memory.nbytes)
-    unpoison(out.data_ptr(), out.nbytes)
+def packed_weights(columns, width):
+    weight = torch.randn(width, columns)
+    yield kernels.pack(weight.bfloat16())
+    for bits, group in itertools.product([4, 8], [16, 64, 128]):
+        (matrix,) = quantize([[weight]], WeightFormat(bits, group))
+        offsets = torch.randn_like(matrix.scales_OG) if group == 64 else None
+        yield kernels.pack_quantized(replace(matrix, offsets_OG=offsets))
+
+
+for rows, columns, width in itertools.product([1, 15, 17, 40, 130], [30, 200], [20, 96]):
+    for packed in packed_weights(columns, width):
+        memory = torch.randn((rows + 1) * columns).bfloat16()
+        x = memory[: rows * columns].view(rows, columns)
+        out = torch.empty((rows + 1) * width, dtype=torch.bfloat16)
+        behind = packed.data.data_ptr() + packed.data.nbytes
+        poison(behind, 256)
+        poison(memory[rows * columns :].data_ptr(), 2 * columns)
+        poison(out[rows * width :].data_ptr(), 2 * width)
+        kernels.linear(x, packed, out=out[: rows * width].view(rows, width))
+        unpoison(behind, 256)
+        unpoison(memory.data_ptr(), memory.nbytes)
+        unpoison(out.data_ptr(), out.nbytes)
 for rows, width in itertools.product([1, 3], [5, 64, 1000, 5001]):
     memory = torch.randn(rows * width + 64)
     logits = memory[: rows * width].view(rows, width)

@@ -255,6 +255,7 @@ class CountingOps(TorchOps):
     """Counts the quantised matrices that are in memory when another layer is made."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.alive: list[int] = []
         self._seen: list[weakref.ref[Tensor]] = []
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paged_backends.attention.cache_layout import layout_of
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.runners.native.fused_decoder import FusedDecoder, FusedLayer, FusedNorm
 from paged_core.interfaces.attention import AttentionBatch, AttentionParts
-from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 from paged_core.settings import EngineSettings
 from paged_core.testing.attention_batch import attention_batch
 from unit.cpu_kernels import SETS, load
@@ -132,6 +133,17 @@ def batch_of(lengths: Sequence[tuple[int, int]]) -> AttentionBatch:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["llama", "gemma", "opt"])
 def test_equals_the_operations_one_by_one(name: str, dtype: torch.dtype, family: str) -> None:
+    check(name, dtype, family, "auto")
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_int8_cache_is_close(name: str, dtype: torch.dtype) -> None:
+    check(name, dtype, "llama", "int8")
+
+
+def check(name: str, dtype: torch.dtype, family: str, kv_cache_dtype: KVCacheDtype) -> None:
+    """Compare two steps with whole sequences, in plain PyTorch."""
     kernels = load(name)
     model = Model(kernels, dtype, family)
     backend = CpuAttention(
@@ -146,11 +158,12 @@ def test_equals_the_operations_one_by_one(name: str, dtype: torch.dtype, family:
         dtype=str(dtype).removeprefix("torch."),
         device="cpu",
         block_size=BLOCK,
+        kv_cache_dtype=kv_cache_dtype,
     )
     assert backend.check(spec) is None
-    caches = [
-        torch.full(backend.cache_shape(spec, 20), float("nan"), dtype=dtype) for _ in range(2)
-    ]
+    caches = [layout_of(backend).allocate_cache(spec, 20, "cpu") for _ in range(2)]
+    for cache in caches:
+        cache.view(torch.uint8).fill_(255)  # NaN
     attention = [backend.bind(spec, cache) for cache in caches]
     inputs = [torch.randn(sum(both), WIDTH).to(dtype) for both in LENGTHS]
 
@@ -173,7 +186,7 @@ def test_equals_the_operations_one_by_one(name: str, dtype: torch.dtype, family:
     run([(0, max(1, cached)) for cached, _ in LENGTHS])
     outputs = run(LENGTHS).split([new for _, new in LENGTHS])
     expected = model.plain(torch.cat(inputs), [len(rows) for rows in inputs])
-    bound = 1e-4 if dtype is torch.float32 else 0.15
+    bound = 0.15 if dtype is torch.bfloat16 else 1e-4 if kv_cache_dtype == "auto" else 0.02
     for out, whole in zip(outputs, expected.split([len(rows) for rows in inputs]), strict=True):
         torch.testing.assert_close(out.double(), whole[-len(out) :], atol=bound, rtol=bound)
 

@@ -1,7 +1,9 @@
 """Component ``cpu``: attention over the paged cache by our own kernels, which also write the cache.
 
 A cache is ``[blocks, 2, kv_heads, block_size, head_dim]``: all keys of a block, then its values. A
-block is contiguous, and so are the keys of a head within it.
+block is contiguous, and so are the keys of a head within it. With ``kv_cache_dtype: int8`` a row,
+the key or value of one token and head, is ``head_dim`` codes of a byte and their scale in bfloat16:
+blocks are copied and swapped with their scales.
 
 A sequence that decodes one token is read key by key, all heads of a group at once; chunks of
 several tokens are computed in tiles. The common blocks of sequences that share a prompt are read
@@ -36,6 +38,8 @@ from paged_core.interfaces.attention import (
 from paged_core.interfaces.layer import LayerSpec
 
 _TYPES = {"float32": 0, "bfloat16": 1}
+_SCALE_BYTES = 2
+"""Of a row in int8: its scale is in bfloat16."""
 
 
 Shape = tuple[int, int, int, int, int]
@@ -118,6 +122,7 @@ class PagedLayer:
     def __init__(self, bindings: Bindings, layer: LayerSpec, cache: Tensor) -> None:
         self._attend = bindings.attend
         self._cache = cache
+        self._dtype: torch.dtype = getattr(torch, layer.dtype)
         self._shape = (
             *(layer.block_size, layer.num_heads, layer.num_kv_heads, layer.head_dim),
             layer.sliding_window or 0,
@@ -137,6 +142,7 @@ class PagedLayer:
             scale=layer.scale,
             soft_cap=layer.soft_cap or 0.0,
             type=_TYPES[layer.dtype],
+            is_coded=layer.kv_cache_dtype == "int8",
         )
         self._address = ctypes.addressof(self._call)
         self._plan: Plan | None = None
@@ -144,7 +150,7 @@ class PagedLayer:
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, plan: Plan, /) -> Tensor:
         """See :class:`~paged_core.interfaces.attention.LayerAttention`."""
-        call, dtype = self._call, self._cache.dtype
+        call, dtype = self._call, self._dtype
         if self._plan is not plan:
             self._take(plan)
         wanted = query.dtype
@@ -203,7 +209,7 @@ class CpuAttention(AttentionBackend):
         """Return why ``layer`` cannot be served: device, dtype, heads, slopes, or the kernels."""
         if torch.device(layer.device).type != "cpu":
             return f"it computes on CPUs, and the model is on {layer.device}"
-        problem = dtype_problem(layer, _TYPES) or heads_problem(layer)
+        problem = dtype_problem(layer, _TYPES, ["int8"]) or heads_problem(layer)
         if problem is not None:
             return problem
         try:
@@ -213,6 +219,12 @@ class CpuAttention(AttentionBackend):
         except CannotCompile as error:
             return str(error)
         return None
+
+    def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
+        """``(num_blocks, 2, num_kv_heads, block_size, head_dim)``; in int8 the two bytes of a scale
+        follow each row."""
+        width = layer.head_dim + (_SCALE_BYTES if layer.kv_cache_dtype == "int8" else 0)
+        return (num_blocks, 2, layer.num_kv_heads, layer.block_size, width)
 
     def plan(self, batch: AttentionBatch, /) -> Plan:
         """Return a plan that lists the work when the first layer asks for it."""

@@ -287,7 +287,7 @@ class CudaAttention(AttentionBackend):
         device = torch.device(layer.device)
         problem = (
             self.target.problem(device)
-            or dtype_problem(layer, DTYPES, float8=True)
+            or dtype_problem(layer, DTYPES, ["fp8_e4m3"])
             or heads_problem(layer)
             or _dim_problem(layer)
         )

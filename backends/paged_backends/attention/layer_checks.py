@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 
 
 def heads_problem(layer: LayerSpec) -> str | None:
@@ -19,14 +19,23 @@ def heads_problem(layer: LayerSpec) -> str | None:
     return None
 
 
-def dtype_problem(layer: LayerSpec, dtypes: Collection[str], *, float8: bool = False) -> str | None:
+def dtype_problem(
+    layer: LayerSpec, dtypes: Collection[str], cache_dtypes: Collection[KVCacheDtype] = ()
+) -> str | None:
     """Return why ``layer`` cannot be served by what computes in ``dtypes``, if so.
 
     Args:
-        float8: whether it serves ``kv_cache_dtype: fp8_e4m3``.
+        cache_dtypes: what it serves of ``kv_cache_dtype``, besides ``auto``.
     """
     if layer.dtype not in dtypes:
         return f"it computes in {' and '.join(dtypes)}, and the layers are {layer.dtype}"
-    if layer.kv_cache_dtype != "auto" and not float8:
-        return f"it has no {layer.kv_cache_dtype} cache; set kv_cache_dtype to auto"
-    return None
+    return cache_problem(layer, cache_dtypes)
+
+
+def cache_problem(layer: LayerSpec, cache_dtypes: Collection[KVCacheDtype]) -> str | None:
+    """Return why the ``kv_cache_dtype`` of ``layer`` is not served, if it is neither ``auto`` nor
+    one of ``cache_dtypes``."""
+    if layer.kv_cache_dtype in ("auto", *cache_dtypes):
+        return None
+    remedy = " or ".join(("auto", *cache_dtypes))
+    return f"it has no {layer.kv_cache_dtype} cache; set kv_cache_dtype to {remedy}"

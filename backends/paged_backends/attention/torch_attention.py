@@ -21,7 +21,7 @@ from torch import Tensor
 
 from paged_backends.attention.block_bounds import BlockBounds
 from paged_backends.attention.float8 import pack, unpack
-from paged_backends.attention.layer_checks import heads_problem
+from paged_backends.attention.layer_checks import cache_problem, heads_problem
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.transfer import to_device
 from paged_core.interfaces.attention import (
@@ -198,8 +198,8 @@ class TorchAttention(AttentionBackend):
         self._one_by_one = parts.settings.deterministic
 
     def check(self, layer: LayerSpec, /) -> str | None:
-        """Return why the numbers of heads or slopes do not match, if they do not."""
-        return heads_problem(layer)
+        """Return why ``layer`` cannot be served: heads, slopes, or how the cache is stored."""
+        return heads_problem(layer) or cache_problem(layer, ["fp8_e4m3"])
 
     def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
         """``(2, num_blocks, block_size, num_kv_heads, head_dim)``; in float8 one byte more than

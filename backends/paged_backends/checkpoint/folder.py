@@ -25,6 +25,8 @@ from paged_core.field_rules import shown
 DEMO = "demo"
 """The name of the model that is shipped with the package."""
 
+_GPTQ_FILE = "quantize_config.json"
+"""What AutoGPTQ wrote before it was a part of ``config.json``."""
 _MAX_NAME = 100
 """Characters of the name of an architecture."""
 
@@ -86,6 +88,10 @@ class Checkpoint:
                 f"{path} does not name an architecture: model_type is {shown(kind)}; download the "
                 "checkpoint again"
             )
+        old = folder / _GPTQ_FILE
+        if "quantization_config" not in config and old.exists():
+            method = {"quant_method": "gptq"} | {**read_json_object(old)}
+            config = {**config, "quantization_config": method}
         generation = folder / "generation_config.json"
         return cls(folder, config, read_json_object(generation) if generation.exists() else {})
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-KVCacheDtype = Literal["auto", "fp8_e4m3"]
+KVCacheDtype = Literal["auto", "fp8_e4m3", "int8"]
 """``fp8_e4m3``: 8-bit floating-point numbers (OCP E4M3, no infinities), scaled by a power of two
-for each token and head."""
+for each token and head; ``int8``: whole numbers of 8 bits, with a scale in bfloat16 for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,8 @@ class LayerSpec:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token's key and value take in this layer."""
-        if self.kv_cache_dtype == "fp8_e4m3":
-            return 2 * self.num_kv_heads * (self.head_dim + 1)  # a byte for the scale
+        if self.kv_cache_dtype != "auto":
+            scale_bytes = {"fp8_e4m3": 1, "int8": 2}[self.kv_cache_dtype]
+            return 2 * self.num_kv_heads * (self.head_dim + scale_bytes)
         width = {"float32": 4, "bfloat16": 2, "float16": 2}[self.dtype]
         return 2 * self.num_kv_heads * self.head_dim * width

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_core.interfaces.attention import AttentionBackend, SupportsCacheLayout
-from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 from paged_core.testing.attention_batch import attention_batch
 
 _Rows = list[tuple[int, int, int, Any]]
@@ -59,7 +59,7 @@ class Scene:
         def stored() -> list[Any]:
             rows = tokens(layer.num_kv_heads)
             if layer.kv_cache_dtype != "auto":
-                rows = _rounded(torch, rows)
+                rows = _EXACT[layer.kv_cache_dtype](torch, rows)
             return list(rows.split(lengths))
 
         queries = tokens(layer.num_heads).split(lengths)
@@ -268,7 +268,24 @@ class Scene:
         return out
 
 
-def _rounded(torch: Any, rows: Any) -> Any:
+def _exact_in_float8(torch: Any, rows: Any) -> Any:
     """Round to 4 significant bits, which a cache in float8 holds exactly."""
     mantissa, exponent = torch.frexp(rows.float())
     return torch.ldexp((mantissa * 16).round() / 16, exponent).to(rows.dtype)
+
+
+def _exact_in_int8(torch: Any, rows: Any) -> Any:
+    """Round each row to multiples of a power of two, of which its greatest number becomes 127."""
+    exact = rows.float()
+    greatest, place = exact.abs().max(-1, keepdim=True)
+    step = torch.exp2((greatest / 127).log2().ceil())
+    codes = (exact / step).round()
+    codes.scatter_(-1, place, 127.0).copysign_(exact)
+    return (codes * step).to(rows.dtype)
+
+
+_EXACT: dict[KVCacheDtype, Callable[[Any, Any], Any]] = {
+    "fp8_e4m3": _exact_in_float8,
+    "int8": _exact_in_int8,
+}
+"""Rounds rows to numbers that a cache of this ``kv_cache_dtype`` holds exactly."""

@@ -48,7 +48,7 @@ class TritonAttention(AttentionBackend):
             return f"it serves a head_dim of {_MAX_HEAD_DIM} at most, and this is {layer.head_dim}"
         return (
             _device_problem(torch.device(layer.device))
-            or dtype_problem(layer, _DTYPES, float8=True)
+            or dtype_problem(layer, _DTYPES, ["fp8_e4m3"])
             or heads_problem(layer)
         )
 

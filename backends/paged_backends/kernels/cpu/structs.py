@@ -47,6 +47,8 @@ class AttentionCall(ctypes.Structure):
         ("soft_cap", c_float),
         ("type", c_int32),
         ("threads", c_int32),
+        ("is_coded", c_int32),
+        ("reserved", c_int32),
     ]
 
 

@@ -37,7 +37,7 @@ class RooflineCost(CostModel):
         self._memory = parts.settings.kv_cache_memory
         degree = options.tensor_parallel
         width = 4 if parts.settings.dtype == "float32" else 2
-        cached_width = 1 if parts.settings.kv_cache_dtype == "fp8_e4m3" else width
+        cached_width = width if parts.settings.kv_cache_dtype == "auto" else 1
         peak = chip.flops_32 if width == 4 else chip.flops_16
         flops = degree * peak * options.compute_efficiency
         bandwidth = degree * chip.bandwidth * options.memory_efficiency

@@ -24,7 +24,7 @@ struct RowView {
 // sums [WIDTH, wide] up to date. MASKED: not all rows see all keys; PLAIN: neither soft cap nor slopes.
 // No branch depends on the value of a score.
 template <bool MASKED, bool PLAIN>
-static void weigh_rows(const Attention<bf16>& a, float* scores, int count, const RowView* views,
+static void weigh_rows(const AttentionShape& a, float* scores, int count, const RowView* views,
                        bf16* weights, float* tops, float* totals, float* sums, int64_t wide) {
   const vf nothing = splat(-INFINITY), lane = steps();
   const vf unit = splat(PLAIN ? a.scale * LOG2_E : LOG2_E);
@@ -118,6 +118,8 @@ INLINE void multiply_panel(const bf16* rows, int64_t stride, const bf16* panel, 
 
 class AmxTile {
  public:
+  using P = bf16;
+
   int64_t *batch_rows, *positions;  // of each query, at most [rows]
 
   static size_t bytes(int64_t rows, int64_t dim) { return AmxTile(nullptr, rows, dim).bytes_; }
@@ -152,7 +154,7 @@ class AmxTile {
     pack_values(values, count, dim_, values_);
   }
   // The first `rows` against the keys `start .. start + count`, of which those from `end` on are none.
-  void attend(const Attention<bf16>& a, int64_t head, int64_t rows, int64_t start, int count,
+  void attend(const AttentionShape& a, int64_t head, int64_t rows, int64_t start, int count,
               int64_t end) const {
     for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE)
       if (rows - first > TILE_ROWS)
@@ -169,7 +171,7 @@ class AmxTile {
  private:
   // Rows `first ..`, GROUPS times 16 of them.
   template <int GROUPS>
-  void attend_rows(const Attention<bf16>& a, int64_t head, int64_t first, int64_t rows, int64_t start,
+  void attend_rows(const AttentionShape& a, int64_t head, int64_t first, int64_t rows, int64_t start,
                    int count, int64_t end) const {
     int64_t group = a.group(), last = std::min<int64_t>(first + GROUPS * TILE_ROWS, rows);
     int64_t first_position = positions[first / group], last_position = positions[(last - 1) / group];

@@ -11,12 +11,12 @@ size_t attention_bytes(const AttentionCall& call) {
   int64_t rows = 0, group = call.heads / call.kv_heads;
   for (int64_t i = 0; i < call.num_items && call.items[i].partial <= TILE; i++)
     rows = std::max<int64_t>(rows, (call.items[i].end - call.items[i].begin) * group);
-  size_t tiles = rows ? Tile<T>::bytes(rows, call.dim) : 0;
-  return std::max(tiles, decode_bytes<T>(group, call.dim));
+  size_t tiles = rows ? tile_bytes<T>(rows, call.dim, call.is_coded) : 0;
+  return std::max(tiles, decode_bytes(group, call.dim));
 }
 
-template <typename T>
-void attend(const Team& team, const Attention<T>& a, const AttentionCall& call, char* memory) {
+template <typename T, typename C>
+void attend(const Team& team, const Attention<T, C>& a, const AttentionCall& call, char* memory) {
   team.open();
   for (int64_t i = team.take(), next; i < call.num_items; i = next) {
     next = team.take();
@@ -35,22 +35,25 @@ void attend(const Team& team, const Attention<T>& a, const AttentionCall& call, 
 
 template size_t attention_bytes<float>(const AttentionCall&);
 template size_t attention_bytes<bf16>(const AttentionCall&);
-template void attend(const Team&, const Attention<float>&, const AttentionCall&, char*);
-template void attend(const Team&, const Attention<bf16>&, const AttentionCall&, char*);
+template void attend(const Team&, const Attention<float, float>&, const AttentionCall&, char*);
+template void attend(const Team&, const Attention<float, CacheCode>&, const AttentionCall&, char*);
+template void attend(const Team&, const Attention<bf16, bf16>&, const AttentionCall&, char*);
+template void attend(const Team&, const Attention<bf16, CacheCode>&, const AttentionCall&, char*);
 
 // Writes the batch into the cache, then attends.
 template <typename T>
 static void attend_batch(const AttentionCall& call) {
-  Attention<T> a = view<T>(call);
   size_t bytes = attention_bytes<T>(call);
   work_together(call.threads, [&](const Team& team) {
     TileConfig tiles;
     Workspace memory(bytes);
-    int64_t begin, end;
-    team.share(a.tokens, begin, end);
-    for (int64_t t = begin; t < end; t++) write_token(a, t);
-    team.wait();
-    attend(team, a, call, memory.take<char>(int64_t(bytes)));
+    with_view<T>(call, [&](const auto& a) {
+      int64_t begin, end;
+      team.share(a.tokens, begin, end);
+      for (int64_t t = begin; t < end; t++) write_token(a, t);
+      team.wait();
+      attend(team, a, call, memory.take<char>(int64_t(bytes)));
+    });
   });
 }
 

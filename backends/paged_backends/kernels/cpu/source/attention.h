@@ -1,6 +1,7 @@
 // The cache, the batch and the work list, common to both kinds of attention.
 //
-// A layer's cache is [blocks, 2, kv_heads, block_size, dim]: keys of a block, then its values.
+// A layer's cache is [blocks, 2, kv_heads, block_size, row]: keys of a block, then its values; a row is
+// described in cache_rows.h.
 // A sequence with one token in the batch is read key by key (decode.h), any other in tiles of
 // queries and keys (tiles.h). If several of the former begin with the same blocks, as after a common
 // prompt, these are read once, in tiles of all their queries; the idea is that of Hydragen (Juravsky et
@@ -12,15 +13,11 @@
 #include <algorithm>
 #include <vector>
 
+#include "cache_rows.h"
 #include "team.h"
 
-template <typename T>
-struct Attention {
-  // rows of tokens; strides count numbers, dim is contiguous
-  const T *query, *key, *value;  // [tokens, heads or kv_heads, dim]
-  T* out;                        // [tokens, heads, dim], a row `out_token` after the other
-  int64_t query_token, query_head, key_token, key_head, value_token, value_head, out_token;
-  T* cache;
+// What does not depend on the type of numbers.
+struct AttentionShape {
   const int32_t* starts;   // [sequences + 1]
   const int32_t* lengths;  // [sequences]
   const int32_t* tables;   // [sequences, table_width]
@@ -32,34 +29,44 @@ struct Attention {
   const float* slopes;  // [heads] or null
 
   int64_t group() const { return heads / kv_heads; }
-  int64_t value_offset() const { return kv_heads * block_size * dim; }
-  T* key_head_at(int64_t block, int64_t head) const {
-    return cache + (block * 2 * kv_heads + head) * block_size * dim;
-  }
   // the first key that the query at `position` sees
   int64_t first_key(int64_t position) const {
     return window && position >= window ? position - window + 1 : 0;
   }
 };
 
+// Of numbers T, over a cache of C: of T too, or of codes.
+template <typename T, typename C>
+struct Attention : AttentionShape {
+  // rows of tokens; strides count numbers, dim is contiguous
+  const T *query, *key, *value;  // [tokens, heads or kv_heads, dim]
+  T* out;                        // [tokens, heads, dim], a row `out_token` after the other
+  int64_t query_token, query_head, key_token, key_head, value_token, value_head, out_token;
+  C* cache;
+
+  int64_t value_offset() const { return kv_heads * block_size * row_stride<C>(dim); }
+  C* key_at(int64_t block, int64_t head, int64_t offset) const {
+    return cache + ((block * 2 * kv_heads + head) * block_size + offset) * row_stride<C>(dim);
+  }
+};
+
 // Pointers to the keys `begin .. end` of a sequence, for one head; values lie `value_offset` after.
-template <typename T>
-INLINE void find_keys(const Attention<T>& a, int64_t sequence, int64_t head, int64_t begin,
-                      int64_t end, const T** keys) {
+template <typename T, typename C>
+INLINE void find_keys(const Attention<T, C>& a, int64_t sequence, int64_t head, int64_t begin,
+                      int64_t end, const C** keys) {
   const int32_t* table = a.tables + sequence * a.table_width;
   int64_t block = begin / a.block_size, offset = begin % a.block_size;
   while (begin < end) {
-    const T* key = a.key_head_at(table[block], head) + offset * a.dim;
+    const C* key = a.key_at(table[block], head, offset);
     int64_t count = std::min(a.block_size - offset, end - begin);
-    for (int64_t i = 0; i < count; i++) *keys++ = key + i * a.dim;
+    for (int64_t i = 0; i < count; i++) *keys++ = key + i * row_stride<C>(a.dim);
     begin += count;
     block++;
     offset = 0;
   }
 }
 
-template <typename T>
-INLINE vf score(const Attention<T>& a, vf product, float slope, vf distance) {
+INLINE vf score(const AttentionShape& a, vf product, float slope, vf distance) {
   vf result = product * splat(a.scale);
   if (a.soft_cap) result = tanh_of(result / splat(a.soft_cap)) * splat(a.soft_cap);
   if (slope) result = result - splat(slope) * distance;
@@ -249,15 +256,13 @@ static Work plan_work(const Layout& l) {
 }
 
 // Writes key and value of one token to their slot.
-template <typename T>
-INLINE void write_token(const Attention<T>& a, int64_t t) {
-  size_t bytes = size_t(a.dim) * sizeof(T);
+template <typename T, typename C>
+INLINE void write_token(const Attention<T, C>& a, int64_t t) {
   int64_t block = a.slots[t] / a.block_size, offset = a.slots[t] % a.block_size;
   for (int64_t h = 0; h < a.kv_heads; h++) {
-    T* place = a.key_head_at(block, h) + offset * a.dim;
-    memcpy((void*)place, a.key + t * a.key_token + h * a.key_head, bytes);
-    memcpy((void*)(place + a.value_offset()), a.value + t * a.value_token + h * a.value_head,
-           bytes);
+    C* place = a.key_at(block, h, offset);
+    write_row(place, a.key + t * a.key_token + h * a.key_head, a.dim);
+    write_row(place + a.value_offset(), a.value + t * a.value_token + h * a.value_head, a.dim);
   }
 }
 
@@ -278,16 +283,25 @@ struct AttentionCall {
   int64_t num_items, num_joins;
   float scale, soft_cap;
   int32_t type, threads;
+  int32_t is_coded, reserved;  // whether the cache is of codes
 };
 
-template <typename T>
-INLINE Attention<T> view(const AttentionCall& c) {
-  return {(const T*)c.query, (const T*)c.key, (const T*)c.value, (T*)c.out, c.query_token,
-          c.query_head,      c.key_token,     c.key_head,        c.value_token, c.value_head,
-          c.out_token,       (T*)c.cache,     c.starts,          c.lengths, c.tables,
-          c.slots,           c.table_width,   c.tokens,          c.heads,   c.kv_heads,
-          c.dim,             c.block_size,    c.window,          c.scale,   c.soft_cap,
-          c.slopes};
+template <typename T, typename C>
+INLINE Attention<T, C> view(const AttentionCall& c) {
+  return {{c.starts, c.lengths, c.tables, c.slots, c.table_width, c.tokens, c.heads, c.kv_heads, c.dim,
+           c.block_size, c.window, c.scale, c.soft_cap, c.slopes},
+          (const T*)c.query, (const T*)c.key, (const T*)c.value, (T*)c.out,
+          c.query_token, c.query_head, c.key_token, c.key_head, c.value_token, c.value_head,
+          c.out_token, (C*)c.cache};
+}
+
+// Calls `body` with the view of `c`, which depends on the type of its cache.
+template <typename T, typename Body>
+INLINE void with_view(const AttentionCall& c, const Body& body) {
+  if (c.is_coded)
+    body(view<T, CacheCode>(c));
+  else
+    body(view<T, T>(c));
 }
 
 // Bytes of memory that each thread needs for `attend`.
@@ -296,5 +310,5 @@ size_t attention_bytes(const AttentionCall& call);
 
 // Attends, once the whole batch is in the cache: a wait must lie between writing it and this, and
 // another before the result is read.
-template <typename T>
-void attend(const Team& team, const Attention<T>& a, const AttentionCall& call, char* memory);
+template <typename T, typename C>
+void attend(const Team& team, const Attention<T, C>& a, const AttentionCall& call, char* memory);

@@ -5,12 +5,24 @@
 #pragma once
 
 #include "attention.h"
+#include "code_sums.h"
 
-constexpr int CHUNK = 32;
+// Keys whose scores, weights and values are computed in turn.
+template <typename C>
+constexpr int CHUNK = IS_CODE<C> ? CODED_CHUNK : 32;
 constexpr int AT_ONCE = WIDTH == 16 ? 4 : 2;  // heads of a group, and vectors of a value
 
-// State of one group after some of its keys; with PAIR_DOT, `sums` of bfloat16 values are in
-// the order in which interleaving two of them leaves the dimensions (see `write_head`).
+// How the query of numbers T is kept beside a cache of C.
+template <typename T, typename C>
+using QueryFor = typename std::conditional<
+    !IS_CODE<C>, C, typename std::conditional<CODES_MULTIPLY<T>, QueryLine, float>::type>::type;
+
+// Whether sums of values of C are in the order in which interleaving two rows of bfloat16 leaves the
+// dimensions (see `write_head`).
+template <typename C>
+constexpr bool INTERLEAVED = PAIR_DOT && std::is_same<C, bf16>::value;
+
+// State of one group after some of its keys.
 struct Partial {
   float* top;   // [group]: the largest score
   float* total; // [group]: of the weights
@@ -23,10 +35,9 @@ INLINE Partial partial_at(float* place, int64_t group) {
   return {place, place + group, place + 2 * group};
 }
 
-template <typename T>
 INLINE size_t decode_bytes(int64_t group, int64_t dim) {
-  return Workspace::bytes_for<T>(group * sums_width(dim)) +
-         Workspace::bytes_for<float>(group * CHUNK) +
+  return Workspace::bytes_for<float>(group * (sums_width(dim) + QUERY_HEADER)) +  // the query
+         Workspace::bytes_for<float>(group * CODED_CHUNK) +  // scores
          Workspace::bytes_for<float>(partial_size(group, dim));
 }
 
@@ -35,21 +46,23 @@ INLINE size_t decode_bytes(int64_t group, int64_t dim) {
 constexpr int MULTIPLE = -1, ANY = 0;
 constexpr bool is_whole(int dim) { return dim != ANY; }
 
-// scores [HEADS][CHUNK] of `count` keys (to which more pointers than that lead: a multiple of WIDTH).
-template <typename T, int HEADS, int DIM>
-INLINE void score_keys(const T* query, int64_t query_width, const T* const* keys, int count,
+// scores [HEADS][CHUNK<C>] of `count` keys (to which more pointers than that lead: a multiple of WIDTH).
+template <int HEADS, int DIM, typename Q, typename C>
+INLINE void score_keys(const Q* query, int64_t query_width, const C* const* keys, int count,
                        int64_t dim_, float* scores, int64_t value_offset) {
   const int64_t dim = DIM > 0 ? DIM : dim_;
   for (int first = 0; first < count; first += WIDTH) {
     vf products[HEADS][WIDTH];
+    float scales[WIDTH];
     for (int t = 0; t < WIDTH; t++) {
-      const T* key = keys[first + t];
-      for (int64_t i = 0; i < dim; i += 64 / int64_t(sizeof(T))) prefetch(key + value_offset + i);
+      const C* key = keys[first + t];
+      for (int64_t i = 0; i < dim; i += 64 / int64_t(sizeof(C))) fetch_ahead(key + value_offset + i);
+      if constexpr (IS_CODE<C>) scales[t] = scale_of(key, dim);
       vf sums[HEADS];
 #pragma GCC unroll 4
       for (int h = 0; h < HEADS; h++) sums[h] = splat(0.0f);
 #if PAIR_DOT
-      if constexpr (sizeof(T) == 2) {
+      if constexpr (INTERLEAVED<C>) {
 #pragma GCC unroll 8
         for (int64_t i = 0; i < dim; i += 32) {
           __m512i k = load_pairs_upto(key + i, is_whole(DIM) ? 32 : dim - i);
@@ -72,25 +85,30 @@ INLINE void score_keys(const T* query, int64_t query_width, const T* const* keys
       for (int h = 0; h < HEADS; h++) products[h][t] = sums[h];
     }
 #pragma GCC unroll 4
-    for (int h = 0; h < HEADS; h++) store(scores + h * CHUNK + first, sums_of(products[h]));
+    for (int h = 0; h < HEADS; h++) {
+      vf sums = sums_of(products[h]);
+      store(scores + h * CHUNK<C> + first, IS_CODE<C> ? sums * load(scales) : sums);
+    }
   }
 }
 
-// Adds weights [HEADS][CHUNK] times values to sums [HEADS, width]. `next` keys are fetched ahead.
-template <typename T, int HEADS, int DIM>
-INLINE void add_values(const float* weights, const T* const* keys, int count, int64_t dim_,
+// Adds weights [HEADS][CHUNK<C>] times values to sums [HEADS, width]. `next` keys are fetched ahead. The
+// weights may be overwritten.
+template <int HEADS, int DIM, typename C>
+INLINE void add_values(float* weights, const C* const* keys, int count, int64_t dim_,
                        int64_t value_offset, float* all_sums, int64_t width,
-                       const T* const* next, int next_count) {
+                       const C* const* next, int next_count) {
   const int64_t dim = DIM > 0 ? DIM : dim_;
+  if constexpr (IS_CODE<C>) scale_weights<HEADS>(weights, keys, count, dim, value_offset);
 #if PAIR_DOT
-  if constexpr (sizeof(T) == 2) {
+  if constexpr (INTERLEAVED<C>) {
     constexpr int BLOCKS = DIM > 0 && DIM % 64 == 0 && HEADS <= 3 ? 2 : 1;  // of 32 dimensions
     // weights as pairs of bfloat16, one pair of keys in each
-    uint32_t pairs[HEADS][CHUNK / 2];
+    uint32_t pairs[HEADS][CHUNK<C> / 2];
     for (int h = 0; h < HEADS; h++)
       for (int t = 0; t < count; t += 32)
-        _mm512_storeu_si512(pairs[h] + t / 2, pairs_of(load(weights + h * CHUNK + t),
-                                                       load(weights + h * CHUNK + t + 16)));
+        _mm512_storeu_si512(pairs[h] + t / 2, pairs_of(load(weights + h * CHUNK<C> + t),
+                                                       load(weights + h * CHUNK<C> + t + 16)));
     for (int64_t i = 0; i < dim; i += 32 * BLOCKS) {
       vf low[HEADS][BLOCKS], high[HEADS][BLOCKS];
 #pragma GCC unroll 4
@@ -102,12 +120,12 @@ INLINE void add_values(const float* weights, const T* const* keys, int count, in
         }
       for (int t = 0; t < count; t += 2) {
         // after the last key of an odd count comes a pointer to a key that is not masked
-        const T *a = keys[t] + value_offset + i, *c = keys[t + 1] + value_offset + i;
+        const C *a = keys[t] + value_offset + i, *c = keys[t + 1] + value_offset + i;
         if (t < next_count) {
 #pragma GCC unroll 2
           for (int b = 0; b < BLOCKS; b++) {
-            prefetch(next[t] + i + 32 * b);
-            prefetch(next[t + 1] + i + 32 * b);
+            fetch_ahead(next[t] + i + 32 * b);
+            fetch_ahead(next[t + 1] + i + 32 * b);
           }
         }
 #pragma GCC unroll 2
@@ -144,14 +162,14 @@ INLINE void add_values(const float* weights, const T* const* keys, int count, in
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS_AT_ONCE; v++) sums[h][v] = load(all_sums + h * width + i + v * WIDTH);
     for (int t = 0; t < count; t++) {
-      const T* value = keys[t] + value_offset + i;
-      if (t < next_count) prefetch(next[t] + i);
+      const C* value = keys[t] + value_offset + i;
+      if (t < next_count) fetch_ahead(next[t] + i);
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS_AT_ONCE; v++) {
         vf x = load_upto(value + v * WIDTH, is_whole(DIM) ? WIDTH : dim - i);
 #pragma GCC unroll 4
         for (int h = 0; h < HEADS; h++)
-          sums[h][v] = sums[h][v] + splat(weights[h * CHUNK + t]) * x;
+          sums[h][v] = sums[h][v] + splat(weights[h * CHUNK<C> + t]) * x;
       }
     }
 #pragma GCC unroll 4
@@ -161,10 +179,11 @@ INLINE void add_values(const float* weights, const T* const* keys, int count, in
   }
 }
 
-// Turns scores [CHUNK] of one head into weights, and brings top, total and sums up to date.
+// Turns scores [LENGTH] of one head into weights, and brings top, total and sums up to date.
+template <int LENGTH>
 INLINE void weigh(float* scores, int count, float* top, float* total, float* sums, int64_t width) {
   vf highest = splat(-INFINITY);
-  for (int t = 0; t < CHUNK; t += WIDTH) {
+  for (int t = 0; t < LENGTH; t += WIDTH) {
     if (t + WIDTH > count) {
       int left = count - t;
       for (int i = left < 0 ? 0 : left; i < WIDTH; i++) scores[t + i] = -INFINITY;
@@ -180,7 +199,7 @@ INLINE void weigh(float* scores, int count, float* top, float* total, float* sum
     *top = new_top;
   }
   vf added = splat(0.0f);
-  for (int t = 0; t < CHUNK; t += WIDTH) {
+  for (int t = 0; t < LENGTH; t += WIDTH) {
     vf weight = exp_of(load(scores + t) - splat(new_top));
     store(scores + t, weight);
     added = added + weight;
@@ -189,43 +208,52 @@ INLINE void weigh(float* scores, int count, float* top, float* total, float* sum
 }
 
 // Heads `first .. first + HEADS` of the group over one chunk.
-template <typename T, int HEADS, int DIM>
-static void attend_chunk(const Attention<T>& a, const T* query, int64_t first_head, int64_t begin,
-                         int64_t last, int count, const T* const* keys, const T* const* next,
-                         int next_count, float* scores, float* top, float* total, float* sums,
-                         bool prefetches) {
-  int64_t width = sums_width(a.dim), values = a.value_offset();
-  score_keys<T, HEADS, DIM>(query, width, keys, count, a.dim, scores, prefetches ? values : 0);
+template <typename Q, typename C, int HEADS, int DIM>
+static void attend_chunk(const AttentionShape& a, const Q* query, int64_t first_head, int64_t begin,
+                         int64_t last, int count, const C* const* keys, int64_t values,
+                         const C* const* next, int next_count, float* scores, float* top, float* total,
+                         float* sums, bool prefetches) {
+  int64_t width = sums_width(a.dim), ahead = prefetches ? values : 0;
+  if constexpr (std::is_same<Q, QueryLine>::value)
+    score_codes<HEADS, DIM>(query, keys, count, a.dim, scores, ahead);
+  else
+    score_keys<HEADS, DIM>(query, width, keys, count, a.dim, scores, ahead);
   for (int h = 0; h < HEADS; h++) {
     float slope = a.slopes ? a.slopes[first_head + h] : 0.0f;
     for (int t = 0; t < count; t += WIDTH) {
       vf distance = splat(float(last - begin - t)) - steps();
-      store(scores + h * CHUNK + t, score(a, load(scores + h * CHUNK + t), slope, distance));
+      store(scores + h * CHUNK<C> + t, score(a, load(scores + h * CHUNK<C> + t), slope, distance));
     }
-    weigh(scores + h * CHUNK, count, top + h, total + h, sums + h * width, width);
+    weigh<CHUNK<C>>(scores + h * CHUNK<C>, count, top + h, total + h, sums + h * width, width);
   }
-  add_values<T, HEADS, DIM>(scores, keys, count, a.dim, values, sums, width, next, next_count);
-}
-
-template <typename T, int DIM>
-static auto chunk_function(int64_t heads) {
-  if constexpr (!is_whole(DIM)) return attend_chunk<T, 1, DIM>;
-  switch (heads) {
-    case 1: return attend_chunk<T, 1, DIM>;
-    case 2: return attend_chunk<T, 2, DIM>;
-    case 3: return attend_chunk<T, AT_ONCE < 3 ? AT_ONCE : 3, DIM>;
-    default: return attend_chunk<T, AT_ONCE, DIM>;
-  }
+  if constexpr (std::is_same<Q, QueryLine>::value)
+    add_codes<HEADS, DIM>(scores, keys, count, a.dim, values, sums, width, next, next_count);
+  else
+    add_values<HEADS, DIM>(scores, keys, count, a.dim, values, sums, width, next, next_count);
 }
 
 // Heads that go over a chunk together.
-constexpr int heads_at_once(int dim) { return is_whole(dim) ? AT_ONCE : 1; }
+template <typename Q>
+constexpr int heads_at_once(int dim) {
+  return !is_whole(dim) ? 1 : std::is_same<Q, QueryLine>::value ? CODED_AT_ONCE : AT_ONCE;
+}
+
+template <typename Q, typename C, int DIM>
+static auto chunk_function(int64_t heads) {
+  constexpr int MOST = heads_at_once<Q>(DIM);
+  switch (heads) {
+    case 1: return attend_chunk<Q, C, 1, DIM>;
+    case 2: return attend_chunk<Q, C, MOST < 2 ? MOST : 2, DIM>;
+    case 3: return attend_chunk<Q, C, MOST < 3 ? MOST : 3, DIM>;
+    default: return attend_chunk<Q, C, MOST, DIM>;
+  }
+}
 
 // Stores 32 dimensions in the sums of a part.
-template <typename T>
+template <typename C>
 INLINE void store_sums(float* sums, const float* dimensions) {
 #if PAIR_DOT
-  if constexpr (sizeof(T) == 2) {
+  if constexpr (INTERLEAVED<C>) {
     const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(4));
     __m512 a = (__m512)load(dimensions), b = (__m512)load(dimensions + 16);
@@ -237,11 +265,12 @@ INLINE void store_sums(float* sums, const float* dimensions) {
   for (int i = 0; i < 32; i += WIDTH) store(sums + i, load(dimensions + i));
 }
 
-template <typename T>
+// Of sums of values of C.
+template <typename C, typename T>
 INLINE void write_head(T* out, const float* sums, float total, int64_t dim) {
   float factor = 1.0f / total;
 #if PAIR_DOT
-  if constexpr (sizeof(T) == 2) {
+  if constexpr (INTERLEAVED<C>) {
     const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
     for (int64_t i = 0; i < dim; i += 32) {
@@ -258,81 +287,96 @@ INLINE void write_head(T* out, const float* sums, float total, int64_t dim) {
     store_upto(out + i, load(sums + i) * splat(factor), dim - i);
 }
 
-template <typename T, int DIM>
-static void attend_item(const Attention<T>& a, const Item& item, const Item* next, float* partials,
+// From head to head of a query.
+template <typename Q>
+INLINE int64_t query_width(int64_t dim) {
+  return std::is_same<Q, QueryLine>::value ? query_lines(dim) : sums_width(dim);
+}
+
+// Copies a head of `dim` numbers, and fills it up with zeros.
+template <typename T, typename Query>
+INLINE void copy_query(const T* head, int64_t dim, Query* query) {
+  int64_t width = sums_width(dim);
+  for (int64_t i = 0; i < dim; i += WIDTH) store_upto(query + i, load_upto(head + i, dim - i), dim - i);
+  memset((void*)(query + dim), 0, size_t(width - dim) * sizeof *query);
+}
+
+template <typename T, typename C, int DIM>
+static void attend_item(const Attention<T, C>& a, const Item& item, const Item* next, float* partials,
                         char* memory) {
   int64_t group = a.group(), width = sums_width(a.dim), row = a.starts[item.sequence];
-  T* query = (T*)memory;
-  float* scores = (float*)(memory + Workspace::bytes_for<T>(group * width));
-  float* own = scores + Workspace::bytes_for<float>(group * CHUNK) / 4;
+  using Query = QueryFor<T, C>;
+  Query* query = (Query*)memory;
+  int64_t query_stride = query_width<Query>(a.dim);
+  float* scores = (float*)(memory + Workspace::bytes_for<Query>(group * query_stride));
+  float* own = scores + Workspace::bytes_for<float>(group * CHUNK<C>) / 4;
   int64_t size = partial_size(group, a.dim);
   Partial state = partial_at(item.partial >= 0 ? partials + item.partial * size : own, group);
   for (int64_t g = 0; g < group; g++) {
     const T* head = a.query + row * a.query_token + (item.head * group + g) * a.query_head;
-    memcpy(query + g * width, head, size_t(a.dim) * sizeof(T));
-    memset((void*)(query + g * width + a.dim), 0, size_t(width - a.dim) * sizeof(T));
+    copy_query(head, a.dim, query + g * query_stride);
     state.top[g] = -INFINITY;
     state.total[g] = 0;
   }
   memset(state.sums, 0, size_t(group * width) * 4);
   // pointers of this chunk and the next; behind the last key lie some more to it
-  const T* pointers[2][CHUNK + WIDTH];
+  const C* pointers[2][CHUNK<C> + WIDTH];
   int now = 0;
   auto look_up = [&](int which, int64_t begin) {
-    int64_t end = std::min<int64_t>(item.end, begin + CHUNK), count = end - begin;
+    int64_t end = std::min<int64_t>(item.end, begin + CHUNK<C>), count = end - begin;
     if (count <= 0) return 0;
     find_keys(a, item.sequence, item.head, begin, end, pointers[which]);
-    for (int64_t t = count; t < CHUNK + WIDTH && t < (count + WIDTH) / WIDTH * WIDTH; t++)
+    for (int64_t t = count; t < CHUNK<C> + WIDTH && t < (count + WIDTH) / WIDTH * WIDTH; t++)
       pointers[which][t] = pointers[which][count - 1];
     return int(count);
   };
   int count = look_up(now, item.begin);
-  for (int64_t begin = item.begin; begin < item.end; begin += CHUNK) {
-    int coming = look_up(1 - now, begin + CHUNK), ahead = coming;
+  for (int64_t begin = item.begin; begin < item.end; begin += CHUNK<C>) {
+    int coming = look_up(1 - now, begin + CHUNK<C>), ahead = coming;
     if (!coming && next) {
-      ahead = int(std::min<int64_t>(CHUNK, next->end - next->begin)) & ~1;
+      ahead = int(std::min<int64_t>(CHUNK<C>, next->end - next->begin)) & ~1;
       find_keys(a, next->sequence, next->head, next->begin, next->begin + ahead, pointers[1 - now]);
     }
-    for (int64_t g = 0; g < group; g += heads_at_once(DIM)) {
-      int64_t heads = std::min<int64_t>(heads_at_once(DIM), group - g);
-      chunk_function<T, DIM>(heads)(
-          a, query + g * width, item.head * group + g, begin, a.lengths[item.sequence] - 1, count,
-          pointers[now], pointers[1 - now], g == 0 ? ahead : 0, scores + g * CHUNK, state.top + g,
-          state.total + g, state.sums + g * width, g == 0);
+    constexpr int64_t AT_MOST = heads_at_once<Query>(DIM);
+    for (int64_t g = 0; g < group; g += AT_MOST) {
+      chunk_function<Query, C, DIM>(std::min(AT_MOST, group - g))(
+          a, query + g * query_stride, item.head * group + g, begin, a.lengths[item.sequence] - 1, count,
+          pointers[now], a.value_offset(), pointers[1 - now], g == 0 ? ahead : 0, scores + g * CHUNK<C>,
+          state.top + g, state.total + g, state.sums + g * width, g == 0);
     }
     now = 1 - now;
     count = coming;
   }
   if (item.partial >= 0) return;
   for (int64_t g = 0; g < group; g++)
-    write_head(a.out + row * a.out_token + (item.head * group + g) * a.dim, state.sums + g * width,
-               state.total[g], a.dim);
+    write_head<C>(a.out + row * a.out_token + (item.head * group + g) * a.dim, state.sums + g * width,
+                  state.total[g], a.dim);
 }
 
 // One query and the heads of one group; the first keys of the `next` item, if any, are fetched ahead.
-template <typename T>
-INLINE void attend_single(const Attention<T>& a, const Item& item, const Item* next,
+template <typename T, typename C>
+INLINE void attend_single(const Attention<T, C>& a, const Item& item, const Item* next,
                           float* partials, char* memory) {
   if (a.dim % 32) {
-    attend_item<T, ANY>(a, item, next, partials, memory);
+    attend_item<T, C, ANY>(a, item, next, partials, memory);
     return;
   }
   if constexpr (sizeof(T) == 2) {
     if (a.dim == 64) {
-      attend_item<T, 64>(a, item, next, partials, memory);
+      attend_item<T, C, 64>(a, item, next, partials, memory);
       return;
     }
     if (a.dim == 128) {
-      attend_item<T, 128>(a, item, next, partials, memory);
+      attend_item<T, C, 128>(a, item, next, partials, memory);
       return;
     }
   }
-  attend_item<T, MULTIPLE>(a, item, next, partials, memory);
+  attend_item<T, C, MULTIPLE>(a, item, next, partials, memory);
 }
 
 // Joins the parts of one sequence, first to last.
-template <typename T>
-static void join_parts(const Attention<T>& a, const Join& join, float* partials) {
+template <typename T, typename C>
+static void join_parts(const Attention<T, C>& a, const Join& join, float* partials) {
   int64_t group = a.group(), width = sums_width(a.dim), size = partial_size(group, a.dim);
   for (int64_t g = 0; g < group; g++) {
     float top = -INFINITY, total = 0;
@@ -351,6 +395,6 @@ static void join_parts(const Attention<T>& a, const Join& join, float* partials)
       }
     }
     int64_t row = a.starts[join.sequence];
-    write_head(a.out + row * a.out_token + (join.head * group + g) * a.dim, sums, total, a.dim);
+    write_head<C>(a.out + row * a.out_token + (join.head * group + g) * a.dim, sums, total, a.dim);
   }
 }

@@ -22,8 +22,10 @@ extern template void multiply_gated(const Team&, const GatedProduct<bf16>&, cons
                                     const QuantizedScratch&);
 extern template size_t attention_bytes<float>(const AttentionCall&);
 extern template size_t attention_bytes<bf16>(const AttentionCall&);
-extern template void attend(const Team&, const Attention<float>&, const AttentionCall&, char*);
-extern template void attend(const Team&, const Attention<bf16>&, const AttentionCall&, char*);
+extern template void attend(const Team&, const Attention<float, float>&, const AttentionCall&, char*);
+extern template void attend(const Team&, const Attention<float, CacheCode>&, const AttentionCall&, char*);
+extern template void attend(const Team&, const Attention<bf16, bf16>&, const AttentionCall&, char*);
+extern template void attend(const Team&, const Attention<bf16, CacheCode>&, const AttentionCall&, char*);
 
 // A packed weight; `structs.py` has the same for this and what follows.
 struct Matrix {
@@ -158,16 +160,11 @@ struct Step {
     }
   }
 
-  void layer(const DecoderLayer& l) const {
+  // Turns the fused queries and keys, writes the batch into the cache `a`, and attends.
+  template <typename C>
+  void attend_batch(const DecoderLayer& l, Attention<T, C>& a) const {
     const AttentionCall& ac = *l.attention;
     int64_t begin, end, rows = call.rows, queries = ac.heads * ac.dim, keys = ac.kv_heads * ac.dim;
-    const Rows<T> normed{buffers.normed, buffers.normed_stride}, gated{buffers.gated, buffers.gated_stride};
-    normalise_hidden(l.attention_norm);
-    team.wait();
-    multiply_by(l.query_key_value, normed, {buffers.fused, buffers.fused_stride});
-    team.wait();
-
-    Attention<T> a = view<T>(ac);
     a.query = buffers.fused;
     a.key = buffers.fused + queries;
     a.value = buffers.fused + queries + keys;
@@ -187,6 +184,15 @@ struct Step {
     }
     team.wait();
     attend(team, a, ac, memory);
+  }
+
+  void layer(const DecoderLayer& l) const {
+    const Rows<T> normed{buffers.normed, buffers.normed_stride}, gated{buffers.gated, buffers.gated_stride};
+    normalise_hidden(l.attention_norm);
+    team.wait();
+    multiply_by(l.query_key_value, normed, {buffers.fused, buffers.fused_stride});
+    team.wait();
+    with_view<T>(*l.attention, [&](auto a) { attend_batch(l, a); });
     team.wait();
     add({buffers.attended, buffers.attended_stride}, l.output, l.attention_output_norm);
     team.wait();

@@ -24,8 +24,15 @@ struct TileFor<bf16> {
 template <typename T>
 using Tile = typename TileFor<T>::Kind;
 
+// Memory of a tile, and of keys and values that are unpacked before it packs them.
 template <typename T>
-static void attend_tile(const Attention<T>& a, const AttentionCall& call, const Item& item,
+INLINE size_t tile_bytes(int64_t rows, int64_t dim, bool is_coded) {
+  size_t unpacked = is_coded ? Workspace::bytes_for<typename Tile<T>::P>(2 * KEYS * dim) : 0;
+  return Tile<T>::bytes(rows, dim) + unpacked;
+}
+
+template <typename T, typename C>
+static void attend_tile(const Attention<T, C>& a, const AttentionCall& call, const Item& item,
                         char* memory) {
   const Share* share = item.partial == SHARED ? call.shares + item.sequence : nullptr;
   const Member* members = share ? call.members + share->members + item.begin : nullptr;
@@ -44,12 +51,21 @@ static void attend_tile(const Attention<T>& a, const AttentionCall& call, const 
                           (item.head * group + r % group) * a.query_head);
   for (int64_t start = begin / KEYS * KEYS; start < end; start += KEYS) {
     // keys outside are masked: they count as zero
-    const T *keys[KEYS] = {}, *values[KEYS] = {};
+    const C *keys[KEYS] = {}, *values[KEYS] = {};
     int64_t from = std::max(begin, start), to = std::min<int64_t>(end, start + KEYS);
     find_keys(a, s, item.head, from, to, keys + (from - start));
     for (int64_t k = from - start; k < to - start; k++) values[k] = keys[k] + a.value_offset();
     int count = int((to - start + PANEL - 1) / PANEL * PANEL);
-    tile.put_keys(keys, values, count);
+    if constexpr (IS_CODE<C>) {
+      using P = typename Tile<T>::P;
+      const P *unpacked_keys[KEYS], *unpacked_values[KEYS];
+      P* unpacked = (P*)(memory + Tile<T>::bytes(rows, a.dim));
+      unpack_rows(keys, count, a.dim, unpacked, unpacked_keys);
+      unpack_rows(values, count, a.dim, unpacked + KEYS * a.dim, unpacked_values);
+      tile.put_keys(unpacked_keys, unpacked_values, count);
+    } else {
+      tile.put_keys(keys, values, count);
+    }
     tile.attend(a, item.head, rows, start, count, end);
   }
   for (int64_t r = 0; r < rows; r++) {
@@ -60,7 +76,7 @@ static void attend_tile(const Attention<T>& a, const AttentionCall& call, const 
       part.top[g] = tile.top(r);
       part.total[g] = tile.total(r);
       for (int64_t i = 0; i < a.dim; i += PANEL)
-        store_sums<T>(part.sums + g * sums_width(a.dim) + i, tile.sums(r, i));
+        store_sums<C>(part.sums + g * sums_width(a.dim) + i, tile.sums(r, i));
       continue;
     }
     T* out = a.out + tile.batch_rows[q] * a.out_token + (item.head * group + g) * a.dim;

@@ -18,10 +18,10 @@ INLINE int64_t weight_place(int64_t t) {
 
 // Weights of one row from its scores, [KEYS / 32] panels of which `stride` floats apart; keys before
 // `from` and from `to` on are masked. Returns the factor by which the row's sums must be scaled.
-template <typename T>
-INLINE float weigh_row(const Attention<T>& a, const float* scores, int64_t stride, int count,
-                       int64_t from, int64_t to, float slope, float distance, Packed<T>* weights,
-                       float* top, float* total) {
+template <typename P>
+INLINE float weigh_row(const AttentionShape& a, const float* scores, int64_t stride, int count,
+                       int64_t from, int64_t to, float slope, float distance, P* weights, float* top,
+                       float* total) {
   constexpr int PIECES = KEYS / WIDTH;
   vf values[PIECES];
   vf highest = splat(-INFINITY), lane = steps();
@@ -48,7 +48,7 @@ INLINE float weigh_row(const Attention<T>& a, const float* scores, int64_t strid
   for (int i = 0; i < pieces; i++) {
     values[i] = exp_of(values[i] - splat(new_top));
     added = added + values[i];
-    store(weights + weight_place<Packed<T>>(i * WIDTH), values[i]);
+    store(weights + weight_place<P>(i * WIDTH), values[i]);
   }
   *total = *total * factor + sum_of(added);
   return factor;
@@ -105,12 +105,14 @@ class VectorTile {
           store_upto(place + c, load_upto(head + i + c, count - c), count - c);
     }
   }
-  void put_keys(const T* const* keys, const T* const* values, int count) const {
+  // Rows of T, or of P.
+  template <typename Row>
+  void put_keys(const Row* const* keys, const Row* const* values, int count) const {
     pack_keys(keys, count, dim_, keys_);
     pack_values(values, count, dim_, values_);
   }
   // The first `rows` against the keys `start .. start + count`, of which those from `end` on are none.
-  void attend(const Attention<T>& a, int64_t head, int64_t rows, int64_t start, int count,
+  void attend(const AttentionShape& a, int64_t head, int64_t rows, int64_t start, int count,
               int64_t end) const {
     for (int64_t first = 0; first < rows; first += TALL)
       attend_rows(a, head, first, rows, start, count, end);
@@ -126,7 +128,7 @@ class VectorTile {
  private:
   // Rows `first .. first + TALL` of the tile against the packed keys `start .. start + count`, of which
   // those from `end` on are none.
-  void attend_rows(const Attention<T>& a, int64_t head, int64_t first, int64_t rows, int64_t start,
+  void attend_rows(const AttentionShape& a, int64_t head, int64_t first, int64_t rows, int64_t start,
                    int count, int64_t end) const {
     int64_t group = a.group(), first_position = positions[first / group];
     int64_t last_position = positions[(std::min(first + TALL, rows) - 1) / group];

@@ -1,0 +1,128 @@
+"""A cache in int8: what is stored is bounded, scales lie in blocks, and no row spoils another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from math import inf, nan
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from paged_backends.attention.cache_layout import layout_of
+from paged_backends.attention.cpu_attention import CpuAttention
+from paged_backends.attention.settings import TorchSettings
+from paged_backends.attention.torch_attention import TorchAttention
+from paged_core.interfaces.attention import AttentionParts
+from paged_core.settings import EngineSettings
+from paged_core.testing.attention_batch import attention_batch
+from paged_core.testing.attention_scene import Scene
+from unit import test_cpu_attention
+from unit.cpu_kernels import SETS
+from unit.test_cpu_attention import layer
+
+DTYPES = ["float32", "bfloat16"]
+
+
+@cache
+def backend(name: str) -> CpuAttention:
+    return test_cpu_attention.backend(name)
+
+
+def stored(name: str, rows: Tensor) -> Tensor:
+    """Write rows [N, D] as keys of one sequence, and return what the cache says, in float64."""
+    made, count, dim = backend(name), len(rows), rows.shape[1]
+    dtype = str(rows.dtype).removeprefix("torch.")
+    spec = layer(dtype, num_heads=1, num_kv_heads=1, head_dim=dim, kv_cache_dtype="int8")
+    blocks = -(-count // spec.block_size)
+    held = layout_of(made).allocate_cache(spec, blocks, "cpu")
+    plan = made.plan(attention_batch(np.arange(blocks)[None], [(0, count)], spec.block_size, "cpu"))
+    keys = rows[:, None]
+    made.bind(spec, held).forward(keys, keys, keys, plan)
+    stored_bytes = held[:, 0].flatten(0, 2)[:count]
+    codes = stored_bytes[:, :dim].view(torch.int8).double()
+    return codes * stored_bytes[:, dim:].contiguous().view(torch.bfloat16).double()
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [5, 64, 80])
+def test_a_number_is_rounded_by_a_252nd_of_the_greatest_of_its_row(
+    name: str, dtype: str, dim: int
+) -> None:
+    torch.manual_seed(dim)
+    powers = torch.cat([torch.randint(-110, 120, (19,)), torch.tensor([-120, -126, 126])])
+    rows = torch.randn(len(powers), dim).clamp(-3, 3) * torch.exp2(powers.float())[:, None]
+    rows = rows.to(getattr(torch, dtype))
+    rows[3] = 0
+    error = (stored(name, rows) - rows.double()).abs()
+    bound = rows.double().abs().amax(-1, keepdim=True) / 252
+    assert (error <= bound.clamp(min=2.0**-126)).all()
+    assert error.max() > 0
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("bad", [nan, inf, -inf])
+def test_a_row_that_is_not_finite_is_nan_and_spoils_no_other(name: str, bad: float) -> None:
+    rows = torch.tensor([[1.0, bad, 2.0], [127.0, -4.0, 5.0], [0.0, 0.0, 0.0]])
+    found = stored(name, rows)
+    assert found[0].isnan().all()
+    assert found[1:].tolist() == rows[1:].tolist()
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(4, 2), (5, 1)], ids=str)
+def test_attention_over_it_is_within_a_hundredth_of_exact_attention(
+    name: str, dtype: str, heads: tuple[int, int]
+) -> None:
+    """Random keys and values, which 8 bits do not hold exactly; one query, several, and tiles."""
+    spec = layer(dtype, num_heads=heads[0], num_kv_heads=heads[1], kv_cache_dtype="int8")
+    chunks = [(200, 1), (50, 7), (0, 13), (70, 1)]
+    exact = Scene(backend(name), replace(spec, kv_cache_dtype="auto"), chunks, 4)
+    scene = Scene(backend(name), spec, chunks, 4)
+    scene.keys, scene.values = exact.keys, exact.values
+    for index, out in enumerate(scene.run([0, 1, 2, 3])):
+        wanted = torch.from_numpy(scene.expected(index))
+        assert 0 < (out.double() - wanted).norm() / wanted.norm() < 0.012
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_query_that_is_not_finite_spoils_no_other(name: str) -> None:
+    scene = Scene(backend(name), layer("bfloat16", kv_cache_dtype="int8"), [(40, 1), (9, 1)], 5)
+    (expected,) = scene.run([1])
+    scene.queries[0][0, 1, 7] = nan
+    spoilt, other = scene.run([0, 1])
+    assert spoilt[0, 1].isnan().all()
+    assert not spoilt[0, 0].isnan().any()
+    assert torch.equal(other, expected)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("scale", [0.0, 1e-36, 1e36])
+def test_values_may_be_zero_tiny_or_huge(name: str, scale: float) -> None:
+    scene = Scene(backend(name), layer("bfloat16", kv_cache_dtype="int8"), [(40, 1), (0, 9)], 6)
+    scene.values = [rows * scale for rows in scene.values]
+    for index, out in enumerate(scene.run([0, 1])):
+        wanted = torch.from_numpy(scene.expected(index))
+        torch.testing.assert_close(out.double(), wanted, atol=max(scale, 1e-30) / 50, rtol=0.02)
+
+
+def test_a_block_takes_half_the_bytes() -> None:
+    wide, made = layer("bfloat16", head_dim=128), backend("portable")
+    half = layout_of(made).block_bytes(replace(wide, kv_cache_dtype="int8"))
+    assert half / layout_of(made).block_bytes(wide) == 130 / 256
+    assert half == wide.block_size * replace(wide, kv_cache_dtype="int8").bytes_per_token
+
+
+def test_what_has_no_such_cache_says_so() -> None:
+    spec, made = layer("float32"), backend("portable")
+    torch_made = TorchAttention(TorchSettings(), AttentionParts(settings=EngineSettings()))
+    assert torch_made.check(replace(spec, kv_cache_dtype="int8")) == (
+        "it has no int8 cache; set kv_cache_dtype to auto or fp8_e4m3"
+    )
+    assert made.check(replace(spec, kv_cache_dtype="fp8_e4m3")) == (
+        "it has no fp8_e4m3 cache; set kv_cache_dtype to auto or int8"
+    )
