@@ -126,7 +126,7 @@ def test_other_families(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [Gptq(), Awq(), CompressedTensors()], ids=lambda each: type(each)
+    "method", [Gptq(), Awq(), CompressedTensors()], ids=lambda each: type(each).__name__
 )
 def test_dequantised_weights_are_the_same_numbers(method: Method, tmp_path: Path) -> None:
     """As on a GPU."""

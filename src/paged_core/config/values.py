@@ -66,10 +66,7 @@ def _read(entry: Entry, types: list[Any]) -> Any:
         return None
     if isinstance(value, str) and value[:1] in {"[", "{"} and any(map(is_container, types)):
         return value if str in types and not isinstance(value, Text) else entry.decoded()
-    return _spelled(value, types) if isinstance(value, Text) else value
-
-
-def _spelled(text: Text, types: list[Any]) -> Any:
-    """Return the number among the literals of ``types`` that is written so, or the text."""
+    if not isinstance(value, Text):
+        return value
     literals = (each for kind in types if get_origin(kind) is Literal for each in get_args(kind))
-    return next((each for each in literals if str(each) == text), str(text))
+    return next((each for each in literals if str(each) == value), str(value))
