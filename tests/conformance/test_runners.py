@@ -87,23 +87,27 @@ class _NativeQuantized(_Quantized):
     """
 
     tolerance = 0.1
-    quantized: ClassVar[dict[str, Any]]
+    component: ClassVar[dict[str, Any]]
 
     @pytest.fixture(autouse=True, params=["auto", *EVERY_SET])
     def _instruction_set(
         self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         load(request.param)
-        component = {"name": "native", "kernels": request.param, **self.quantized}
-        monkeypatch.setattr(type(self), "component", component, raising=False)
+        component = {**self.component, "kernels": request.param}
+        monkeypatch.setattr(type(self), "component", component)
 
 
 class TestNativeInt8(_NativeQuantized):
-    quantized: ClassVar[dict[str, Any]] = {"quantization": "int8"}
+    component: ClassVar[dict[str, Any]] = {"name": "native", "quantization": "int8"}
 
 
 class TestNativeInt4(_NativeQuantized):
-    quantized: ClassVar[dict[str, Any]] = {"quantization": "int4", "group_size": 64}
+    component: ClassVar[dict[str, Any]] = {
+        "name": "native",
+        "quantization": "int4",
+        "group_size": 64,
+    }
 
 
 @pytest.mark.slow

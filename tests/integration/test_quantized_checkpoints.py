@@ -125,7 +125,9 @@ def test_other_families(family: str, tmp_path: Path) -> None:
     check(model, write(model, tmp_path, method, plain=plain), 1e-5)
 
 
-@pytest.mark.parametrize("method", [Gptq(), Awq(), CompressedTensors()], ids=type)
+@pytest.mark.parametrize(
+    "method", [Gptq(), Awq(), CompressedTensors()], ids=lambda each: type(each).__name__
+)
 def test_dequantised_weights_are_the_same_numbers(method: Method, tmp_path: Path) -> None:
     """As on a GPU."""
     model = make()
