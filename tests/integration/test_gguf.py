@@ -293,6 +293,20 @@ def test_the_demo_model_says_the_same(demo: Path) -> None:
     assert answers[0] == answers[1]
 
 
+def test_the_demo_model_says_the_same_in_8_bits(tmp_path: Path) -> None:
+    folder = resolve_checkpoint("demo")
+    model = gguf_files.load(folder).requires_grad_(False)
+    path = GgufModel(model, Type.Q8_0, tokenizer_values(folder, "smollm")).write(
+        tmp_path / "m.gguf"
+    )
+    answers = []
+    for name in ("demo", str(path)):
+        with LLM(name, num_blocks=64) as llm:
+            outputs = llm.generate(["Count from 1 to 10:"], SamplingParams(max_tokens=20))
+            answers.append([output.outputs[0].text for output in outputs])
+    assert answers[0] == answers[1]
+
+
 def test_the_command_line_generates(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "Hello", "--model", str(demo), "--max-tokens", "4"], {}) == 0
     assert capsys.readouterr().out.startswith("Hello")

@@ -143,7 +143,8 @@ def test_the_scheme_of_each_matrix_is_found(tmp_path: Path) -> None:
     folder = write(model, tmp_path, CompressedTensors(symmetric=True), plain=("lm_head", "mlp"))
     (first,) = config(folder)["config_groups"].values()
     other = CompressedTensors(symmetric=True, bits=8, group_size=-1)
-    change(folder, config_groups={"a": other.config()["config_groups"]["group_0"], "b": first})
+    groups = {"a": other.config()["config_groups"]["group_0"], "b": first}
+    change(folder, config_groups=groups, format="mixed-precision")
     check(model, folder, 1e-5)
 
 
@@ -176,6 +177,14 @@ def test_the_configuration_may_be_in_the_old_file(tmp_path: Path) -> None:
     content = json.loads((folder / "config.json").read_text())
     del content["quantization_config"]
     (folder / "config.json").write_text(json.dumps(content))
+    check(model, folder, 1e-5)
+
+
+def test_the_configuration_may_have_its_old_name(tmp_path: Path) -> None:
+    model = make()
+    folder = write(model, tmp_path, CompressedTensors())
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace("quantization_config", "compression_config"))
     check(model, folder, 1e-5)
 
 

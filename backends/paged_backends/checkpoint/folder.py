@@ -88,12 +88,12 @@ class Checkpoint:
                 f"{path} does not name an architecture: model_type is {shown(kind)}; download the "
                 "checkpoint again"
             )
-        old = folder / _GPTQ_FILE
-        if "quantization_config" not in config and old.exists():
-            method = {"quant_method": "gptq"} | {**read_json_object(old)}
-            config = {**config, "quantization_config": method}
         generation = folder / "generation_config.json"
-        return cls(folder, config, read_json_object(generation) if generation.exists() else {})
+        return cls(
+            folder,
+            _with_quantization(folder, config),
+            read_json_object(generation) if generation.exists() else {},
+        )
 
     @property
     def place(self) -> Path:
@@ -184,6 +184,16 @@ class Checkpoint:
             "model.safetensors.index.json and the files that it names; download the checkpoint "
             "again"
         )
+
+
+def _with_quantization(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration with what older tools say of the quantisation where it is now."""
+    if "quantization_config" in config:
+        return config
+    older, file = config.get("compression_config"), folder / _GPTQ_FILE
+    if older is None and file.exists():
+        older = {"quant_method": "gptq", **read_json_object(file)}
+    return config if older is None else {**config, "quantization_config": older}
 
 
 def holds_only_onnx(folder: Path, *, allow_pickle: bool) -> bool:

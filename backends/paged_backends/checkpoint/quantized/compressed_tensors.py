@@ -84,7 +84,7 @@ class CompressedTensors:
     @classmethod
     def described(cls, fields: ConfigFields) -> CompressedTensors:
         """Read ``quantization_config``."""
-        fields.choice("format", "pack-quantized", _FORMATS)
+        fields.choice("format", "pack-quantized", (*_FORMATS, "mixed-precision"))
         for name in ("transform_config", "kv_cache_scheme"):
             if fields.any(name):
                 raise fields.lacking(name, "empty")
