@@ -23,6 +23,8 @@ from typing import Any
 VARIANTS: dict[str, dict[str, Any]] = {
     "native bfloat16": {"runner": "native", "dtype": "bfloat16"},
     "native float32": {"runner": "native", "dtype": "float32"},
+    "native int8": {"runner": {"name": "native", "quantization": "int8"}, "dtype": "bfloat16"},
+    "native int4": {"runner": {"name": "native", "quantization": "int4"}, "dtype": "bfloat16"},
     "onnxruntime, bfloat16 cache": {"runner": "onnxruntime", "dtype": "bfloat16"},
     "onnxruntime float32": {"runner": "onnxruntime", "dtype": "float32"},
     "onnxruntime int8": {

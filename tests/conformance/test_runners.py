@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 import pytest
 
 from paged_core.testing import RunnerConformance
+from unit.cpu_kernels import SETS, load
 
+EVERY_SET = [pytest.param(name, marks=pytest.mark.slow) for name in SETS]
 ONNX_FILES = Path(__file__).parents[1] / "data" / "onnx"
 
 
@@ -61,7 +63,8 @@ class _Quantized(RunnerConformance):
 
     @pytest.fixture(autouse=True)
     def _cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
+        # the cache of compiled kernels stays
+        monkeypatch.setattr("paged_backends.quantization.disk_cache.cache_dir", lambda: tmp_path)
 
 
 class TestOnnxRuntimeInt8(_Quantized):
@@ -71,6 +74,37 @@ class TestOnnxRuntimeInt8(_Quantized):
 class TestOnnxRuntimeInt4(_Quantized):
     component: ClassVar[dict[str, Any]] = {
         "name": "onnxruntime",
+        "quantization": "int4",
+        "group_size": 64,
+    }
+
+
+class _NativeQuantized(_Quantized):
+    """On every instruction set.
+
+    Activations are rounded: what differs in its last bits, as attention over chunks may, can round
+    to another code.
+    """
+
+    tolerance = 0.1
+    component: ClassVar[dict[str, Any]]
+
+    @pytest.fixture(autouse=True, params=["auto", *EVERY_SET])
+    def _instruction_set(
+        self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        load(request.param)
+        component = {**self.component, "kernels": request.param}
+        monkeypatch.setattr(type(self), "component", component)
+
+
+class TestNativeInt8(_NativeQuantized):
+    component: ClassVar[dict[str, Any]] = {"name": "native", "quantization": "int8"}
+
+
+class TestNativeInt4(_NativeQuantized):
+    component: ClassVar[dict[str, Any]] = {
+        "name": "native",
         "quantization": "int4",
         "group_size": 64,
     }

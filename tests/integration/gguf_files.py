@@ -32,9 +32,11 @@ class GgufModel:
 
     model: Any
     type: Type = Type.F32
-    """Of all matrices."""
+    """Of all matrices but those in ``types``."""
     values: dict[str, Any] = field(default_factory=dict)
     """Added to a file, or in place of its values; ``None`` removes one."""
+    types: dict[str, Type] = field(default_factory=dict)
+    """Of matrices with this in their names."""
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     @property
@@ -62,8 +64,8 @@ class GgufModel:
             own = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert own is not None, name
             stored = there(weight.numpy())
-            blocks, numbers = self._quantized(stored)
-            kind = Type.F32 if stored.ndim == 1 else self.type
+            kind = Type.F32 if stored.ndim == 1 else self._type(own)
+            blocks, numbers = self._quantized(stored, kind)
             writer.add_tensor(own, blocks, raw_dtype=kind)
             weight.copy_(torch.from_numpy(back(numbers)))
         divisors = self._divisors()
@@ -91,15 +93,19 @@ class GgufModel:
             return lambda weight: weight.T.copy(), lambda stored: stored.T
         return lambda weight: weight, lambda stored: stored
 
-    def _quantized(self, numbers: Array) -> tuple[Array, Array]:
+    def _type(self, name: str) -> Type:
+        """Return the type of a matrix."""
+        return next((kind for part, kind in self.types.items() if part in name), self.type)
+
+    def _quantized(self, numbers: Array, kind: Type) -> tuple[Array, Array]:
         """Return what is stored for a tensor, and the numbers that this means."""
-        if numbers.ndim == 1 or self.type == Type.F32:
+        if kind == Type.F32:
             return numbers, numbers
-        if self.type in K_QUANTS:
-            blocks = random_blocks(self.type, numbers.shape, self.random)
+        if kind in K_QUANTS:
+            blocks = random_blocks(kind, numbers.shape, self.random)
         else:
-            blocks = gguf.quants.quantize(numbers, self.type)
-        return blocks, gguf.quants.dequantize(blocks, self.type)
+            blocks = gguf.quants.quantize(numbers, kind)
+        return blocks, gguf.quants.dequantize(blocks, kind)
 
     # ------------------------------------------------------------------ values
 

@@ -51,10 +51,10 @@ def settings(folder: Path | str, **changes: Any) -> Any:
     return SimpleNamespace(**(values | changes))
 
 
-def load_runner(chosen: Any, name: str = "transformers") -> Runner:
+def load_runner(chosen: Any, name: str = "transformers", **options: Any) -> Runner:
     parts = RunnerParts(settings=chosen)
     runner: Runner = (
-        NativeRunner(NativeSettings(), parts)
+        NativeRunner(NativeSettings(**options), parts)
         if name == "native"
         else TransformersRunner(TransformersSettings(), parts)
     )

@@ -81,12 +81,15 @@ def test_without_a_compiler_torch_serves_and_the_log_says_why(
 
 DRIVER = """
 import ctypes, itertools, sys
+from dataclasses import replace
 from pathlib import Path
 import torch
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.kernels.cpu.bindings import Bindings
+from paged_backends.quantization.quantize import quantize
+from paged_backends.quantization.weight_format import WeightFormat
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
@@ -128,15 +131,28 @@ for dtype, kept, dim, group, window, deterministic in itertools.product(
     scene.run(members)
     unpoison(scene.cache.data_ptr(), scene.cache.nbytes)
 kernels = Kernels(bindings, 2)
-for rows, columns, width in itertools.product([1, 15, 17, 40, 130], [30, 64], [20, 96]):
-    memory = torch.randn((rows + 1) * columns).bfloat16()
-    x, weight = memory[: rows * columns].view(rows, columns), torch.randn(width, columns).bfloat16()
-    packed, out = kernels.pack(weight), torch.empty((rows + 1) * width, dtype=torch.bfloat16)
-    poison(memory[rows * columns :].data_ptr(), 2 * columns)
-    poison(out[rows * width :].data_ptr(), 2 * width)
-    kernels.linear(x, packed, out=out[: rows * width].view(rows, width))
-    unpoison(memory.data_ptr(), memory.nbytes)
-    unpoison(out.data_ptr(), out.nbytes)
+def packed_weights(columns, width):
+    weight = torch.randn(width, columns)
+    yield kernels.pack(weight.bfloat16())
+    for bits, group in itertools.product([4, 8], [16, 64, 128]):
+        (matrix,) = quantize([[weight]], WeightFormat(bits, group))
+        offsets = torch.randn_like(matrix.scales_OG) if group == 64 else None
+        yield kernels.pack_quantized(replace(matrix, offsets_OG=offsets))
+
+
+for rows, columns, width in itertools.product([1, 15, 17, 40, 130], [30, 200], [20, 96]):
+    for packed in packed_weights(columns, width):
+        memory = torch.randn((rows + 1) * columns).bfloat16()
+        x = memory[: rows * columns].view(rows, columns)
+        out = torch.empty((rows + 1) * width, dtype=torch.bfloat16)
+        behind = packed.data.data_ptr() + packed.data.nbytes
+        poison(behind, 256)
+        poison(memory[rows * columns :].data_ptr(), 2 * columns)
+        poison(out[rows * width :].data_ptr(), 2 * width)
+        kernels.linear(x, packed, out=out[: rows * width].view(rows, width))
+        unpoison(behind, 256)
+        unpoison(memory.data_ptr(), memory.nbytes)
+        unpoison(out.data_ptr(), out.nbytes)
 for rows, width in itertools.product([1, 3], [5, 64, 1000, 5001]):
     memory = torch.randn(rows * width + 64)
     logits = memory[: rows * width].view(rows, width)

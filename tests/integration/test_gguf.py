@@ -28,7 +28,17 @@ from integration.step_driver import load_runner, settings
 from integration.test_checkpoints import unanswered
 from paged_backends.checkpoint.folder import Checkpoint, resolve_checkpoint
 from paged_backends.checkpoint.weights import open_weights
+from paged_backends.quantization.matrix import QuantizedMatrix
+from paged_backends.runners.native.assembly import Assembly
+from paged_backends.runners.native.choose_ops import choose_ops
+from paged_backends.runners.native.decoder import Decoder
+from paged_backends.runners.native.embedding_tables import BlockTable, DenseTable
 from paged_backends.runners.native.families import decoder_config
+from paged_backends.runners.native.names import weight_names
+from paged_backends.runners.native.ops import Linear, Ops, TorchOps
+from paged_backends.runners.native.runner import NativeRunner
+from paged_backends.runners.native.source import ModelSource
+from paged_backends.runners.settings import NativeSettings
 from paged_backends.text.tokenizer import load_tokenizer
 from paged_core import LLM, SamplingParams
 from paged_core.cli import main
@@ -85,7 +95,9 @@ SAME = ["llama", "llama, linear rope, tied", "mistral", "qwen2", "qwen3", "gemma
 """Configurations of tiny_models that a file can describe."""
 
 
-def make(name: str, kind: Type = Type.F32, **values: Any) -> GgufModel:
+def make(
+    name: str, kind: Type = Type.F32, types: dict[str, Type] | None = None, **values: Any
+) -> GgufModel:
     """A model with random weights; those that are small or zero at first are moved."""
     torch.manual_seed(0)
     if name in OWN:
@@ -100,7 +112,7 @@ def make(name: str, kind: Type = Type.F32, **values: Any) -> GgufModel:
         parameter.requires_grad_(False)
         if parameter.ndim == 1:
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    return GgufModel(model, kind, values)
+    return GgufModel(model, kind, values, types or {})
 
 
 def logits(runner: Runner, tokens: list[int]) -> torch.Tensor:
@@ -113,14 +125,19 @@ def logits(runner: Runner, tokens: list[int]) -> torch.Tensor:
 
 
 def check(made: GgufModel, path: Path) -> Runner:
-    """Write the file, and compare its logits with those of the model of the same numbers."""
+    """Write the file, and compare its logits with those of the model of the same numbers.
+
+    Kernels also round the activations that they multiply with quantised weights.
+    """
     made.write(path)
-    runner = load_runner(settings(path), "native")
+    runner = load_runner(settings(path), "native", kernels="off")
     tokens = tiny_models.PROMPTS[2]
     with torch.inference_mode():
         expected = made.model(torch.tensor([tokens])).logits[0]
-    torch.testing.assert_close(logits(runner, tokens), expected, rtol=1e-4, atol=1e-4)
     assert expected.std() > 0.01
+    torch.testing.assert_close(logits(runner, tokens), expected, rtol=1e-4, atol=1e-4)
+    off = logits(load_runner(settings(path), "native"), tokens) - expected
+    assert off.abs().mean() < 0.03 * expected.std()
     return runner
 
 
@@ -141,6 +158,107 @@ def test_logits_are_those_of_the_numbers_in_the_file(kind: Type, tmp_path: Path)
 @pytest.mark.parametrize("kind", K_QUANTS, ids=lambda kind: kind.name)
 def test_blocks_of_256_numbers(kind: Type, tmp_path: Path) -> None:
     check(make("llama for large blocks", kind), tmp_path / "model.gguf")
+
+
+MIXED = {
+    "as in Q4_K_M": (Type.Q4_K, {"attn_v": Type.Q6_K, "ffn_down": Type.Q6_K}),
+    "an embedding alone": (Type.F32, {"token_embd": Type.Q6_K}),
+    "a head alone": (Type.F32, {"output.weight": Type.Q5_K}),
+    "keys that are not": (Type.Q8_0, {"attn_k": Type.F32, "output.weight": Type.F16}),
+    "all but the head and the embedding": (
+        Type.Q3_K,
+        {"output.weight": Type.BF16, "token_embd": Type.F16, "ffn_gate": Type.Q5_1},
+    ),
+}
+
+
+@pytest.mark.parametrize("mixed", list(MIXED))
+def test_matrices_of_several_types(mixed: str, tmp_path: Path) -> None:
+    check(make("llama for large blocks", *MIXED[mixed]), tmp_path / "model.gguf")
+
+
+def test_a_head_that_is_the_quantised_embedding(tmp_path: Path) -> None:
+    made = make("llama, linear rope, tied", Type.Q5_0)
+    check(made, tmp_path / "model.gguf")
+
+
+class KeepingOps(TorchOps):
+    """Keeps the matrices of which linear layers are made."""
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__(**options)
+        self.matrices: list[QuantizedMatrix] = []
+
+    def quantized(
+        self,
+        matrix: QuantizedMatrix,
+        bias_O: torch.Tensor | None = None,  # noqa: N803 - its shape
+    ) -> Linear:
+        self.matrices.append(matrix)
+        return super().quantized(matrix, bias_O)
+
+
+def decoder_of(path: Path, ops: Ops) -> Decoder:
+    source = ModelSource.open(settings(path), "checkpoint", quantized=True)
+    return Assembly(
+        source.config,
+        weight_names(source.checkpoint),
+        source.weights,
+        ops=ops,
+        dtype=source.dtype,
+        device=source.device,
+    ).decoder()
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "kept"),
+    [
+        ({"kernels": "off"}, "cpu", True),
+        ({"kernels": "off"}, "cuda", False),
+        ({"compile": True}, "cpu", False),
+        ({}, "cpu", True),
+    ],
+)
+def test_where_weights_are_dequantised(options: dict[str, Any], device: str, kept: bool) -> None:
+    ops = choose_ops(NativeSettings(**options), torch.float32, torch.device(device))
+    assert ops.computes_quantized == kept
+
+
+@pytest.mark.parametrize("name", ["as in Q4_K_M", "a head alone"])
+def test_dequantised_weights_are_the_same_numbers(name: str, tmp_path: Path) -> None:
+    path = make("llama for large blocks", *MIXED[name]).write(tmp_path / "model.gguf")
+    runner = load_runner(settings(path), "native", kernels="off")
+    expected = logits(runner, tiny_models.PROMPTS[2])
+    ops = KeepingOps(computes_quantized=False)
+    assert isinstance(runner, NativeRunner)
+    runner._decoder = decoder_of(path, ops)
+    assert isinstance(runner._decoder._embedding.table, DenseTable)
+    assert not ops.matrices
+    torch.testing.assert_close(
+        logits(runner, tiny_models.PROMPTS[2]), expected, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_a_scale_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
+    path = make("qwen3", Type.Q8_0).write(tmp_path / "model.gguf")
+    stored = Checkpoint.open(str(path), reads_gguf=True).gguf
+    assert stored is not None
+    content = bytearray(path.read_bytes())
+    begin = stored.tensors["blk.1.ffn_up.weight"].begin
+    content[begin : begin + 2] = np.float16("inf").tobytes()
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"blk.1.ffn_up.weight in .* \(Q8_0\) has a scale"):
+        load_runner(settings(path), "native")
+
+
+def test_weights_stay_quantised(tmp_path: Path) -> None:
+    path = make("llama for large blocks", *MIXED["as in Q4_K_M"]).write(tmp_path / "model.gguf")
+    ops = KeepingOps()
+    decoder = decoder_of(path, ops)
+    assert len(ops.matrices) == 4 * 2 + 1
+    formats = [matrix.weight_format.name for matrix in ops.matrices[1:5]]
+    assert formats == ["int8-g16", "int4-g32", "int4-g32", "int8-g16"]
+    assert isinstance(decoder._embedding.table, BlockTable)
 
 
 # ---------------------------------------------------------------------- a whole model
@@ -172,6 +290,20 @@ def test_the_demo_model_says_the_same(demo: Path) -> None:
             outputs = llm.generate(prompts, SamplingParams(max_tokens=20))
             talk = llm.chat([{"role": "user", "content": prompts[0]}], SamplingParams(max_tokens=8))
             answers.append([(o.prompt_token_ids, o.outputs[0].text) for o in [*outputs, *talk]])
+    assert answers[0] == answers[1]
+
+
+def test_the_demo_model_says_the_same_in_8_bits(tmp_path: Path) -> None:
+    folder = resolve_checkpoint("demo")
+    model = gguf_files.load(folder).requires_grad_(False)
+    path = GgufModel(model, Type.Q8_0, tokenizer_values(folder, "smollm")).write(
+        tmp_path / "m.gguf"
+    )
+    answers = []
+    for name in ("demo", str(path)):
+        with LLM(name, num_blocks=64) as llm:
+            outputs = llm.generate(["Count from 1 to 10:"], SamplingParams(max_tokens=20))
+            answers.append([output.outputs[0].text for output in outputs])
     assert answers[0] == answers[1]
 
 
@@ -374,6 +506,8 @@ def read_everything(path: Path) -> None:
     weights = open_weights(checkpoint, allow_pickle=False)
     for name, shape in weights.shapes.items():
         weights.take(name, shape)
+        if len(shape) == 2:
+            weights.quantized(name, (shape[0], shape[1]))
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import transformers
 from gguf import GGMLQuantizationType as Type
 from structlog.testing import capture_logs
 from torch import Tensor
@@ -19,13 +23,16 @@ from integration.dequantized_models import dequantized_model, prompt_logits, rel
 from integration.gguf_files import GgufModel
 from integration.step_driver import StepDriver, make_executor, run_at_random, settings
 from integration.test_demo_model import ANSWERS
+from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.weight_format import WeightFormat
-from paged_backends.runners.native.quantized_decoder import check_quantization
+from paged_backends.runners.native.ops import Linear, TorchOps
+from paged_backends.runners.native.quantized_decoder import check_quantization, quantized_decoder
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.native.source import ModelSource
-from paged_backends.runners.settings import NativeSettings
+from paged_backends.runners.onnx.runner import OnnxRuntimeRunner
+from paged_backends.runners.settings import NativeSettings, OnnxRuntimeSettings
 from paged_core import LLM, SamplingParams
-from paged_core.errors import SettingsError
+from paged_core.errors import CheckpointError, SettingsError
 from paged_core.interfaces.runner import RunnerParts
 
 NUM_TOKENS = 8
@@ -180,6 +187,15 @@ def test_a_checkpoint_is_quantised_once(llama: Path, cache: Path) -> None:
     assert len(list(cache.glob("*.safetensors"))) == 1
 
 
+def test_runner_onnxruntime_has_the_same_file(llama: Path) -> None:
+    onnx = OnnxRuntimeRunner(OnnxRuntimeSettings(**INT4), RunnerParts(settings=settings(llama)))
+    with capture_logs() as logs:
+        found = logits(load(llama, **INT4, **PLAIN))
+        onnx.load()
+    assert events(logs) == [False, True]
+    assert relative_error(prompt_logits(onnx, PROMPT), found) < ROUNDED["off"]
+
+
 def test_a_damaged_file_is_made_again(llama: Path, cache: Path) -> None:
     expected = logits(load(llama, **INT4))
     (path,) = cache.glob("*.safetensors")
@@ -220,7 +236,7 @@ def test_a_gguf_file_of_16_bits(kind: Type, llama: Path, tmp_path: Path) -> None
 
 
 def save_gguf(folder: Path, path: Path, kind: Type) -> Path:
-    model = tiny_models.transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         return GgufModel(model, kind).write(path)
 
@@ -235,13 +251,78 @@ def test_the_size_of_the_model_is_that_of_its_codes(llama: Path) -> None:
     assert small.weight_bytes == round(whole.weight_bytes * (0.5 + 2 / 64) / 4)
 
 
-def test_no_weight_is_kept_but_the_embedding(llama: Path) -> None:
-    """Of a file: it stays mapped for the embedding, and norms of plain operations."""
-    decoder = load(llama, **INT8)._decoder
-    assert decoder._embedding.table_VE.dtype == torch.float32
-    with capture_logs() as logs:
-        assert load(llama, **INT4)._decoder._embedding.table_VE.shape == (300, 64)
-    assert events(logs) == [False]
+class CountingOps(TorchOps):
+    """Counts the quantised matrices that are in memory when another layer is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: list[int] = []
+        self._seen: list[weakref.ref[Tensor]] = []
+
+    def quantized(self, matrix: QuantizedMatrix, bias_O: Tensor | None = None) -> Linear:  # noqa: N803
+        self._seen.append(weakref.ref(matrix.codes_OGY))
+        self.alive.append(sum(seen() is not None for seen in self._seen))
+        return super().linear(torch.zeros(matrix.shape))
+
+
+@pytest.mark.parametrize("weights", ["checkpoint", "random"])
+def test_matrices_are_let_go_one_by_one(
+    llama: Path, weights: Literal["checkpoint", "random"], cache: Path
+) -> None:
+    """Those of a checkpoint are in memory here, because there is no folder for them."""
+    cache.parent.write_text("a file")
+    ops = CountingOps()
+    source = ModelSource.open(settings(llama), weights)
+    quantized_decoder(source, ops, WeightFormat(4, 32))
+    assert ops.alive == [1] * (2 * 4 + 1)
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from integration.test_quantized_native import load
+from paged_backends.quantization import disk_cache
+
+disk_cache.cache_dir = lambda: Path(sys.argv[4])
+
+def status(key):
+    lines = dict(line.split(":") for line in open("/proc/self/status"))
+    return int(lines[key].split()[0])
+
+load(sys.argv[2], quantization="int8")  # what is loaded and compiled once
+before = status("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")
+runner = load(sys.argv[1], quantization=sys.argv[3])
+print(status("VmHWM") - before, status("VmRSS") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux counts memory so")
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_the_peak_of_memory_is_that_of_what_stays(
+    llama: Path, quantization: str, tmp_path: Path
+) -> None:
+    config = transformers.LlamaConfig(
+        hidden_size=1024, intermediate_size=4096, num_hidden_layers=12, vocab_size=30_000
+    )
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    zeros = {
+        name: torch.zeros_like(weight, device="cpu") for name, weight in model.named_parameters()
+    }
+    model.save_pretrained(tmp_path / "large", state_dict=zeros)
+    arguments = [str(tmp_path / "large"), str(llama), quantization, str(tmp_path / "cache")]
+    for _ in range(2):  # made, and mapped
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        peak, stays = map(int, done.stdout.split())
+        assert peak < 1.3 * stays, (peak, stays)
 
 
 @pytest.mark.parametrize(
@@ -264,3 +345,13 @@ def test_weights_that_are_quantised_already_are_refused(llama: Path, tmp_path: P
     path = save_gguf(llama, tmp_path / "model.gguf", Type.Q8_0)
     with pytest.raises(SettingsError, match=r"model\.gguf are quantised already, as Q8_0; set it"):
         LLM(str(path), runner={"name": "native", **INT8}, num_blocks=40)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(llama: Path, value: float, tmp_path: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[3, 5] = value
+    model.save_pretrained(tmp_path / "broken")
+    with pytest.raises(CheckpointError, match=r"broken cannot be quantised: .* is not finite; dow"):
+        load(tmp_path / "broken", **INT8)

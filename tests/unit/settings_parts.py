@@ -22,6 +22,7 @@ class BudgetSettings(ComponentSettings):
     max_num_seqs: int = Field(256, gt=0)
     chunked_prefill: bool = True
     sizes: list[int] | None = None
+    num_steps: Literal[1, 4] = 1
 
 
 class PhasesSettings(ComponentSettings):

@@ -193,7 +193,7 @@ def _those_alive(pid: int) -> list[psutil.Process]:
             ("--model", "x", "--dtype", "float32", "--output", "/no/folder/rows"),
             "there is no folder /no/folder; make it first",
         ),
-        (("--variant", "torch={attention: torhc}"), "torch={attention: torhc}: attention: no"),
+        (("--variant", "torch={attention: torhc}"), "--variant torch: attention: no"),
         (("--variant", "torch"), "write NAME={KEY: VALUE}"),
         (("--variant", "torch=5"), "write NAME={KEY: VALUE}"),
         (("--variant", "torch={"), "torch={: not valid YAML"),

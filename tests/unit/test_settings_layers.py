@@ -111,6 +111,8 @@ class TestLayers:
         assert (found.seed, found.model, found.kv_cache_memory) == (7, "null", 2**31)
         assert found.observers == (LogSettings(), LogSettings(path="p"))
         assert found.scheduler == BudgetSettings(sizes=[1, 2])
+        budget = load(tmp_path, "", "scheduler.num_steps=4", SCHEDULER="token_budget").settings
+        assert budget.scheduler == BudgetSettings(num_steps=4)
         table = '{"name":"prefill_or_decode","delay_factor":1}'
         assert load(tmp_path, SCHEDULER=table).settings.scheduler == PhasesSettings(delay_factor=1)
 

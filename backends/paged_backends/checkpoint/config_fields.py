@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.numbers import MAX_INTEGER, NUMBER, is_integer, is_number
-from paged_core.errors import CheckpointError
+from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
 
 _MISSING: Any = object()
 _MAX_LAYERS = 10_000
+_MAX_NAME = 50
+"""Characters of the name of an object."""
 
 
 class ConfigFields:
@@ -23,7 +25,16 @@ class ConfigFields:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self._values = checkpoint.config
+        self._values: Mapping[str, Any] = checkpoint.config
+        self._within = ""
+
+    def part(self, name: str, values: object) -> ConfigFields:
+        """Return the fields of an object in the configuration, by its name there."""
+        if not isinstance(values, Mapping):
+            raise self.wrong(name, "an object")
+        fields = ConfigFields(self.checkpoint)
+        fields._values, fields._within = values, f"{self._within}{name[:_MAX_NAME]}."
+        return fields
 
     def has(self, name: str) -> bool:
         """Whether the field is there and is not null."""
@@ -75,6 +86,24 @@ class ConfigFields:
             raise self.wrong(name, "a string")
         return value
 
+    def one_of(self, name: str, *options: int) -> int:
+        """Return one of the whole numbers that are covered; raises as :meth:`choice`."""
+        value = self._given(name, _MISSING)
+        if not is_integer(value, min(options), max(options)) or value not in options:
+            raise self.lacking(name, " or ".join(map(str, options)))
+        return int(value)
+
+    def choice(self, name: str, default: str, options: Sequence[str]) -> str:
+        """Return one of the strings that are covered.
+
+        Raises:
+            UnsupportedModel: it is another.
+        """
+        value = self._given(name, default)
+        if value not in options:
+            raise self.lacking(name, " or ".join(options))
+        return str(value)
+
     def mapping(self, name: str) -> Mapping[str, Any] | None:
         """Return an object, or ``None`` if the field is missing or null."""
         value = self._values.get(name)
@@ -97,8 +126,16 @@ class ConfigFields:
         """Return the error for a field that is not of this kind."""
         return CheckpointError(
             f"{self.checkpoint.config_path} does not describe a "
-            f"{self.checkpoint.model_type}: {name} must be {kind}, not "
+            f"{self.checkpoint.model_type}: {self._within}{name} must be {kind}, not "
             f"{shown(self._values.get(name))}"
+        )
+
+    def lacking(self, name: str, kind: str) -> UnsupportedModel:
+        """Return the error for a way of quantisation that is not of this kind."""
+        return UnsupportedModel(
+            f"{self.checkpoint.config_path}: {self._within}{name} must be {kind} for runner "
+            f"native, not {shown(self._values.get(name))}; set runner to auto or transformers, or "
+            "take another quantisation of the model"
         )
 
     def _given(self, name: str, default: Any) -> Any:

@@ -25,6 +25,8 @@ from paged_core.field_rules import shown
 DEMO = "demo"
 """The name of the model that is shipped with the package."""
 
+_GPTQ_FILE = "quantize_config.json"
+"""What AutoGPTQ wrote before it was a part of ``config.json``."""
 _MAX_NAME = 100
 """Characters of the name of an architecture."""
 
@@ -87,7 +89,11 @@ class Checkpoint:
                 "checkpoint again"
             )
         generation = folder / "generation_config.json"
-        return cls(folder, config, read_json_object(generation) if generation.exists() else {})
+        return cls(
+            folder,
+            _with_quantization(folder, config),
+            read_json_object(generation) if generation.exists() else {},
+        )
 
     @property
     def place(self) -> Path:
@@ -178,6 +184,16 @@ class Checkpoint:
             "model.safetensors.index.json and the files that it names; download the checkpoint "
             "again"
         )
+
+
+def _with_quantization(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration with what older tools say of the quantisation where it is now."""
+    if "quantization_config" in config:
+        return config
+    older, file = config.get("compression_config"), folder / _GPTQ_FILE
+    if older is None and file.exists():
+        older = {"quant_method": "gptq", **read_json_object(file)}
+    return config if older is None else {**config, "quantization_config": older}
 
 
 def holds_only_onnx(folder: Path, *, allow_pickle: bool) -> bool:

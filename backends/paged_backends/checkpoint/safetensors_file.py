@@ -19,6 +19,12 @@ _DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+_INTEGERS = {
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
 
 
 class SafetensorsFile:
@@ -29,7 +35,7 @@ class SafetensorsFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._tensors = read_header(path)
         with path.open("rb") as file:
             # private and writable, because torch warns about read-only buffers
@@ -52,14 +58,33 @@ class SafetensorsFile:
         dtype = _DTYPES.get(stored.dtype)
         if dtype is None:
             raise CheckpointError(
-                f"{name} in {self._path} is stored as {stored.dtype}, and weights are stored as "
+                f"{name} in {self.path} is stored as {stored.dtype}, and weights are stored as "
                 f"one of {', '.join(_DTYPES)}; a quantised model needs a quantization_config"
             )
         return dtype
 
     def tensor(self, name: str) -> Tensor:
         """Return one tensor; it is only to be read. Raises what :meth:`dtype` raises."""
-        stored, dtype = self._tensors[name], self.dtype(name)
+        return self._view(name, self.dtype(name))
+
+    def stored(self, name: str) -> Tensor:
+        """Return one tensor, which may be of integers; it is only to be read.
+
+        Raises:
+            CheckpointError: it is of a type that no weights are stored in.
+        """
+        stored = self._tensors[name].dtype
+        dtype = _DTYPES.get(stored) or _INTEGERS.get(stored)
+        if dtype is None:
+            raise CheckpointError(
+                f"{name} in {self.path} is stored as {stored}, and quantised weights are stored as "
+                f"one of {', '.join(_INTEGERS)}, with scales in one of {', '.join(_DTYPES)}; take "
+                "another quantisation of the model"
+            )
+        return self._view(name, dtype)
+
+    def _view(self, name: str, dtype: torch.dtype) -> Tensor:
+        stored = self._tensors[name]
         count = prod(stored.shape)
         if not count:
             return torch.empty(stored.shape, dtype=dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Protocol
 
@@ -12,7 +12,10 @@ from torch import Tensor
 from paged_backends.checkpoint.config_sizes import check_sizes
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.gguf.mapped_file import MappedGguf
+from paged_backends.checkpoint.gguf.quantized_tensor import QuantizedTensor
 from paged_backends.checkpoint.pickle_file import PickleFile
+from paged_backends.checkpoint.quantized.layout import Layout
+from paged_backends.checkpoint.quantized.modules import QuantizedModules
 from paged_backends.checkpoint.safetensors_file import SafetensorsFile
 from paged_backends.checkpoint.unused_weights import (
     check_unused,
@@ -20,7 +23,9 @@ from paged_backends.checkpoint.unused_weights import (
     layer_number,
     other_layers,
 )
-from paged_core.errors import CheckpointError
+from paged_backends.quantization.matrix import QuantizedMatrix
+from paged_backends.quantization.weight_format import Shape as MatrixShape
+from paged_core.errors import CheckpointError, UnsupportedModel
 
 Shape = tuple[int, ...]
 
@@ -32,6 +37,10 @@ class Weights(Protocol):
     def dtype(self) -> torch.dtype:
         """The dtype in which most of them are stored."""
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any of them are quantised."""
+
     def has(self, name: str, /) -> bool:
         """Whether there is a weight of this name."""
 
@@ -40,6 +49,26 @@ class Weights(Protocol):
 
         Raises:
             CheckpointError: there is none of that name, or it has another shape.
+        """
+
+    def quantized(self, name: str, shape: MatrixShape, /) -> QuantizedMatrix | None:
+        """Return the weight of a linear layer as it is quantised, in new memory.
+
+        Args:
+            shape: outputs and inputs.
+
+        Returns:
+            ``None`` if it is not quantised, or missing.
+
+        Raises:
+            CheckpointError: it has another shape, or is malformed.
+        """
+
+    def blocks(self, name: str, shape: MatrixShape, /) -> QuantizedTensor | None:
+        """Return a matrix of which rows can be dequantised one by one, or ``None``.
+
+        Raises:
+            CheckpointError: it has another shape.
         """
 
     def release(self) -> None:
@@ -64,17 +93,23 @@ class Weights(Protocol):
 
 
 def open_weights(
-    checkpoint: Checkpoint, *, allow_pickle: bool, dtype: torch.dtype = torch.float32
+    checkpoint: Checkpoint,
+    *,
+    allow_pickle: bool,
+    dtype: torch.dtype = torch.float32,
+    layout: Layout | None = None,
 ) -> StoredWeights:
     """Open the weights of a checkpoint; each is read when it is first used.
 
     Args:
         allow_pickle: also open weights in pickle form.
-        dtype: what quantised weights become.
+        dtype: what quantised weights of a GGUF file become where they are dequantised.
+        layout: of the quantised matrices in safetensors.
 
     Raises:
         CheckpointError: they are missing, incomplete, in a form that may not be loaded, or of
             another model than the configuration describes.
+        UnsupportedModel: they are quantised and in pickle form.
     """
     checkpoint.check_weights(allow_pickle=allow_pickle)
     files: Sequence[_File]
@@ -83,7 +118,7 @@ def open_weights(
     else:
         files = [SafetensorsFile(path) for path in checkpoint.weight_files]
         files = files or [PickleFile(path) for path in checkpoint.pickle_files]
-    weights = StoredWeights(checkpoint, files)
+    weights = StoredWeights(checkpoint, files, layout)
     check_sizes(checkpoint, weights.shapes)
     return weights
 
@@ -103,9 +138,12 @@ class _File(Protocol):
 class StoredWeights:
     """Weights of a checkpoint, found by name with or without the prefix of the bare decoder."""
 
-    def __init__(self, checkpoint: Checkpoint, files: Sequence[_File]) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, files: Sequence[_File], layout: Layout | None = None
+    ) -> None:
         self._checkpoint = checkpoint
         self._files = {name: file for file in files for name in file}
+        self._modules = None if layout is None else _modules(checkpoint, layout, self._files)
         self._all = files
         self._taken: set[str] = set()
 
@@ -113,9 +151,16 @@ class StoredWeights:
     def dtype(self) -> torch.dtype:
         """The dtype of the first matrix."""
         for name, file in self._files.items():
-            if len(file.shape(name)) > 1 and not is_computed(name):
+            if len(file.shape(name)) > 1 and not is_computed(name) and self._is_plain(file, name):
                 return file.dtype(name)
         return torch.float32
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any matrix is quantised."""
+        return self._modules is not None or any(
+            isinstance(file, MappedGguf) and file.is_quantized for file in self._all
+        )
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -133,25 +178,71 @@ class StoredWeights:
                 file.dtype(name)
 
     def has(self, name: str, /) -> bool:
-        return name in self._files or _bare(name) in self._files
+        return self._found(name) in self._files or self._quantized_name(name) is not None
 
     def take(self, name: str, shape: Shape, /) -> Tensor:
-        found = name if name in self._files else _bare(name)
-        place = self._checkpoint.place
+        found = self._found(name)
         if found not in self._files:
             raise CheckpointError(
-                f"{place} lacks the weights {name}; it was saved from another kind of model, or "
-                "incompletely"
+                f"{self._checkpoint.place} lacks the weights {name}; it was saved from another "
+                "kind of model, or incompletely"
             )
         self._files[found].dtype(found)
-        stored = self._files[found].shape(found)
-        if stored != shape:
-            raise CheckpointError(
-                f"in {place}, {name} has another shape, {stored}, than the {shape} that "
-                "configuration says; the two do not belong together"
-            )
+        self._check_shape(found, shape)
         self._taken.add(found)
         return self._files[found].tensor(found)
+
+    def quantized(self, name: str, shape: MatrixShape, /) -> QuantizedMatrix | None:
+        blocks = self.blocks(name, shape)
+        if blocks is not None:
+            return self._sound(name, blocks.block_type.name, blocks.matrix())
+        found = self._quantized_name(name)
+        if self._modules is None or found is None:
+            return None
+        method = self._checkpoint.quantized_as or ""
+        return self._sound(found, method, self._modules.matrix(found, shape))
+
+    def _sound(self, name: str, kind: str, matrix: QuantizedMatrix) -> QuantizedMatrix:
+        """Return a matrix if all of its scales are numbers."""
+        if not matrix.is_finite:
+            raise CheckpointError(
+                f"{name} in {self._checkpoint.place} ({kind}) has a scale or an offset that is not "
+                "finite; download the checkpoint again"
+            )
+        return matrix
+
+    def blocks(self, name: str, shape: MatrixShape, /) -> QuantizedTensor | None:
+        found = self._found(name)
+        file = self._files.get(found)
+        blocks = file.blocks(found) if isinstance(file, MappedGguf) else None
+        if blocks is not None:
+            self._check_shape(found, shape)
+            self._taken.add(found)
+        return blocks
+
+    def _is_plain(self, file: _File, name: str) -> bool:
+        """Whether a tensor is of floating-point numbers, as far as that is not an error."""
+        if self._modules is None or not isinstance(file, SafetensorsFile):
+            return True
+        return file.stored(name).is_floating_point()
+
+    def _found(self, name: str) -> str:
+        """Return the name that a weight has in the files, if there is one."""
+        return name if name in self._files else _bare(name)
+
+    def _quantized_name(self, name: str) -> str | None:
+        """Return the name that a quantised matrix has in the files, or ``None``."""
+        if self._modules is None:
+            return None
+        return next((each for each in (name, _bare(name)) if self._modules.has(each)), None)
+
+    def _check_shape(self, name: str, shape: Shape) -> None:
+        stored = self._files[name].shape(name)
+        if stored != shape:
+            raise CheckpointError(
+                f"in {self._checkpoint.place}, {name} has another shape, {stored}, than the "
+                f"{shape} that configuration says; the two do not belong together"
+            )
 
     def release(self) -> None:
         for file in self._all:
@@ -164,8 +255,9 @@ class StoredWeights:
             raise other_layers(self._checkpoint.place, num_layers, stored)
 
     def check_all_taken(self, *, tied: bool) -> None:
+        taken = self._taken if self._modules is None else self._taken | self._modules.taken
         check_unused(
-            self._files.keys() - self._taken,
+            self._files.keys() - taken,
             place=self._checkpoint.place,
             config=self._checkpoint.config,
             tied=tied,
@@ -174,6 +266,8 @@ class StoredWeights:
 
 class RandomWeights:
     """Random weights of a seed, for measuring what a configuration costs."""
+
+    is_quantized = False
 
     def __init__(self, dtype: torch.dtype, seed: int) -> None:
         self.dtype = dtype
@@ -189,6 +283,12 @@ class RandomWeights:
         noise = torch.randn(min(prod(shape), 1 << 20), generator=self._generator) * 0.02
         return noise.to(self.dtype).repeat(-(-prod(shape) // len(noise)))[: prod(shape)].view(shape)
 
+    def quantized(self, name: str, shape: MatrixShape, /) -> None:
+        """Return ``None``: all are made in ``dtype``."""
+
+    def blocks(self, name: str, shape: MatrixShape, /) -> None:
+        """Return ``None``, as :meth:`quantized`."""
+
     def release(self) -> None:
         """Do nothing: no memory is kept."""
 
@@ -197,6 +297,18 @@ class RandomWeights:
 
     def check_all_taken(self, *, tied: bool) -> None:
         """Do nothing: a weight is made when it is taken."""
+
+
+def _modules(
+    checkpoint: Checkpoint, layout: Layout, files: Mapping[str, _File]
+) -> QuantizedModules:
+    safetensors = {name: file for name, file in files.items() if isinstance(file, SafetensorsFile)}
+    if len(safetensors) < len(files):
+        raise UnsupportedModel(
+            f"{checkpoint.place} holds quantised weights in pickle form, and they are read from "
+            "safetensors; convert them"
+        )
+    return QuantizedModules(layout, safetensors)
 
 
 def _bare(name: str) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from paged_backends.quantization.code_pairs import in_pairs
 from paged_backends.quantization.weight_format import WeightFormat
 
 _CHUNK = 1 << 18
@@ -61,7 +62,7 @@ class _Chunk:
         inverse_RG1 = torch.where(scales_RG1 == 0, 0, scales_RG1.reciprocal())
         values_RGS.mul_(inverse_RG1).round_().add_(middle).clamp_(0, 2 * middle - 1)
         codes_RGS.copy_(values_RGS)
-        packed = codes_RGS if self._weight_format.bits == 8 else _in_pairs(codes_RGS)
+        packed = codes_RGS if self._weight_format.bits == 8 else in_pairs(codes_RGS)
         return packed, scales_RG1.squeeze(2)
 
     def _scales(self, values_RGS: Tensor) -> Tensor:
@@ -72,9 +73,3 @@ class _Chunk:
         largest_RG1 = torch.where(high_RG1 > -low_RG1, high_RG1, low_RG1)
         scales_RG1 = largest_RG1.div_(-self._weight_format.middle)
         return torch.where(scales_RG1.abs() < _SMALLEST, 0, scales_RG1)
-
-
-def _in_pairs(codes_RGS: Tensor) -> Tensor:
-    """Return bytes [R, G, S / 2] that hold two codes each: the first in the low half."""
-    pairs = codes_RGS.view(torch.int16)  # the first code in the low byte
-    return (pairs | pairs >> 4).to(torch.uint8)  # its low byte

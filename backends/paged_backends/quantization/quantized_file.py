@@ -68,6 +68,7 @@ def open_quantized(
         if hasattr(mmap, "MADV_DONTNEED"):
             mapped.madvise(mmap.MADV_DONTNEED)
 
+    release()  # what was read for the checksum
     matrices = [
         QuantizedMatrix(
             weight_format,

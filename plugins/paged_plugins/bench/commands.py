@@ -8,6 +8,7 @@ from paged_plugins.bench.attention_command import attention_command
 from paged_plugins.bench.compare_command import compare_command
 from paged_plugins.bench.decode_command import decode_command
 from paged_plugins.bench.latency_command import latency_command
+from paged_plugins.bench.quality_command import quality_command
 from paged_plugins.bench.scheduler_command import scheduler_command
 from paged_plugins.bench.throughput_command import throughput_command
 
@@ -16,6 +17,7 @@ app.command("throughput")(throughput_command)
 app.command("latency")(latency_command)
 app.command("decode")(decode_command)
 app.command("compare")(compare_command)
+app.command("quality")(quality_command)
 app.command("scheduler")(scheduler_command)
 app.command("attention")(attention_command)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -66,4 +66,7 @@ def _read(entry: Entry, types: list[Any]) -> Any:
         return None
     if isinstance(value, str) and value[:1] in {"[", "{"} and any(map(is_container, types)):
         return value if str in types and not isinstance(value, Text) else entry.decoded()
-    return str(value) if isinstance(value, Text) else value
+    if not isinstance(value, Text):
+        return value
+    literals = (each for kind in types if get_origin(kind) is Literal for each in get_args(kind))
+    return next((each for each in literals if str(each) == value), str(value))

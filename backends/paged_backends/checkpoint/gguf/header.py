@@ -40,6 +40,11 @@ class StoredTensor:
     """Bytes before it in the file."""
 
     @property
+    def is_quantized_matrix(self) -> bool:
+        """Whether it is a matrix, and quantised."""
+        return self.block_type.is_quantized and len(self.shape) == 2
+
+    @property
     def num_bytes(self) -> int:
         """Bytes that it takes."""
         return prod(self.shape) // self.block_type.length * self.block_type.num_bytes

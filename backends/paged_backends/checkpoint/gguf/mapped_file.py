@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -42,6 +43,11 @@ class MappedGguf:
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any matrix is quantised."""
+        return any(each.is_quantized_matrix for each in self._tensors.values())
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of one tensor."""
         return self._tensors[name].shape
@@ -52,20 +58,31 @@ class MappedGguf:
 
     def tensor(self, name: str) -> Tensor:
         """Return one tensor; it is only to be read."""
-        stored, shape = self.stored(name), self.shape(name)
+        stored, shape = self._stored(name), self.shape(name)
         if stored.block_type.is_quantized:
             tensor = stored.dequantize(self._dtype)
         else:
             tensor = stored.bytes_RB.view(self.dtype(name)).view(shape)
-        kind = name.rpartition(".")[0].rpartition(".")[2]
-        if self._architecture.norm_offset and kind.endswith("norm"):
+        if self._architecture.norm_offset and _kind(name).endswith("norm"):
             return tensor - self._architecture.norm_offset
-        if self._architecture.interleaved and kind in ("attn_q", "attn_k"):
-            field = "num_attention_heads" if kind == "attn_q" else "num_key_value_heads"
-            return _in_halves(tensor, self._config[field])
-        return tensor
+        return self._in_order(name, tensor)
 
-    def stored(self, name: str) -> QuantizedTensor:
+    def blocks(self, name: str) -> QuantizedTensor | None:
+        """Return a matrix as it is quantised, or ``None`` if it is not one or is not quantised."""
+        if not self._tensors[name].is_quantized_matrix:
+            return None
+        stored = self._stored(name)
+        return replace(stored, bytes_RB=self._in_order(name, stored.bytes_RB))
+
+    def _in_order(self, name: str, rows: Tensor) -> Tensor:
+        """Return the rows of a tensor in the order that transformers has."""
+        kind = _kind(name)
+        if not self._architecture.interleaved or kind not in ("attn_q", "attn_k"):
+            return rows
+        field = "num_attention_heads" if kind == "attn_q" else "num_key_value_heads"
+        return _in_halves(rows, self._config[field])
+
+    def _stored(self, name: str) -> QuantizedTensor:
         """Return a tensor as the file holds it."""
         stored = self._tensors[name]
         flat = torch.frombuffer(
@@ -78,6 +95,11 @@ class MappedGguf:
         """Release the pages that were read; they are read from the file again if they are used."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def _kind(name: str) -> str:
+    """Return the last part of a module's name."""
+    return name.rpartition(".")[0].rpartition(".")[2]
 
 
 def _in_halves(rows: Tensor, num_heads: int) -> Tensor:

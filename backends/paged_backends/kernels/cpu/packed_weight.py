@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paged_backends.kernels.cpu.structs import CodeFormat
-from paged_backends.quantization.weight_format import WeightFormat
+from paged_backends.quantization.matrix import QuantizedMatrix
 
 _LARGEST_EXPONENT = 15
 """Every number below ``2 ** 15`` is in the range of float16."""
@@ -36,27 +36,29 @@ class PackedWeight:
     """Of a quantised weight; ``None``: it has the dtype of its argument and its result."""
 
 
-def half_scales(
-    weight_format: WeightFormat, scales_OG: Tensor, offsets_OG: Tensor | None
-) -> tuple[CodeFormat, Tensor, Tensor | None]:
-    """Return scales and offsets [O, G] float16, and the format with their common factor.
+def code_format(matrix: QuantizedMatrix) -> CodeFormat:
+    """Return how a matrix is packed, with the common factor of its scales and offsets.
 
     The factor is a power of two, and the largest number is near the end of the range of float16: a
     scale is rounded by 1/2048 of itself at most, unless it is below ``2 ** -29`` of the largest.
+
+    Raises:
+        ValueError: a scale or an offset is not finite.
     """
-    largest = max(float(each.abs().max()) for each in (scales_OG, offsets_OG) if each is not None)
+    scaled = [each.numpy() for each in (matrix.scales_OG, matrix.offsets_OG) if each is not None]
+    extremes = [abs(float(extreme)) for each in scaled for extreme in (each.min(), each.max())]
+    if not all(map(math.isfinite, extremes)):
+        raise ValueError("a scale or an offset of a quantised weight is not finite")
+    largest = max(extremes)
     exponent = math.frexp(largest)[1] - _LARGEST_EXPONENT if largest else 0
-    exponent = max(exponent, _LEAST_EXPONENT)
-    factor = math.ldexp(1.0, exponent)
-    chosen = CodeFormat(
-        bits=weight_format.bits,
-        group=weight_format.group_size,
-        has_offsets=offsets_OG is not None,
-        factor=factor,
+    return CodeFormat(
+        bits=matrix.weight_format.bits,
+        group=matrix.weight_format.group_size,
+        has_offsets=matrix.offsets_OG is not None,
+        factor=math.ldexp(1.0, max(exponent, _LEAST_EXPONENT)),
     )
 
-    def halved(numbers_OG: Tensor) -> Tensor:
-        return numbers_OG.float().mul(1 / factor).half().contiguous()
 
-    offsets = None if offsets_OG is None else halved(offsets_OG)
-    return chosen, halved(scales_OG), offsets
+def halved(numbers_OG: Tensor, factor: float) -> Tensor:
+    """Return scales or offsets [O, G] float16, without their common factor."""
+    return numbers_OG.float().mul(1 / factor).half().contiguous()

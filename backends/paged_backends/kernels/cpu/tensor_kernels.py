@@ -20,9 +20,14 @@ from torch import Tensor
 
 from paged_backends.kernels.cpu.bindings import Bindings
 from paged_backends.kernels.cpu.memory import Arena
-from paged_backends.kernels.cpu.packed_weight import PackedWeight, half_scales
+from paged_backends.kernels.cpu.packed_weight import PackedWeight, code_format, halved
 from paged_backends.quantization.matrix import QuantizedMatrix
+from paged_backends.quantization.workers import in_threads
 
+_PANEL = 32
+"""Outputs of a weight that lie together when it is packed."""
+_PACKED = 1 << 20
+"""Quantised weights that a thread packs before it takes others."""
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
@@ -92,24 +97,31 @@ class Kernels:
         Raises:
             ValueError: a scale or an offset is not finite.
         """
-        scaled = [each for each in (matrix.scales_OG, matrix.offsets_OG) if each is not None]
-        if not all(bool(each.isfinite().all()) for each in scaled):
-            raise ValueError("a scale or an offset of a quantised weight is not finite")
-        chosen, *halves = half_scales(matrix.weight_format, matrix.scales_OG, matrix.offsets_OG)
+        chosen = code_format(matrix)
         width, columns = matrix.shape
         address = ctypes.addressof(chosen)
-        codes = matrix.codes_OGY.contiguous()
         size = self.bindings.packed_codes_size(address, width, columns)
         data = self._arena.take(size, torch.uint8)
-        self.bindings.pack_codes(
-            address,
-            codes.data_ptr(),
-            *(None if half is None else half.data_ptr() for half in halves),
-            data.data_ptr(),
-            width,
-            columns,
-            self.num_threads,
-        )
+        panel_bytes = size // -(-width // _PANEL)
+
+        def pack(first: int) -> None:
+            rows = matrix.rows(slice(first, first + step))
+            codes = rows.codes_OGY.contiguous()
+            scales = halved(rows.scales_OG, chosen.factor)
+            offsets = None if rows.offsets_OG is None else halved(rows.offsets_OG, chosen.factor)
+            self.bindings.pack_codes(
+                address,
+                codes.data_ptr(),
+                scales.data_ptr(),
+                None if offsets is None else offsets.data_ptr(),
+                data.data_ptr() + first // _PANEL * panel_bytes,
+                len(codes),
+                columns,
+                1,
+            )
+
+        step = max(1, _PACKED // (_PANEL * columns)) * _PANEL
+        in_threads(pack, range(0, width, step))
         return PackedWeight(data, width, columns, _bias(bias), chosen)
 
     def linear(

@@ -7,7 +7,7 @@ Shapes: V vocabulary, E embedding size, P positions, I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -22,11 +22,10 @@ from paged_backends.runners.native.decoder import (
     Head,
     Layer,
 )
+from paged_backends.runners.native.embedding_tables import BlockTable, DenseTable, Table
+from paged_backends.runners.native.linear_maker import LinearMaker, MakeLinear
 from paged_backends.runners.native.names import WeightNames
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Ops, rounded
-
-MakeLinear = Callable[[Sequence[Tensor], Tensor | None], Linear]
-"""Makes a linear layer of weights [., I], one below the other, and a bias [O]."""
 
 
 class Assembly:
@@ -60,7 +59,7 @@ class Assembly:
         self._dtype = dtype
         self._device = device
         self._ops = ops
-        self._linear_of_stored = linear
+        self._linears = LinearMaker(weights, ops=ops, dtype=dtype, device=device, make=linear)
         self._keeps_weights = linear is None and not ops.copies_weights
 
     def decoder(self) -> Decoder:
@@ -84,6 +83,11 @@ class Assembly:
             device=self._device,
         )
 
+    @property
+    def bytes_per_weight(self) -> float:
+        """What a weight of the linear layers takes that were built, on average."""
+        return self._linears.bytes_per_weight
+
     def check_layers(self) -> None:
         """Check that the checkpoint has the weights of all layers, and of no more."""
         self._weights.check_layers(len(self._config.layers))
@@ -96,16 +100,13 @@ class Assembly:
         """Return the embedding; its table stays as stored where no operation keeps weights."""
         config, names = self._config, self._names
         hidden, width = config.hidden_size, config.embedding_size
-        table = self._weights.take(f"{names.embedding}.weight", (config.vocab_size, width))
-        if self._keeps_weights:
-            table = table.to(device=self._device, dtype=self._dtype)
         positions = None
         if config.learned_positions is not None:
             rows = config.learned_positions + config.max_model_len
             positions = self._tensor(f"{names.positions}.weight", (rows, hidden))
         narrow = width != hidden
         return Embedding(
-            table_VE=table,
+            table=self._table(),
             dtype=self._dtype,
             scale=rounded(config.embedding_scale, self._dtype),
             positions_PE=positions,
@@ -117,16 +118,40 @@ class Assembly:
         """Return the head; a tied model's checkpoint may hold one that is not its embedding."""
         config, names = self._config, self._names
         hidden, width = config.hidden_size, config.embedding_size
-        name, table = f"{names.head}.weight", embedding.table_VE
-        weight = table
-        if not config.tied or self._weights.has(name):
-            own = self._weights.take(name, tuple(table.shape)).to(table.device, table.dtype)
-            weight = table if config.tied and torch.equal(own, table) else own
         return Head(
             norm=self._norm(names.final_norm, hidden) if config.norm_at_end else None,
             project=self._linear([names.project_out], [width], hidden) if width != hidden else None,
-            output=self._stacked([weight]),
+            output=self._output(embedding.table),
         )
+
+    def _table(self) -> Table:
+        name = f"{self._names.embedding}.weight"
+        shape = (self._config.vocab_size, self._config.embedding_size)
+        if self._ops.computes_quantized:
+            blocks = self._weights.blocks(name, shape)
+            if blocks is not None:
+                return BlockTable(blocks, self._dtype)
+        table = DenseTable(self._weights.take(name, shape))
+        return table.to(self._device, self._dtype) if self._keeps_weights else table
+
+    def _output(self, table: Table) -> Linear:
+        """Return the product with the head, or with the embedding where that is the head."""
+        config, names, weights = self._config, self._names, self._weights
+        name, shape = f"{names.head}.weight", (config.vocab_size, config.embedding_size)
+        has_own = not config.tied or weights.has(name)
+        module = names.head if has_own else names.embedding
+        if has_own or isinstance(table, BlockTable):
+            quantized = self._linears.quantized(f"{module}.weight", shape)
+            if quantized is not None:
+                return quantized
+        if not has_own:
+            assert isinstance(table, DenseTable)
+            return self._linears.plain([table.rows_VE])
+        weight = weights.take(name, shape)
+        if config.tied and isinstance(table, DenseTable):
+            own = weight.to(table.rows_VE.device, table.rows_VE.dtype)
+            weight = table.rows_VE if torch.equal(own, table.rows_VE) else own
+        return self._linears.plain([weight])
 
     def layers(self) -> Iterator[Layer]:
         """Yield one layer after another."""
@@ -152,7 +177,7 @@ class Assembly:
             mlp_output_norm=norm(names.mlp_output_norm) if config.norm_outputs else None,
             norm_first=config.norm_first,
         )
-        if not self._keeps_weights:
+        if not self._keeps_weights or self._weights.is_quantized:
             self._weights.release()
         return layer
 
@@ -226,23 +251,18 @@ class Assembly:
         transposed: bool = False,
     ) -> Linear:
         """Return one linear layer in place of several that have the same input."""
-        weights = []
-        for module, count in zip(modules, outputs, strict=True):
-            shape = (inputs, count) if transposed else (count, inputs)
-            weight = self._weights.take(f"{module}.weight", shape)
-            weights.append(weight.T if transposed else weight)
         biases = [
             self._tensor(f"{module}.bias", (count,))
             for module, count in zip(modules, outputs, strict=True)
             if bias
         ]
-        return self._stacked(weights, torch.cat(biases) if biases else None)
-
-    def _stacked(self, weights: Sequence[Tensor], bias: Tensor | None = None) -> Linear:
-        """Return the linear layer with these weights [., I], one below the other."""
-        if self._linear_of_stored is not None:
-            return self._linear_of_stored(weights, bias)
-        return self._ops.stacked([self._placed(weight) for weight in weights], bias)
+        return self._linears.stored(
+            [f"{module}.weight" for module in modules],
+            outputs,
+            inputs,
+            torch.cat(biases) if biases else None,
+            transposed=transposed,
+        )
 
     def _norm(self, module: str, size: int) -> Norm:
         config, ops = self._config, self._ops
@@ -255,7 +275,4 @@ class Assembly:
         return ops.layer_norm(size, weight, bias, config.norm_eps)
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self._placed(self._weights.take(name, shape))
-
-    def _placed(self, stored: Tensor) -> Tensor:
-        return stored.to(device=self._device, dtype=self._dtype)
+        return self._weights.take(name, shape).to(device=self._device, dtype=self._dtype)

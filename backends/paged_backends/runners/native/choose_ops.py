@@ -33,13 +33,13 @@ def choose_ops(options: NativeSettings, dtype: torch.dtype, device: torch.device
                 "runner.compile compiles PyTorch's own operations, but runner.kernels asks for "
                 f"{chosen}; leave one of them out"
             )
-        return TorchOps()
+        return TorchOps(computes_quantized=False)
     if chosen == "off":
-        return TorchOps()
+        return TorchOps(computes_quantized=device.type == "cpu")
     if chosen == "triton" or device.type == "cuda":
         return _triton_ops(device)
     if not fits(dtype, device):
-        return TorchOps()
+        return TorchOps(computes_quantized=device.type == "cpu")
     reason = obstacle()
     if reason is None:
         try:
@@ -48,12 +48,13 @@ def choose_ops(options: NativeSettings, dtype: torch.dtype, device: torch.device
             raise SettingsError(f"runner.kernels: {error}") from error
         except CannotCompile as error:
             reason = str(error)
-    return _plain(reason)
+    return _plain(reason, computes_quantized=True)
 
 
 def _triton_ops(device: torch.device) -> Ops:
     if find_spec("triton") is None:
-        return _plain("triton is not installed: pip install 'paged-core[gpu]'")
+        reason = "triton is not installed: pip install 'paged-core[gpu]'"
+        return _plain(reason, computes_quantized=device.type == "cpu")
     if device.type != "cuda" and not is_interpreted():
         raise SettingsError(
             f"runner.kernels: triton needs device: cuda, and this is {device}; in tests, "
@@ -64,6 +65,6 @@ def _triton_ops(device: torch.device) -> Ops:
     return TritonOps()
 
 
-def _plain(reason: str) -> Ops:
+def _plain(reason: str, *, computes_quantized: bool) -> Ops:
     log.warning("kernels_missing", reason=reason, instead="plain PyTorch, more slowly")
-    return TorchOps()
+    return TorchOps(computes_quantized=computes_quantized)

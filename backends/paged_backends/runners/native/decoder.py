@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paged_backends.runners.native.config import AttentionConfig, DecoderConfig, Rope
+from paged_backends.runners.native.embedding_tables import Table
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, RowOp, soft_cap
 from paged_backends.runners.native.rope import Rotary, frequencies
 
@@ -30,8 +31,7 @@ Rotaries = Mapping[Rope | None, Rotary | None]
 class Embedding:
     """From token ids to the input of the first layer."""
 
-    table_VE: Tensor
-    """In the dtype of the checkpoint, or in ``dtype``."""
+    table: Table
     dtype: torch.dtype
     scale: float
     """Multiplies the embedding; rounded to ``dtype``."""
@@ -41,7 +41,7 @@ class Embedding:
     project: Linear | None
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
-        hidden_TE = functional.embedding(tokens_T, self.table_VE).to(self.dtype)
+        hidden_TE = self.table(tokens_T).to(self.dtype)
         if self.scale != 1:
             hidden_TE *= self.scale
         if self.project is not None:

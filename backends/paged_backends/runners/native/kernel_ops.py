@@ -109,6 +109,7 @@ class KernelOps(TorchOps):
     copies_weights = True
 
     def __init__(self, kernels: Kernels) -> None:
+        super().__init__()
         self.kernels = kernels
 
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:

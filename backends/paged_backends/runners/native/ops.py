@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.runners.native.config import Activation
 from paged_backends.runners.native.rope import Rotary
 
 if TYPE_CHECKING:
     from paged_backends.kernels.cpu.tensor_kernels import Kernels
-    from paged_backends.quantization.matrix import QuantizedMatrix
 
 _DEQUANTIZED = 1 << 20
 """Weights that are in float32 at a time: they stay in a processor's cache."""
@@ -61,6 +61,8 @@ class Ops(ABC):
     """What they are computed with; ``None``: PyTorch."""
     copies_weights: bool
     """Operations keep no reference to the weights that they are made from."""
+    computes_quantized: bool
+    """Quantised weights stay quantised; otherwise they are dequantised when they are loaded."""
 
     @abstractmethod
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
@@ -73,7 +75,7 @@ class Ops(ABC):
 
     @abstractmethod
     def quantized(self, matrix: QuantizedMatrix, bias_O: Tensor | None = None) -> Linear:
-        """Return the linear layer with this weight."""
+        """Return the linear layer with this weight, which stays quantised."""
 
     @abstractmethod
     def rms_norm(self, weight_E: Tensor, eps: float, offset: float) -> Norm:
@@ -123,6 +125,9 @@ class TorchOps(Ops):
     """Operations for any device and dtype."""
 
     copies_weights = False
+
+    def __init__(self, *, computes_quantized: bool = True) -> None:
+        self.computes_quantized = computes_quantized
 
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
         """Return ``torch.nn.functional.linear`` with this weight."""

@@ -23,7 +23,7 @@ from paged_backends.runners.native.stored_linear import (
     converted_layer,
 )
 from paged_backends.runners.settings import NativeSettings
-from paged_core.errors import SettingsError
+from paged_core.errors import CheckpointError, SettingsError
 
 
 def check_quantization(options: NativeSettings, source: ModelSource) -> None:
@@ -61,7 +61,8 @@ def quantized_decoder(source: ModelSource, ops: Ops, weight_format: WeightFormat
         ops: make the operations.
 
     Raises:
-        CheckpointError: see :class:`~paged_backends.runners.native.assembly.Assembly`.
+        CheckpointError: see :class:`~paged_backends.runners.native.assembly.Assembly`; or a weight
+            is not finite.
     """
     assembly = Assembly(
         source.config,
@@ -78,7 +79,13 @@ def quantized_decoder(source: ModelSource, ops: Ops, weight_format: WeightFormat
     layers, linears = _quantized(source, assembly, head, weight_format)
 
     def quantized(linear: StoredLinear) -> Linear:
-        return ops.quantized(linears.take(linear), linear.bias_O)
+        try:
+            return ops.quantized(linears.take(linear), linear.bias_O)
+        except ValueError as error:
+            raise CheckpointError(
+                f"the weights of {source.checkpoint.place} cannot be quantised: {error}; download "
+                "the checkpoint again, or set runner.quantization to off"
+            ) from error
 
     def plain(linear: StoredLinear) -> Linear:
         return ops.stacked([linear.weight.to(source.dtype)], linear.bias_O)

@@ -15,6 +15,7 @@ from paged_backends.runners.native.compiled_layer import compile_layers
 from paged_backends.runners.native.decoder import Decoder
 from paged_backends.runners.native.described_runner import DescribedRunner
 from paged_backends.runners.native.fused_layers import fuse
+from paged_backends.runners.native.linear_maker import SCALE_BYTES
 from paged_backends.runners.native.names import weight_names
 from paged_backends.runners.native.ops import Ops
 from paged_backends.runners.native.quantized_decoder import check_quantization, quantized_decoder
@@ -25,10 +26,6 @@ from paged_core.interfaces.runner import RunnerParts
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
-
-
-_SCALE_BYTES = 2
-"""Bytes of a scale in the packed weights of the kernels."""
 
 
 class NativeRunner(DescribedRunner):
@@ -43,14 +40,14 @@ class NativeRunner(DescribedRunner):
     def load(self) -> None:
         """Read the configuration, then the weights; see the interface for what it raises."""
         settings = self._settings
-        source = ModelSource.open(settings, self._options.weights, reads_gguf=True)
+        source = ModelSource.open(settings, self._options.weights, quantized=True)
         weight_format = self._options.weight_format
         if weight_format is not None:
             check_quantization(self._options, source)
         self._describe(source, _bytes_per_weight(source, weight_format))
         ops = choose_ops(self._options, source.dtype, source.device)
         try:
-            self._decoder = _decoder(source, ops, weight_format)
+            self._decoder = self._made(source, ops, weight_format)
         except torch.OutOfMemoryError as error:
             raise SettingsError(
                 f"{settings.model} does not fit on {source.device}: "
@@ -63,6 +60,21 @@ class NativeRunner(DescribedRunner):
         if self._options.compile:
             self._decoder.run = compile_layers(self._decoder.layers, source.device)
         self._log_loaded(source)
+
+    def _made(self, source: ModelSource, ops: Ops, weight_format: WeightFormat | None) -> Decoder:
+        if weight_format is not None:
+            return quantized_decoder(source, ops, weight_format)
+        assembly = Assembly(
+            source.config,
+            weight_names(source.checkpoint),
+            source.weights,
+            ops=ops,
+            dtype=source.dtype,
+            device=source.device,
+        )
+        decoder = assembly.decoder()
+        self._bytes_per_weight = assembly.bytes_per_weight
+        return decoder
 
     @property
     def kernels(self) -> Kernels | None:
@@ -82,20 +94,7 @@ class NativeRunner(DescribedRunner):
         return self._decoder.best(hidden)
 
 
-def _decoder(source: ModelSource, ops: Ops, weight_format: WeightFormat | None) -> Decoder:
-    if weight_format is not None:
-        return quantized_decoder(source, ops, weight_format)
-    return Assembly(
-        source.config,
-        weight_names(source.checkpoint),
-        source.weights,
-        ops=ops,
-        dtype=source.dtype,
-        device=source.device,
-    ).decoder()
-
-
 def _bytes_per_weight(source: ModelSource, weight_format: WeightFormat | None) -> float:
     if weight_format is None:
         return source.dtype.itemsize
-    return weight_format.bytes_per_weight(_SCALE_BYTES)
+    return weight_format.bytes_per_weight(SCALE_BYTES)

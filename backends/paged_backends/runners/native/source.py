@@ -10,6 +10,7 @@ import torch
 from paged_backends.checkpoint.device import choose_device, free_memory
 from paged_backends.checkpoint.dtype import choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.checkpoint.quantized.layout import layout_of
 from paged_backends.checkpoint.weights import RandomWeights, Weights, open_weights
 from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.families import decoder_config
@@ -38,12 +39,12 @@ class ModelSource:
 
     @classmethod
     def open(
-        cls, settings: EngineSettings, weights: WeightSource, *, reads_gguf: bool = False
+        cls, settings: EngineSettings, weights: WeightSource, *, quantized: bool = False
     ) -> Self:
         """Read the configuration, and open the weights; each is read when it is used.
 
         Args:
-            reads_gguf: whether the model may be a GGUF file.
+            quantized: whether the model may be a GGUF file, or otherwise quantised.
 
         Raises:
             CheckpointError, UnsupportedModel: see :meth:`paged_core.interfaces.runner.Runner.load`.
@@ -53,9 +54,11 @@ class ModelSource:
             settings.model,
             allow_pickle=settings.allow_pickle,
             trust_remote_code=settings.trust_remote_code,
-            reads_gguf=reads_gguf,
+            reads_gguf=quantized,
         )
-        config = decoder_config(checkpoint, trust_remote_code=settings.trust_remote_code)
+        config = decoder_config(
+            checkpoint, trust_remote_code=settings.trust_remote_code, quantized=quantized
+        )
         device = choose_device(settings.device)
         opened, dtype = _open(settings, checkpoint, device, made_up=weights == "random")
         return cls(checkpoint=checkpoint, config=config, weights=opened, dtype=dtype, device=device)
@@ -124,6 +127,7 @@ def _open(
         checkpoint,
         allow_pickle=settings.allow_pickle,
         dtype=own if own in DTYPE_NAMES else torch.float32,
+        layout=layout_of(checkpoint),
     )
     dtype = own if own in DTYPE_NAMES else weights.dtype
     return weights, dtype if dtype in DTYPE_NAMES else torch.float32

@@ -26,6 +26,9 @@ from paged_backends.runners.native.rope import Rotary
 class TritonOps(TorchOps):
     """Operations for float32, bfloat16 and float16 on a GPU, or in Triton's interpreter."""
 
+    def __init__(self) -> None:
+        super().__init__(computes_quantized=False)
+
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
         """Return the linear layer, which adds the residual in the product's own kernel."""
         weight_IO = weight_OI.T

@@ -68,6 +68,9 @@ class RecordedOps(TorchOps):
 
     copies_weights = True  # by the session, so the embedding stays mapped as it is stored
 
+    def __init__(self) -> None:
+        super().__init__(computes_quantized=False)
+
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> StoredLinear:
         """Return a :class:`StoredLinear`."""
         return StoredLinear([weight_OI], bias_O)

@@ -19,6 +19,7 @@ from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.config import Rope
 from paged_backends.runners.native.decoder import Embedding, Head, Layer
 from paged_backends.runners.native.described_runner import DescribedRunner
+from paged_backends.runners.native.embedding_tables import DenseTable
 from paged_backends.runners.native.names import weight_names
 from paged_backends.runners.native.ops import TorchOps, rounded, soft_cap
 from paged_backends.runners.native.quantized_linears import QuantizedLinears
@@ -145,14 +146,15 @@ class OnnxRuntimeRunner(DescribedRunner):
 
     def _placed(self, embedding: Embedding, device: torch.device) -> Embedding:
         """Return the embedding as PyTorch computes it; on a CPU its table stays as stored."""
-        table, positions = embedding.table_VE, embedding.positions_PE
+        table, positions = embedding.table, embedding.positions_PE
+        assert isinstance(table, DenseTable)  # GGUF files are not read
         project = None
         if embedding.project is not None:
             weight_OI = stored(embedding.project).weight
             project = TorchOps().linear(weight_OI.to(device, self._compute))
         return replace(
             embedding,
-            table_VE=table if device.type == "cpu" else table.to(device, self._compute),
+            table=table if device.type == "cpu" else table.to(device, self._compute),
             dtype=self._compute,
             scale=rounded(self._config.embedding_scale, self._compute),
             positions_PE=None if positions is None else positions.to(device, self._compute),

@@ -1,0 +1,139 @@
+"""The engines that ``bench quality`` compares, resident side by side."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Self
+
+from paged_core.cli.options import Given
+from paged_core.config.entry import Entry, Layer, Origin
+from paged_core.errors import PagedCoreError, SettingsError
+from paged_core.llm import LLM
+from paged_core.settings import EngineSettings
+from paged_plugins.bench.variants import Variant
+
+SIDE_BY_SIDE = 8
+"""Windows that an engine serves at once, at most."""
+_WINDOW = 512
+_CHUNK = 64
+"""Tokens of a prompt that a step computes: later chunks read the cache."""
+_CHUNK_OPTION = "long_prefill_token_threshold"
+_ORIGIN = Origin("default", "bench quality")
+
+
+class QualityEngines:
+    """A base and its variants, each with a cache of a few windows; all close with this.
+
+    They stay resident together, so that a window passes through all of them before the next, and
+    the logits of a whole text are never held, neither in memory nor in files.
+
+    Args:
+        window: tokens of a sequence; ``None``: 512, or the model's length if that is less.
+
+    Raises:
+        SettingsError: a setting is wrong, the engine does not show its logits, or its sequences
+            are shorter than a window.
+        CheckpointError, UnsupportedModel, PluginError: the base cannot serve the model.
+    """
+
+    def __init__(self, given: Given, base: Variant, window: int | None) -> None:
+        self._given = given
+        self._max_model_len: int | None = None
+        self._stack = ExitStack()
+        self.window = window or _WINDOW
+        self.others: dict[str, LLM] = {}
+        self.left_out: dict[str, str] = {}
+        """Why variants cannot serve the model here, by name."""
+        with ExitStack() as on_error:
+            self.base = self._start(base)
+            on_error.callback(self.base.close)
+            longest = self.base.engine.capacity.max_model_len
+            if window is not None and window > longest:
+                raise SettingsError(
+                    f"--window {window} is more than the {longest} tokens of a sequence; give less"
+                )
+            self._stack = on_error.pop_all()
+        self.window = self._max_model_len = min(self.window, longest)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def load(self, variant: Variant, text: str) -> None:
+        """Start another engine, which is to take tokens of ``text`` for the same as the base.
+
+        Raises:
+            SettingsError: it cannot serve the model, or its tokens are others; nothing was started.
+        """
+        try:
+            llm = self._start(variant)
+            with ExitStack() as on_error:
+                on_error.callback(llm.close)
+                _check_same_tokens(self.base, llm, text)
+                self._stack.push(on_error.pop_all())
+        except PagedCoreError as error:
+            raise SettingsError(f"--variant {variant.name}: {error}") from error
+        self.others[variant.name] = llm
+
+    def load_if_served(self, variant: Variant, text: str) -> None:
+        """As :meth:`load`, but keep the reason where it cannot."""
+        try:
+            self.load(variant, text)
+        except SettingsError as error:
+            self.left_out[variant.name] = str(error.__cause__)
+
+    def _start(self, variant: Variant) -> LLM:
+        below = self._below(variant.resolve(self._given).settings)
+        resolved = variant.resolve(self._given, below)
+        llm = LLM.from_settings(resolved.settings, resolved.registry)
+        if reason := _obstacle(llm):
+            llm.close()
+            raise SettingsError(reason)
+        return llm
+
+    def _below(self, settings: EngineSettings) -> Layer:
+        """Return settings that all those of the command override."""
+        values: dict[tuple[str, ...], object] = {("dtype",): "bfloat16"}
+        if self._max_model_len is not None:
+            values["max_model_len",] = self._max_model_len
+        if settings.kv_cache_memory is None:
+            blocks = SIDE_BY_SIDE * (-(-self.window // settings.block_size) + 1)
+            values["num_blocks",] = blocks
+        if _CHUNK_OPTION in type(settings.scheduler).model_fields:
+            values["scheduler", _CHUNK_OPTION] = _CHUNK
+        return [Entry(path, value, _ORIGIN) for path, value in values.items()]
+
+
+def _obstacle(llm: LLM) -> str | None:
+    """Say why an engine cannot be measured, or return ``None``."""
+    executor = llm.settings.executor.name
+    if llm.engine.capacity.remote:
+        return (
+            f"executor {executor!r} runs the model in another process, where its logits stay; use "
+            "--executor local"
+        )
+    if llm.tokenizer is None:
+        return (
+            f"model {llm.settings.model!r} has no tokenizer with executor {executor!r}, and text "
+            "needs one; name one with --tokenizer, or use --executor local"
+        )
+    return None
+
+
+def _check_same_tokens(base: LLM, other: LLM, text: str) -> None:
+    """Check that two engines call a text's tokens by the same ids; SettingsError if not."""
+    ours, theirs = (llm.engine.capacity.vocab_size for llm in (base, other))
+    if ours != theirs:
+        raise SettingsError(
+            f"its vocabulary has {theirs} tokens and that of the base {ours}; compare models of "
+            "one vocabulary"
+        )
+    if other.settings.model != base.settings.model:
+        first, second = (llm.get_tokenizer().encode(text) for llm in (base, other))
+        if first != second:
+            raise SettingsError(
+                "its tokenizer turns the text into other tokens than that of the base; name one "
+                "for both with --tokenizer"
+            )

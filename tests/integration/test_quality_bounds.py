@@ -1,0 +1,176 @@
+"""Each format of weights and cache keeps the predictions of the demo model within its bounds.
+
+The base computes in float32. The bounds are about twice what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGMLQuantizationType
+from torch import Tensor
+
+from integration import gguf_files
+from integration.gguf_files import GgufModel
+from paged_backends.checkpoint.folder import resolve_checkpoint
+from paged_backends.quantization import groupwise
+from paged_core.cli import main
+from paged_core.registry import Registry
+from paged_core.settings import EngineSettings
+from paged_plugins.bench.quality_variants import default_variants
+from unit import cpu_kernels
+
+Capture = pytest.CaptureFixture[str]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The largest figures of ``bench quality`` that a format may lead to."""
+
+    perplexity_change: float
+    """Relative, upwards or downwards."""
+    logit_difference_mean: float
+    logit_difference_max: float
+    divergence_mean: float
+
+    def exceeded(self, row: Mapping[str, Any]) -> list[str]:
+        """Return what is beyond them in a row of the command; nothing, if all is well."""
+        found = {**row, "perplexity_change": abs(row["perplexity_ratio"] - 1)}
+        return [
+            f"{row['name']}: {key} is {found[key]}, more than {most}"
+            for key, most in asdict(self).items()
+            if not found[key] <= most
+        ]
+
+
+@dataclass(frozen=True)
+class Format:
+    """Settings, and the bounds of what they do."""
+
+    settings: Mapping[str, Any]
+    bounds: Bounds
+
+
+def weights(quantization: str, group_size: int = 32, **options: Any) -> dict[str, Any]:
+    """Settings of runner ``native``."""
+    table = {"quantization": quantization, "group_size": group_size, **options}
+    return {"runner": {"name": "native", **table}}
+
+
+INT8, INT4 = Bounds(0.005, 0.06, 0.6, 4e-4), Bounds(0.04, 0.6, 6, 0.04)
+BFLOAT16 = {"dtype": "bfloat16"}
+FORMATS = {
+    "bfloat16": Format(BFLOAT16, Bounds(0.002, 0.03, 0.4, 2e-4)),
+    "int8": Format(weights("int8"), INT8),
+    "int8, 128": Format(weights("int8", 128), Bounds(0.005, 0.08, 1.2, 2e-3)),
+    "int8, no kernels": Format(weights("int8", kernels="off"), Bounds(0.003, 0.035, 0.3, 1.5e-4)),
+    "int8 beside bfloat16": Format(weights("int8") | BFLOAT16, INT8),
+    "int4": Format(weights("int4"), INT4),
+    "int4, 64": Format(weights("int4", 64), Bounds(0.04, 0.65, 7, 0.05)),
+    "int4, 128": Format(weights("int4", 128), Bounds(0.04, 0.7, 7, 0.05)),
+    "int4, no kernels": Format(weights("int4", kernels="off"), INT4),
+    "int4 beside bfloat16": Format(weights("int4") | BFLOAT16, INT4),
+    "int8 cache": Format({"kv_cache_dtype": "int8"}, Bounds(0.003, 0.05, 0.6, 3e-4)),
+    "fp8_e4m3 cache": Format({"kv_cache_dtype": "fp8_e4m3"}, Bounds(0.004, 0.15, 3, 5e-3)),
+}
+
+
+GGUF = {
+    GGMLQuantizationType.F16: Bounds(1e-4, 1e-4, 1e-3, 1e-8),
+    GGMLQuantizationType.Q8_0: INT8,
+    GGMLQuantizationType.Q5_1: Bounds(0.02, 0.3, 3, 0.01),
+    GGMLQuantizationType.Q4_0: INT4,
+    GGMLQuantizationType.Q4_1: INT4,
+}
+"""By the type of all matrices of a file, the embedding included."""
+
+
+def exceeded(capfd: Capture, formats: Mapping[str, Format]) -> list[str]:
+    """Return what is beyond its bounds."""
+    argv = ["--threads", "1", "--dtype", "float32", "--window", "128", "--limit", "508", "--json"]
+    for name, one in formats.items():
+        argv += ["--variant", f"{name}={json.dumps(one.settings)}"]
+    assert main(["bench", "quality", *argv], {"PATH": ""}) == 0
+    rows = json.loads(capfd.readouterr().out)["variants"]
+    assert [row["name"] for row in rows] == list(formats)
+    return [problem for row in rows for problem in formats[row["name"]].bounds.exceeded(row)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are quantised in every test, and not found in the user's cache."""
+    monkeypatch.setattr("paged_backends.quantization.disk_cache.cache_dir", lambda: tmp_path)
+
+
+DEFAULT = ("int8", "int4", "int8 cache", "fp8_e4m3 cache")
+"""What ``bench quality`` measures where nothing is named."""
+
+
+def test_every_default_variant_keeps_to_its_bounds(capfd: Capture) -> None:
+    assert exceeded(capfd, {name: FORMATS[name] for name in DEFAULT}) == []
+
+
+@pytest.mark.slow
+def test_every_format_keeps_to_its_bounds(capfd: Capture) -> None:
+    others = {name: one for name, one in FORMATS.items() if name not in DEFAULT}
+    assert exceeded(capfd, others) == []
+
+
+def test_every_default_variant_has_bounds() -> None:
+    variants = default_variants(EngineSettings(runner="native"), Registry.discover())
+    assert sorted(variant.name for variant in variants) == sorted(DEFAULT)
+
+
+def scales_of_neighbours(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Give every group the scale of the one before it."""
+    return codes, scales.roll(1, 1)
+
+
+def lowest_bits(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn over the lowest bit of every byte: one step of a weight of 8 bits."""
+    return codes ^ 1, scales
+
+
+@pytest.mark.parametrize("fault", [scales_of_neighbours, lowest_bits])
+def test_a_fault_of_the_quantiser_exceeds_them(
+    capfd: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> None:
+    right = groupwise._Chunk.quantize
+    monkeypatch.setattr(groupwise._Chunk, "quantize", lambda *given: fault(*right(*given)))
+    names = ("int8", "int4")
+    found = exceeded(capfd, {name: FORMATS[name] for name in names})
+    assert all(any(problem.startswith(name) for problem in found) for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", cpu_kernels.SETS)
+def test_every_instruction_set_keeps_to_them(capfd: Capture, name: str) -> None:
+    cpu_kernels.load(name)
+    formats = {}
+    for key in ("int8", "int8, 128", "int8 beside bfloat16", "int4", "int4 beside bfloat16"):
+        settings = FORMATS[key].settings
+        runner = {**settings["runner"], "kernels": name}
+        formats[key] = replace(FORMATS[key], settings={**settings, "runner": runner})
+    assert exceeded(capfd, formats) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", GGUF, ids=lambda kind: kind.name)
+def test_files_of_other_quantisers_keep_to_them(
+    capfd: Capture, tmp_path: Path, kind: GGMLQuantizationType
+) -> None:
+    folder = resolve_checkpoint("demo")
+    made = GgufModel(
+        gguf_files.load(folder).requires_grad_(False),
+        kind,
+        values=gguf_files.tokenizer_values(folder, "smollm"),
+    )
+    file = made.write(tmp_path / "demo.gguf")
+    assert exceeded(capfd, {kind.name: Format({"model": str(file)}, GGUF[kind])}) == []

@@ -1,0 +1,385 @@
+"""The runner ``native`` on quantised safetensors: its logits are those of the numbers in there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
+
+from integration import damage
+from integration.quantized_checkpoints import Awq, CompressedTensors, Gptq, Method, write
+from integration.step_driver import load_runner, settings
+from integration.test_gguf import decoder_of, logits
+from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.runners.native.families import decoder_config
+from paged_backends.runners.native.ops import TorchOps
+from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
+
+SHAPE = {
+    "hidden_size": 128,
+    "intermediate_size": 320,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 304,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.08,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+PROMPT = [3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 7, 7]
+
+EXACT: dict[str, Method] = {
+    "gptq int4": Gptq(),
+    "gptq int4, symmetric": Gptq(symmetric=True, group_size=128),
+    "gptq int4, second version": Gptq(version=2, group_size=64),
+    "gptq int4, one group": Gptq(group_size=-1),
+    "gptq int4, large groups": Gptq(group_size=256),
+    "gptq int8": Gptq(bits=8),
+    "gptq int8, symmetric, second version": Gptq(bits=8, symmetric=True, version=2, group_size=16),
+    "awq": Awq(group_size=64),
+    "awq, one group": Awq(group_size=-1),
+    "compressed int4": CompressedTensors(symmetric=True),
+    "compressed int4 with zero points": CompressedTensors(group_size=64),
+    "compressed int4, channels": CompressedTensors(group_size=-1),
+    "compressed int8, channels": CompressedTensors(bits=8, group_size=-1, symmetric=True),
+    "compressed int8 with zero points": CompressedTensors(bits=8),
+    "plain int8": CompressedTensors(bits=8, group_size=-1, symmetric=True, format="int-quantized"),
+    "plain int8 with zero points": CompressedTensors(bits=8, format="naive-quantized"),
+    "plain int4": CompressedTensors(symmetric=True, format="int-quantized"),
+    "plain int8, one scale": CompressedTensors(
+        bits=8, group_size=-1, symmetric=True, per_tensor=True, format="int-quantized"
+    ),
+}
+AGAIN: dict[str, Method] = {
+    "gptq int4, act-order": Gptq(act_order=True),
+    "gptq int8, act-order": Gptq(act_order=True, bits=8, group_size=64, symmetric=True),
+    "compressed int4, act-order": CompressedTensors(act_order=True),
+    "gptq int4, groups that we lack": Gptq(group_size=8),
+}
+"""Quantised again."""
+
+
+def make(family: str = "Llama", **options: Any) -> Any:
+    """A model of the library with random weights."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**(SHAPE | options))
+    return (
+        transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="eager"
+        )
+        .eval()
+        .requires_grad_(False)
+    )
+
+
+def check(model: Any, folder: Path, bound: float) -> None:
+    """Compare the logits; ``bound`` is that of their mean error, in their deviations.
+
+    Kernels also round the activations that they multiply with quantised weights.
+    """
+    expected = model(torch.tensor([PROMPT])).logits[0]
+    for kernels, most in (("off", bound), ("auto", bound + 0.03)):
+        found = logits(load_runner(settings(folder), "native", kernels=kernels), PROMPT)
+        assert (found - expected).abs().mean() < most * expected.std(), kernels
+
+
+@pytest.mark.parametrize("name", list(EXACT))
+def test_logits_are_those_of_the_numbers_in_the_file(name: str, tmp_path: Path) -> None:
+    model = make()
+    check(model, write(model, tmp_path, EXACT[name]), 1e-5)
+
+
+@pytest.mark.parametrize("name", list(AGAIN))
+def test_what_is_quantised_again_is_near(name: str, tmp_path: Path) -> None:
+    model = make()
+    check(model, write(model, tmp_path, AGAIN[name]), 0.02)
+
+
+FAMILIES: dict[str, tuple[dict[str, Any], Method, tuple[str, ...]]] = {
+    "Qwen2": ({}, Gptq(), ()),  # with biases, and the head too
+    "Qwen3": ({"tie_word_embeddings": True}, Awq(), ("lm_head",)),
+    "Gemma": ({}, CompressedTensors(), ("lm_head",)),
+    "Mistral": ({}, Gptq(group_size=64), ("lm_head", "k_proj", "layers.1.mlp.up_proj")),
+}
+"""Options of a model, and which matrices are left as they are."""
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_other_families(family: str, tmp_path: Path) -> None:
+    options, method, plain = FAMILIES[family]
+    model = make(family, **options)
+    check(model, write(model, tmp_path, method, plain=plain), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "method", [Gptq(), Awq(), CompressedTensors()], ids=lambda each: type(each).__name__
+)
+def test_dequantised_weights_are_the_same_numbers(method: Method, tmp_path: Path) -> None:
+    """As on a GPU."""
+    model = make()
+    folder = write(model, tmp_path, method)
+    runner = load(folder)
+    runner._decoder = decoder_of(folder, TorchOps(computes_quantized=False))
+    expected = model(torch.tensor([PROMPT])).logits[0]
+    assert (logits(runner, PROMPT) - expected).abs().mean() < 1e-5 * expected.std()
+
+
+def test_the_scheme_of_each_matrix_is_found(tmp_path: Path) -> None:
+    model = make()
+    folder = write(model, tmp_path, CompressedTensors(symmetric=True), plain=("lm_head", "mlp"))
+    (first,) = config(folder)["config_groups"].values()
+    other = CompressedTensors(symmetric=True, bits=8, group_size=-1)
+    groups = {"a": other.config()["config_groups"]["group_0"], "b": first}
+    change(folder, config_groups=groups, format="mixed-precision")
+    check(model, folder, 1e-5)
+
+
+def test_the_size_of_the_model_is_that_of_its_codes(tmp_path: Path) -> None:
+    folder = write(make(), tmp_path, Gptq(symmetric=True), plain=())
+    size = load(folder).model_size()
+    assert size.weight_bytes == (size.layer_weights + size.head_weights) * (0.5 + 2 / 32)
+
+
+def test_biases_of_zeros_are_not_missed(tmp_path: Path) -> None:
+    def with_bias(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        bias = float("down_proj" in name and "1" in name) * value
+        return tensors | {"bias": torch.full((tensors["scales"].shape[1],), bias)}
+
+    value = 0.0
+    model = make()
+    check(model, write(model, tmp_path / "zeros", Gptq(), change=with_bias), 1e-5)
+    value = 1.0
+    folder = write(make(), tmp_path / "ones", Gptq(), change=with_bias)
+    with pytest.raises(CheckpointError, match=r"does not use: model.layers.1.mlp.down_proj.bias"):
+        load(folder)
+
+
+def test_the_configuration_may_be_in_the_old_file(tmp_path: Path) -> None:
+    model = make()
+    folder = write(model, tmp_path, Gptq(symmetric=True))
+    old = config(folder)
+    del old["quant_method"], old["checkpoint_format"]
+    (folder / "quantize_config.json").write_text(json.dumps(old))
+    content = json.loads((folder / "config.json").read_text())
+    del content["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(content))
+    check(model, folder, 1e-5)
+
+
+def test_the_configuration_may_have_its_old_name(tmp_path: Path) -> None:
+    model = make()
+    folder = write(model, tmp_path, CompressedTensors())
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace("quantization_config", "compression_config"))
+    check(model, folder, 1e-5)
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+def load(folder: Path) -> Any:
+    return load_runner(settings(folder), "native", kernels="off")
+
+
+def config(folder: Path) -> dict[str, Any]:
+    """Return what ``config.json`` says of the quantisation."""
+    described: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return dict(described["quantization_config"])
+
+
+def change(folder: Path, **values: Any) -> None:
+    """Change what ``config.json`` says of the quantisation."""
+    path = folder / "config.json"
+    described = json.loads(path.read_text())
+    described["quantization_config"].update(values)
+    path.write_text(json.dumps(described))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A checkpoint of each method."""
+    root = tmp_path_factory.mktemp("methods")
+    methods = {"gptq": Gptq(), "awq": Awq(), "compressed": CompressedTensors()}
+    return {name: write(make(), root / name, method) for name, method in methods.items()}
+
+
+@pytest.fixture
+def copied(folders: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    return lambda method: shutil.copytree(folders[method], tmp_path / method)
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "reason"),
+    [
+        ("gptq", {"quant_method": "bitsandbytes"}, "'bitsandbytes', and what .* gptq, awq, comp"),
+        ("gptq", {"quant_method": "fp8"}, "is quantised by 'fp8'"),
+        ("gptq", {"quant_method": 7}, "is quantised by 'unknown'"),
+        (
+            "gptq",
+            {"bits": 3},
+            "quantization_config.bits must be 4 or 8 for runner native, not 3; set",
+        ),
+        ("gptq", {"bits": True}, "quantization_config.bits must be 4 or 8"),
+        ("gptq", {"bits": None}, "quantization_config.bits must be given"),
+        ("gptq", {"group_size": "all"}, "quantization_config.group_size must be a whole number"),
+        (
+            "gptq",
+            {"checkpoint_format": "marlin"},
+            "must be gptq or gptq_v2 for runner native, not 'marlin'",
+        ),
+        ("gptq", {"pack_dtype": "int16"}, "pack_dtype must be int32"),
+        ("awq", {"version": "gemv"}, "version must be gemm"),
+        ("awq", {"bits": 8}, "bits must be 4"),
+        ("compressed", {"format": "nvfp4-pack-quantized"}, "format must be pack-quantized or"),
+        ("compressed", {"config_groups": {}}, "config_groups must be an object that is not empty"),
+        ("compressed", {"config_groups": {"a": 1}}, "config_groups must be an object"),
+        ("compressed", {"config_groups": {"a": {}}}, "config_groups.weights must be an object"),
+        ("compressed", {"transform_config": {"a": 1}}, "transform_config must be empty"),
+        ("compressed", {"sparsity_config": {"format": "sparse-24"}}, "format must be dense"),
+    ],
+)
+def test_what_a_configuration_may_not_say(
+    method: str, values: dict[str, Any], reason: str, copied: Callable[[str], Path]
+) -> None:
+    folder = copied(method)
+    change(folder, **values)
+    with pytest.raises((CheckpointError, UnsupportedModel), match=reason):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        ({"type": "float"}, "weights.type must be int"),
+        ({"num_bits": 2}, "weights.num_bits must be 4 or 8 for runner native, not 2"),
+        ({"strategy": "block"}, "weights.strategy must be tensor or channel or group"),
+        ({"actorder": "x"}, "weights.actorder must be none"),
+        ({"group_size": 0}, "weights.group_size must be a whole number of at least 1"),
+        ({"group_size": 64}, r"weight_scale in .* is float16 of the shape \(128, 4\), .* \(128, 2"),
+        ({"num_bits": 8}, r"weight_packed in .* is int32 of the shape \(128, 16\)"),
+    ],
+)
+def test_what_a_scheme_may_not_say(
+    weights: dict[str, Any], reason: str, copied: Callable[[str], Path]
+) -> None:
+    folder = copied("compressed")
+    (group,) = config(folder)["config_groups"].values()
+    change(folder, config_groups={"a": group | {"weights": group["weights"] | weights}})
+    with pytest.raises((CheckpointError, UnsupportedModel), match=reason):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "logged"), [(True, ["activations_not_quantized"]), (False, None)]
+)
+def test_quantised_activations(
+    dynamic: bool, logged: list[str] | None, copied: Callable[[str], Path]
+) -> None:
+    folder = copied("compressed")
+    (group,) = config(folder)["config_groups"].values()
+    change(folder, config_groups={"a": group | {"input_activations": {"dynamic": dynamic}}})
+    if logged is None:
+        with pytest.raises(UnsupportedModel, match="input_activations must be null, or dynamic"):
+            load(folder)
+        return
+    with capture_logs() as logs:
+        load(folder)
+    assert [each["event"] for each in logs if "activations" in each["event"]] == logged
+
+
+DOWN = "model.layers.1.mlp.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "make_other", "reason"),
+    [
+        ("gptq", "scales", None, "down_proj lack scales"),
+        ("gptq", "qzeros", None, "down_proj lack qzeros"),
+        ("gptq", "qweight", None, "lacks the weights model.layers.1.mlp.down_proj.weight"),
+        ("gptq", "qweight", lambda own: own[:-1], r"int32 of the shape \(39, 128\), .* \(40, 128"),
+        ("gptq", "qweight", lambda own: own.float(), "is float32 of the shape"),
+        ("gptq", "scales", lambda own: own.int(), "is int32 of the shape .* float16 or bfloat16"),
+        ("gptq", "scales", lambda own: own / 0, "gptq.* has a scale or an offset that is not"),
+        ("gptq", "g_idx", lambda own: own - 1, "names groups that are not among its 10"),
+        ("gptq", "g_idx", lambda own: own + 1, "names groups that are not among its 10"),
+        ("gptq", "g_idx", lambda own: own[:5], r"is int32 of the shape \(5,\)"),
+        ("gptq", "qweight", lambda own: own > 0, "is stored as BOOL, and quantised weights are"),
+        ("awq", "qzeros", lambda own: own.T, "qzeros in .* is int32 of the shape"),
+        ("awq", "qweight", lambda own: own.long(), "is int64 of the shape"),
+        ("compressed", "weight_shape", lambda own: own + 1, r"is \[129, 321\], and \[128, 320\]"),
+        ("compressed", "weight_scale", None, "down_proj lack weight_scale"),
+        ("compressed", "weight_zero_point", None, "down_proj lack weight_zero_point"),
+        ("compressed", "weight_packed", None, "down_proj lack weight,|lack weight;"),
+    ],
+)
+def test_a_malformed_tensor_is_named(
+    method: str,
+    part: str,
+    make_other: Callable[[torch.Tensor], torch.Tensor] | None,
+    reason: str,
+    copied: Callable[[str], Path],
+) -> None:
+    path = copied(method) / "model.safetensors"
+    tensors = load_file(path)
+    own = tensors.pop(f"{DOWN}.{part}")
+    if make_other is not None:
+        tensors[f"{DOWN}.{part}"] = make_other(own).contiguous()
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        load(path.parent)
+    assert "\n" not in str(caught.value)
+    assert DOWN in str(caught.value)
+
+
+def test_other_runners_name_the_one_that_reads_them(folders: dict[str, Path]) -> None:
+    with pytest.raises(UnsupportedModel, match="onnxruntime does not read; set runner to native"):
+        decoder_config(Checkpoint.open(str(folders["gptq"])))
+
+
+def test_pickles_are_refused(copied: Callable[[str], Path]) -> None:
+    folder = copied("gptq")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModel, match="quantised weights in pickle form"):
+        load_runner(settings(folder, allow_pickle=True), "native")
+
+
+def test_quantising_again_is_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(SettingsError, match="quantised already, as gptq"):
+        load_runner(settings(folders["gptq"]), "native", quantization="int8")
+
+
+@pytest.mark.parametrize("examples", [20, pytest.param(1000, marks=pytest.mark.slow)])
+def test_damaged_files_are_refused_in_one_line(folders: dict[str, Path], examples: int) -> None:
+    @given(data=st.data())
+    @hypothesis.settings(deadline=None, max_examples=examples)
+    def run(data: st.DataObject) -> None:
+        sound = folders[data.draw(st.sampled_from(sorted(folders)))]
+        content = bytearray((sound / "model.safetensors").read_bytes())
+        head = 8 + int.from_bytes(content[:8], "little")
+        for _ in range(data.draw(st.integers(1, 3))):
+            data.draw(damage.byte_changes(len(content), head))(content)
+        with TemporaryDirectory() as folder:
+            shutil.copy(sound / "config.json", folder)
+            Path(folder, "model.safetensors").write_bytes(content)
+            try:
+                load(Path(folder))
+            except (CheckpointError, UnsupportedModel) as error:
+                assert "\n" not in str(error)
+                assert len(str(error)) < 1500
+
+    run()
