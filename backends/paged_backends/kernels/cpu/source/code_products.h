@@ -6,13 +6,58 @@
 
 #include "packed_codes.h"
 
+// What is fetched from memory while codes are multiplied: the bytes that lie AHEAD of them.
+struct CodesAhead {
+  const char* next;
+  bool wanted;
+
+  CodesAhead(const uint8_t* panel, bool wanted) : next((const char*)panel + AHEAD), wanted(wanted) {}
+  ALWAYS_INLINE void fetch_line() {
+    if (!wanted) return;
+    for (int i = 0; i < PANEL * 4; i += 64, next += 64) prefetch(next);
+  }
+  // what is left up to what lies ahead of `place`
+  ALWAYS_INLINE void fetch_upto(const uint8_t* place) {
+    if (wanted)
+      for (; next < (const char*)place + AHEAD; next += 64) prefetch(next);
+  }
+};
+
+// sums [ROWS] += the dot products of a group of ROWS rows, from `x` of the first on, with codes of a stripe.
+template <int BITS, int ROWS>
+INLINE void dot_group(const int8_t* x, const uint8_t* codes, int group, vi (*sums)[VECTORS], CodesAhead& ahead) {
+  constexpr int STEP = BITS == 8 ? 4 : 8, LINE = PANEL * 4;
+  for (int k = 0; k < group; k += STEP, x += STEP, codes += LINE) {
+    ahead.fetch_line();
+    vi stored[VECTORS];
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) memcpy(stored + v, codes + v * WIDTH * 4, sizeof(vi));
+#pragma GCC unroll 2
+    for (int half = 0; half < STEP / 4; half++) {
+      vi four[VECTORS];
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++)
+        four[v] = BITS == 8 ? stored[v] : (half ? (vi)(vus(stored[v]) >> 4) : stored[v]) & splat_int(0x0f0f0f0f);
+#pragma GCC unroll 12
+      for (int r = 0; r < ROWS; r++) {
+        int32_t numbers;
+        memcpy(&numbers, x + r * sizeof(QuantizedChunk) + half * 4, 4);
+        const FourCodes<BITS> own(numbers);
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = dot_codes(sums[r][v], four[v], own);
+      }
+    }
+  }
+}
+
 // result [ROWS][PANEL] += ROWS rows times `count` groups of a panel, at most a chunk. If it `fetches`,
-// what lies AHEAD bytes later is fetched meanwhile.
+// what lies ahead is fetched meanwhile.
 template <int BITS, int ROWS>
 static void multiply_codes(const QuantizedChunk* rows, const uint8_t* panel, const CodeFormat& format, int count,
                            float* result, bool fresh, bool fetches) {
-  constexpr int MIDDLE = 1 << (BITS - 1), STEP = BITS == 8 ? 4 : 8;
+  constexpr int MIDDLE = 1 << (BITS - 1);
   for (int first = 0; first < PANEL; first += STRIPE) {
+    CodesAhead ahead(panel, fetches && first == 0);
     vf totals[ROWS][VECTORS];
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; r++)
@@ -20,43 +65,14 @@ static void multiply_codes(const QuantizedChunk* rows, const uint8_t* panel, con
       for (int v = 0; v < VECTORS; v++)
         totals[r][v] = fresh ? splat(0.0f) : load(result + r * PANEL + first + v * WIDTH);
     const uint8_t* place = panel;
-    const char* coming = (const char*)panel + AHEAD;
     for (int g = 0; g < count; g++, place += format.group_bytes()) {
       vi sums[ROWS][VECTORS];
 #pragma GCC unroll 12
       for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++) sums[r][v] = splat_int(-MIDDLE * rows[r].totals[g]);
-      const uint8_t* line = place + first * 4;
-      const int8_t* x = rows->codes + g * format.group;
-      for (int k = 0; k < format.group; k += STEP, x += STEP, line += PANEL * 4) {
-        if (first == 0 && fetches) {
-          prefetch(coming);
-          prefetch(coming + 64);
-          coming += PANEL * 4;
-        }
-        vi codes[VECTORS];
-#pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; v++) memcpy(codes + v, line + v * WIDTH * 4, sizeof(vi));
-#pragma GCC unroll 2
-        for (int half = 0; half < STEP / 4; half++) {
-          vi four[VECTORS];
-#pragma GCC unroll 2
-          for (int v = 0; v < VECTORS; v++)
-            four[v] = BITS == 8 ? codes[v]
-                                : (half ? (vi)(vus(codes[v]) >> 4) : codes[v]) & splat_int(0x0f0f0f0f);
-#pragma GCC unroll 12
-          for (int r = 0; r < ROWS; r++) {
-            int32_t numbers;
-            memcpy(&numbers, x + r * sizeof(QuantizedChunk) + half * 4, 4);
-            const FourCodes<BITS> own(numbers);
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++) sums[r][v] = dot_codes(sums[r][v], four[v], own);
-          }
-        }
-      }
-      if (first == 0 && fetches)
-        for (; coming < (const char*)place + format.group_bytes() + AHEAD; coming += 64) prefetch(coming);
+      dot_group<BITS, ROWS>(rows->codes + g * format.group, place + first * 4, format.group, sums, ahead);
+      ahead.fetch_upto(place + format.group_bytes());
 #pragma GCC unroll 2
       for (int v = 0; v < VECTORS; v++) {
         const GroupScales scales(format, place, first + v * WIDTH);
