@@ -25,6 +25,7 @@ from integration.test_gguf import decoder_of, logits
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.runners.native.families import decoder_config
 from paged_backends.runners.native.ops import TorchOps
+from paged_core import LLM
 from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
 
 SHAPE = {
@@ -231,10 +232,11 @@ def copied(folders: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
         (
             "gptq",
             {"bits": 3},
-            "quantization_config.bits must be 4 or 8 for runner native, not 3; set",
+            "quantization_config.bits must be 4 or 8 for runner native, not 3; take",
         ),
         ("gptq", {"bits": True}, "quantization_config.bits must be 4 or 8"),
         ("gptq", {"bits": None}, "quantization_config.bits must be given"),
+        ("gptq", {"group_size": 0}, "group_size must be -1 or at least 1"),
         ("gptq", {"group_size": "all"}, "quantization_config.group_size must be a whole number"),
         (
             "gptq",
@@ -345,9 +347,44 @@ def test_a_malformed_tensor_is_named(
     assert DOWN in str(caught.value)
 
 
+def test_groups_out_of_order_need_the_tensor_that_names_them(copied: Callable[[str], Path]) -> None:
+    folder = copied("gptq")
+    change(folder, desc_act=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop(f"{DOWN}.g_idx")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="down_proj lack g_idx; download"):
+        load(folder)
+    folder = copied("compressed")
+    (group,) = config(folder)["config_groups"].values()
+    change(
+        folder, config_groups={"a": group | {"weights": group["weights"] | {"actorder": "group"}}}
+    )
+    with pytest.raises(CheckpointError, match="lack weight_g_idx; download"):
+        load(folder)
+
+
 def test_other_runners_name_the_one_that_reads_them(folders: dict[str, Path]) -> None:
     with pytest.raises(UnsupportedModel, match="onnxruntime does not read; set runner to native"):
         decoder_config(Checkpoint.open(str(folders["gptq"])))
+
+
+@pytest.mark.parametrize(
+    ("described", "reason"),
+    [
+        ({"quant_method": "foo"}, "quantised by 'foo', which transformers"),
+        ({"quant_method": 7}, "quantised by 7, which transformers"),
+        ("gptq", "quantization_config must be an object"),
+    ],
+)
+def test_runner_transformers_names_a_method_that_it_does_not_know(
+    described: Any, reason: str, copied: Callable[[str], Path]
+) -> None:
+    folder = copied("gptq")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": described}))
+    with pytest.raises((CheckpointError, UnsupportedModel), match=reason):
+        LLM(str(folder), runner="transformers", num_blocks=40)
 
 
 def test_pickles_are_refused(copied: Callable[[str], Path]) -> None:

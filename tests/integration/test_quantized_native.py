@@ -353,5 +353,7 @@ def test_weights_that_are_not_finite_are_refused(llama: Path, value: float, tmp_
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[3, 5] = value
     model.save_pretrained(tmp_path / "broken")
-    with pytest.raises(CheckpointError, match=r"broken cannot be quantised: .* is not finite; dow"):
+    with pytest.raises(
+        CheckpointError, match=r"broken \[\d+, \d+\] cannot be quan.* NaN or an inf"
+    ):
         load(tmp_path / "broken", **INT8)

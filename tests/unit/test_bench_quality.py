@@ -203,7 +203,7 @@ def test_other_schedulers_and_sizes_of_the_cache(capfd: Capture) -> None:
         (("--base", "{"), "--base {: not valid YAML"),
         (("--window", "2000"), "--window 2000 is more than the 1024 tokens"),
         (("--decode", "48"), "--decode 48 leaves no token of a window of 48"),
-        (("--window", "2"), "too few to predict"),
+        (("--window", "2"), "greater than or equal to 3"),
         (("--text", "/no/such/file"), "cannot read /no/such/file"),
         (("--executor", "memory", "--max-model-len", "64"), "no tokenizer"),
     ],

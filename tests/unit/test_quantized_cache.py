@@ -84,6 +84,19 @@ def test_a_damaged_file_is_made_again(folder: Path, damage: Callable[[Path], obj
     assert [entry["cached"] for entry in logs] == [True]
 
 
+@pytest.mark.parametrize(
+    "put", [os.mkfifo, lambda path: path.symlink_to("nothing")], ids=["a pipe", "a dangling link"]
+)
+def test_what_is_no_file_is_replaced(folder: Path, put: Callable[[Path], object]) -> None:
+    DiskCache(folder).weights("model", MATRICES, INT8)
+    path = next(folder.glob("*.safetensors"))
+    path.unlink()
+    put(path)
+    assert is_of(DiskCache(folder).weights("model", MATRICES, INT8), MATRICES)
+    assert path.is_file()
+    assert not path.is_symlink()
+
+
 def test_those_unused_for_the_longest_time_are_deleted(folder: Path) -> None:
     cache = DiskCache(folder, max_bytes=2 * SIZE)
     cache.weights("first", MATRICES, INT8)

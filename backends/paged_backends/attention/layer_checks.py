@@ -28,7 +28,8 @@ def dtype_problem(
         cache_dtypes: what it serves of ``kv_cache_dtype``, besides ``auto``.
     """
     if layer.dtype not in dtypes:
-        return f"it computes in {' and '.join(dtypes)}, and the layers are {layer.dtype}"
+        computed = " and ".join(dtypes)
+        return f"it computes in {computed}, and the layers are {layer.dtype}; set dtype to that"
     return cache_problem(layer, cache_dtypes)
 
 

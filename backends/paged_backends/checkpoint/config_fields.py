@@ -134,8 +134,8 @@ class ConfigFields:
         """Return the error for a way of quantisation that is not of this kind."""
         return UnsupportedModel(
             f"{self.checkpoint.config_path}: {self._within}{name} must be {kind} for runner "
-            f"native, not {shown(self._values.get(name))}; set runner to auto or transformers, or "
-            "take another quantisation of the model"
+            f"native, not {shown(self._values.get(name))}; take another quantisation of the "
+            "model, or one that runner transformers serves with the package of its method"
         )
 
     def _given(self, name: str, default: Any) -> Any:

@@ -96,7 +96,8 @@ class DiskCache:
         """
         for path in self._folder.glob(f"*{_UNFINISHED}"):
             path.unlink()  # of a process that was killed: this one holds the lock
-        found = {path: path.stat() for path in self._folder.glob("*.safetensors")}
+        files = filter(Path.is_file, self._folder.glob("*.safetensors"))
+        found = {path: path.stat() for path in files}
         total = sum(state.st_size for state in found.values())
         for path in sorted(found, key=lambda path: found[path].st_mtime_ns):
             if total + num_bytes <= self._max_bytes:
@@ -115,10 +116,10 @@ def _open(
     path: Path, weight_format: WeightFormat, shapes: Sequence[Shape]
 ) -> QuantizedWeights | None:
     """Return what a file holds, or ``None`` if there is none or it is damaged."""
+    if not path.is_file():  # what else may lie there is replaced
+        return None
     try:
         return open_quantized(path, weight_format, shapes)
-    except FileNotFoundError:
-        return None
     except DamagedFile as error:
         _log.warning("quantized_weights_damaged", reason=str(error), consequence="made again")
         return None

@@ -55,7 +55,7 @@ def quality_command(
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(min=2, help="Tokens of a window (default: 512, or the model's length)."),
+        typer.Option(min=3, help="Tokens of a window (default: 512, or the model's length)."),
     ] = None,
     decode: Annotated[
         int | None,

@@ -39,6 +39,8 @@ class Scheme:
     per_tensor: bool
     """One scale for the whole matrix."""
     symmetric: bool
+    out_of_order: bool
+    """Inputs of a group are not one after another."""
 
     @classmethod
     def described(cls, fields: ConfigFields) -> Scheme:
@@ -46,13 +48,15 @@ class Scheme:
         fields.choice("type", "int", ("int",))
         strategy = fields.choice("strategy", "tensor", ("tensor", "channel", "group"))
         orders = ("none", "weight", "static", "group", "dynamic")
-        if fields.choice("actorder", "none", orders) in ("group", "dynamic"):
+        out_of_order = fields.choice("actorder", "none", orders) in ("group", "dynamic")
+        if out_of_order:
             _log.info("groups_out_of_order", consequence="int8 in groups of 32")
         return cls(
             4 if fields.one_of("num_bits", 4, 8) == 4 else 8,
             fields.integer("group_size") if strategy == "group" else None,
             strategy == "tensor",
             fields.flag("symmetric", True),
+            out_of_order,
         )
 
     def size(self, inputs: int) -> int:
@@ -119,7 +123,7 @@ class CompressedTensors:
             scales_OG=scales.expand(outputs, groups),
             zeros_OG=_zeros(module, scheme, scales.expand(outputs, groups).shape),
             group_size=size,
-            groups_I=_order(module, inputs, size, groups),
+            groups_I=_order(module, scheme, inputs, groups),
         ).matrix()
 
 
@@ -164,11 +168,11 @@ def _check_shape(module: StoredModule, shape: Shape) -> None:
         raise module.wrong("weight_shape", f"is {stored.tolist()}, and {list(shape)} is configured")
 
 
-def _order(module: StoredModule, inputs: int, size: int, groups: int) -> Tensor | None:
+def _order(module: StoredModule, scheme: Scheme, inputs: int, groups: int) -> Tensor | None:
     """Return the group of each input, or ``None`` if they follow one another."""
-    if not module.has(_ORDER):
+    if not scheme.out_of_order and not module.has(_ORDER):
         return None
     stored = module.integers(_ORDER, (inputs,))
     if bool((stored == -1).all()):  # it was never set
         return None
-    return module.groups(_ORDER, inputs, size, groups)
+    return module.groups(_ORDER, inputs, scheme.size(inputs), groups)

@@ -36,6 +36,8 @@ class Gptq:
     group_size: int
     """Less than 1: there is one group for all inputs."""
     zeros_less_one: bool
+    out_of_order: bool
+    """Inputs of a group are not one after another: ``g_idx`` says which they are."""
 
     @classmethod
     def described(cls, fields: ConfigFields) -> Gptq:
@@ -43,12 +45,16 @@ class Gptq:
         version = fields.choice("checkpoint_format", "gptq", ("gptq", "gptq_v2"))
         fields.choice("pack_dtype", "int32", ("int32",))
         group_size = fields.integer("group_size", least=-1)
-        if fields.flag("desc_act", False) and group_size > 0:
+        if group_size == 0:
+            raise fields.wrong("group_size", "-1 or at least 1")
+        out_of_order = fields.flag("desc_act", False) and group_size > 0
+        if out_of_order:
             _log.info("groups_out_of_order", method="gptq", consequence="int8 in groups of 32")
         return cls(
             4 if fields.one_of("bits", 4, 8) == 4 else 8,
             group_size,
             zeros_less_one=version == "gptq",
+            out_of_order=out_of_order,
         )
 
     def has(self, module: StoredModule) -> bool:
@@ -62,6 +68,7 @@ class Gptq:
         size = self.group_size if 0 < self.group_size < inputs else inputs
         groups = -(-inputs // size)
         packed = module.integers("qweight", (-(-inputs // in_one), outputs))
+        named = self.out_of_order or module.has("g_idx")
         return PackedCodes(
             bits=self.bits,
             shape=shape,
@@ -69,7 +76,7 @@ class Gptq:
             scales_OG=module.numbers("scales", (groups, outputs)).T,
             zeros_OG=self._zeros(module, groups, outputs).T,
             group_size=size,
-            groups_I=module.groups("g_idx", inputs, size, groups) if module.has("g_idx") else None,
+            groups_I=module.groups("g_idx", inputs, size, groups) if named else None,
         ).matrix()
 
     def _zeros(self, module: StoredModule, groups: int, outputs: int) -> Tensor:

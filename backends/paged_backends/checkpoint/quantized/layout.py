@@ -47,8 +47,8 @@ def layout_of(checkpoint: Checkpoint) -> Layout | None:
     if method not in _METHODS:
         raise UnsupportedModel(
             f"{checkpoint.place} is quantised by {shown(method)}, and what runner native reads is "
-            f"{', '.join(_METHODS)}; set runner to auto or transformers, or take another "
-            "quantisation of the model"
+            f"{', '.join(_METHODS)}; take another quantisation of the model, or one that runner "
+            "transformers serves with the package of its method"
         )
     return _METHODS[method](ConfigFields(checkpoint).part("quantization_config", values))
 

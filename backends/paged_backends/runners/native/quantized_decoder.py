@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paged_backends.checkpoint.weights import RandomWeights
+from paged_backends.quantization.matrix import shape_of
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.decoder import Decoder, Head, Layer
@@ -83,8 +84,8 @@ def quantized_decoder(source: ModelSource, ops: Ops, weight_format: WeightFormat
             return ops.quantized(linears.take(linear), linear.bias_O)
         except ValueError as error:
             raise CheckpointError(
-                f"the weights of {source.checkpoint.place} cannot be quantised: {error}; download "
-                "the checkpoint again, or set runner.quantization to off"
+                f"a weight of {source.checkpoint.place} [{_sides(linear)}] cannot be quantised: it "
+                "holds NaN or an infinity; download the checkpoint again"
             ) from error
 
     def plain(linear: StoredLinear) -> Linear:
@@ -109,6 +110,11 @@ def _quantized(
     assembly.check_all_taken()
     linears = QuantizedLinears.of(source, head, layers, weight_format)
     return _given_up(layers), linears
+
+
+def _sides(linear: StoredLinear) -> str:
+    outputs, inputs = shape_of(linear.rows)
+    return f"{outputs}, {inputs}"
 
 
 def _given_up(layers: list[Layer]) -> Iterator[Layer]:

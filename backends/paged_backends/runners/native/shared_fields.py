@@ -27,9 +27,12 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 def lacking(checkpoint: Checkpoint, feature: str) -> UnsupportedModel:
+    remedy = "set runner to auto or transformers"
+    if checkpoint.gguf is not None:
+        remedy = "take the model as safetensors, which runner transformers serves"
     return UnsupportedModel(
         f"{checkpoint.model_type} of {checkpoint.place} cannot be served by runners native and "
-        f"onnxruntime, which lack {feature}; set runner to auto or transformers"
+        f"onnxruntime, which lack {feature}; {remedy}"
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from transformers import (
     CONFIG_MAPPING,
@@ -13,6 +14,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
 )
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from paged_backends.checkpoint.dtype import choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint
@@ -20,6 +22,7 @@ from paged_backends.checkpoint.unused_weights import check_unused
 from paged_backends.checkpoint.weights import open_weights
 from paged_backends.runners.transformers.attention_port import IMPLEMENTATION, register
 from paged_core.errors import CheckpointError, UnsupportedModel
+from paged_core.field_rules import shown
 
 
 def load_model(
@@ -37,6 +40,7 @@ def load_model(
         UnsupportedModel: transformers does not know it, or it is no causal language model.
     """
     _check_kind(checkpoint, trust_remote_code=trust_remote_code)
+    _check_quantization(checkpoint)
     _check_weights(checkpoint, allow_pickle=allow_pickle)
     config = _config(checkpoint, trust_remote_code=trust_remote_code)
     _check_interface(config)
@@ -107,6 +111,24 @@ def _check_interface(config: Any) -> None:
             f"{config.model_type} cannot be served: its attention does not go through the "
             "attention interface of transformers, so the paged cache cannot be put in; choose a "
             "model whose attention does"
+        )
+
+
+def _check_quantization(checkpoint: Checkpoint) -> None:
+    described = checkpoint.config.get("quantization_config")
+    if not described:
+        return
+    if not isinstance(described, Mapping):
+        raise CheckpointError(
+            f"{checkpoint.config_path}: quantization_config must be an object; download the "
+            "checkpoint again"
+        )
+    method = described.get("quant_method")
+    known = (name.startswith(str(method)) for name in AUTO_QUANTIZATION_CONFIG_MAPPING)
+    if method is not None and not any(known):
+        raise UnsupportedModel(
+            f"{checkpoint.place} is quantised by {shown(method)}, which transformers "
+            f"{transformers.__version__} does not know; take another quantisation of the model"
         )
 
 
