@@ -25,7 +25,7 @@ from integration.test_gguf import decoder_of, logits
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.runners.native.families import decoder_config
 from paged_backends.runners.native.ops import TorchOps
-from paged_core import LLM
+from paged_core import LLM, SamplingParams
 from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
 
 SHAPE = {
@@ -367,6 +367,17 @@ def test_groups_out_of_order_need_the_tensor_that_names_them(copied: Callable[[s
 def test_other_runners_name_the_one_that_reads_them(folders: dict[str, Path]) -> None:
     with pytest.raises(UnsupportedModel, match="onnxruntime does not read; set runner to native"):
         decoder_config(Checkpoint.open(str(folders["gptq"])))
+
+
+def test_runner_transformers_dequantises_compressed_tensors(folders: dict[str, Path]) -> None:
+    sampling = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    found = []
+    for runner in ("transformers", {"name": "native", "kernels": "off"}):
+        with LLM(str(folders["compressed"]), runner=runner, num_blocks=40) as llm:
+            (output,) = llm.generate([list(range(1, 20))], sampling)
+        assert output.prompt_logprobs is not None
+        found.append([next(iter(entry.values())).logprob for entry in output.prompt_logprobs[1:]])
+    assert found[0] == pytest.approx(found[1], abs=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def _check_quantization(checkpoint: Checkpoint) -> None:
 
 def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
     try:
-        return AutoConfig.from_pretrained(
+        config = AutoConfig.from_pretrained(
             checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
     except ImportError:
@@ -144,6 +144,10 @@ def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
             f"{checkpoint.folder / 'config.json'} does not describe a {checkpoint.model_type}: "
             f"{_short(error)}"
         ) from error
+    if checkpoint.quantized_as == "compressed-tensors":
+        # at once, and not in the first call of the whole model: its parts are called here
+        config.quantization_config = {**config.quantization_config, "dequantize": True}
+    return config
 
 
 def _check_weights(checkpoint: Checkpoint, *, allow_pickle: bool) -> None:
