@@ -575,3 +575,8 @@ def test_a_truncated_file_is_refused(sound: bytes, tmp_path: Path) -> None:
         path.write_bytes(sound[:length])
         with pytest.raises(CheckpointError):
             read_everything(path)
+
+
+def test_a_file_that_is_missing_is_not_looked_for_in_the_hub() -> None:
+    with pytest.raises(CheckpointError, match=r"there is no file missing\.gguf; set `model`"):
+        resolve_checkpoint("missing.gguf")

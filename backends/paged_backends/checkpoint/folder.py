@@ -249,10 +249,12 @@ def resolve_checkpoint(
         raise CheckpointError(
             f"{model} is a file, and not called .gguf; set `model` to the folder that it is in"
         )
-    if _looks_like_path(model):
+    is_file_name = path.suffix.lower() == ".gguf" and ":" not in model
+    if is_file_name or _looks_like_path(model):
         raise CheckpointError(
-            f"there is no folder {model}; set `model` to a folder that holds config.json and "
-            "safetensors, to a GGUF file, to a hub id such as Qwen/Qwen3-0.6B, or to `demo`"
+            f"there is no {'file' if is_file_name else 'folder'} {model}; set `model` to a folder "
+            "that holds config.json and safetensors, to a GGUF file, to a hub id such as "
+            "Qwen/Qwen3-0.6B, or to `demo`"
         )
     repository, _, file = model.partition(":")
     if file:
