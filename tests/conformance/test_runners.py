@@ -59,7 +59,7 @@ class TestOnnxRuntimeWithA16BitCache(RunnerConformance):
 
 
 class _Quantized(RunnerConformance):
-    """Float arithmetic: a token's logits do not depend on the others in its batch."""
+    """Weights quantised at load; each test has a cache of them on disk."""
 
     @pytest.fixture(autouse=True)
     def _cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +68,8 @@ class _Quantized(RunnerConformance):
 
 
 class TestOnnxRuntimeInt8(_Quantized):
+    """Float arithmetic: a token's logits do not depend on the others in its batch."""
+
     component: ClassVar[dict[str, Any]] = {"name": "onnxruntime", "quantization": "int8"}
 
 

@@ -34,7 +34,6 @@ from paged_backends.runners.native.choose_ops import choose_ops
 from paged_backends.runners.native.decoder import Decoder
 from paged_backends.runners.native.embedding_tables import BlockTable, DenseTable
 from paged_backends.runners.native.families import decoder_config
-from paged_backends.runners.native.names import weight_names
 from paged_backends.runners.native.ops import Linear, Ops, TorchOps
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.native.source import ModelSource
@@ -200,14 +199,7 @@ class KeepingOps(TorchOps):
 
 def decoder_of(path: Path, ops: Ops) -> Decoder:
     source = ModelSource.open(settings(path), "checkpoint", quantized=True)
-    return Assembly(
-        source.config,
-        weight_names(source.checkpoint),
-        source.weights,
-        ops=ops,
-        dtype=source.dtype,
-        device=source.device,
-    ).decoder()
+    return Assembly.of(source, ops).decoder()
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_linear(
 
 @each_set
 @each_dtype
-def test_a_row_of_linear_has_the_same_bits_in_any_company(name: str, dtype: torch.dtype) -> None:
+def test_a_row_of_linear_has_the_same_bits_in_any_batch(name: str, dtype: torch.dtype) -> None:
     x, weight = random(130, 150, dtype=dtype), random(300, 150, dtype=dtype, seed=1)
     kernels, alone = load(name, 2), load(name, 1)
     packed = kernels.pack(weight)

@@ -14,6 +14,8 @@ from torch import Tensor
 from paged_backends.kernels.cpu.structs import CodeFormat
 from paged_backends.quantization.matrix import QuantizedMatrix
 
+PANEL = 32
+"""Rows of a weight that are packed together: ``PANEL`` of ``matmul.h``."""
 _LARGEST_EXPONENT = 15
 """Every number below ``2 ** 15`` is in the range of float16."""
 _LEAST_EXPONENT = -100

@@ -20,12 +20,10 @@ from torch import Tensor
 
 from paged_backends.kernels.cpu.bindings import Bindings
 from paged_backends.kernels.cpu.memory import Arena
-from paged_backends.kernels.cpu.packed_weight import PackedWeight, code_format, halved
+from paged_backends.kernels.cpu.packed_weight import PANEL, PackedWeight, code_format, halved
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.workers import in_threads
 
-_PANEL = 32
-"""Outputs of a weight that lie together when it is packed."""
 _PACKED = 1 << 20
 """Quantised weights that a thread packs before it takes others."""
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -102,7 +100,7 @@ class Kernels:
         address = ctypes.addressof(chosen)
         size = self.bindings.packed_codes_size(address, width, columns)
         data = self._arena.take(size, torch.uint8)
-        panel_bytes = size // -(-width // _PANEL)
+        panel_bytes = size // -(-width // PANEL)
 
         def pack(first: int) -> None:
             rows = matrix.rows(slice(first, first + step))
@@ -114,13 +112,13 @@ class Kernels:
                 codes.data_ptr(),
                 scales.data_ptr(),
                 None if offsets is None else offsets.data_ptr(),
-                data.data_ptr() + first // _PANEL * panel_bytes,
+                data.data_ptr() + first // PANEL * panel_bytes,
                 len(codes),
                 columns,
                 1,
             )
 
-        step = max(1, _PACKED // (_PANEL * columns)) * _PANEL
+        step = max(1, _PACKED // (PANEL * columns)) * PANEL
         in_threads(pack, range(0, width, step))
         return PackedWeight(data, width, columns, _bias(bias), chosen)
 

@@ -8,6 +8,7 @@ Shapes: V vocabulary, E embedding size, P positions, I inputs, O outputs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -24,8 +25,9 @@ from paged_backends.runners.native.decoder import (
 )
 from paged_backends.runners.native.embedding_tables import BlockTable, DenseTable, Table
 from paged_backends.runners.native.linear_maker import LinearMaker, MakeLinear
-from paged_backends.runners.native.names import WeightNames
+from paged_backends.runners.native.names import WeightNames, weight_names
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Ops, rounded
+from paged_backends.runners.native.source import ModelSource
 
 
 class Assembly:
@@ -61,6 +63,19 @@ class Assembly:
         self._ops = ops
         self._linears = LinearMaker(weights, ops=ops, dtype=dtype, device=device, make=linear)
         self._keeps_weights = linear is None and not ops.copies_weights
+
+    @classmethod
+    def of(cls, source: ModelSource, ops: Ops, linear: MakeLinear | None = None) -> Self:
+        """Return one for a model, in the dtype and on the device that it is computed with."""
+        return cls(
+            source.config,
+            weight_names(source.checkpoint),
+            source.weights,
+            ops=ops,
+            dtype=source.dtype,
+            device=source.device,
+            linear=linear,
+        )
 
     def decoder(self) -> Decoder:
         """Return the whole decoder."""

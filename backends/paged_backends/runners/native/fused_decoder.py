@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.kernels.cpu.memory import Arena
-from paged_backends.kernels.cpu.packed_weight import PackedWeight
+from paged_backends.kernels.cpu.packed_weight import PANEL, PackedWeight
 from paged_backends.kernels.cpu.structs import (
     CodeFormat,
     DecoderCall,
@@ -31,7 +31,6 @@ from paged_backends.kernels.cpu.tensor_kernels import Kernels
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2}
 _NORMS = {"rms": 0, "layer": 1}
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
-_PANEL = 32
 _ADDRESS = 8
 """Bytes that an address takes."""
 
@@ -106,10 +105,10 @@ class FusedDecoder:
         """
         first = layers[0]
         for layer in layers:
-            if gated and layer.down.columns % _PANEL:
+            if gated and layer.down.columns % PANEL:
                 raise ValueError(
                     f"the feed-forward is {layer.down.columns} wide, which is not a multiple of "
-                    f"{_PANEL}"
+                    f"{PANEL}"
                 )
             if _shape(layer) != _shape(first):
                 raise ValueError("all layers must have the same shapes and types")

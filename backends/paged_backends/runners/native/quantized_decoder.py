@@ -13,7 +13,6 @@ from paged_backends.quantization.matrix import shape_of
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.assembly import Assembly
 from paged_backends.runners.native.decoder import Decoder, Head, Layer
-from paged_backends.runners.native.names import weight_names
 from paged_backends.runners.native.ops import Linear, Ops
 from paged_backends.runners.native.quantized_linears import GeneratedLinears, QuantizedLinears
 from paged_backends.runners.native.source import ModelSource
@@ -65,15 +64,7 @@ def quantized_decoder(source: ModelSource, ops: Ops, weight_format: WeightFormat
         CheckpointError: see :class:`~paged_backends.runners.native.assembly.Assembly`; or a weight
             is not finite.
     """
-    assembly = Assembly(
-        source.config,
-        weight_names(source.checkpoint),
-        source.weights,
-        ops=ops,
-        dtype=source.dtype,
-        device=source.device,
-        linear=StoredLinear,
-    )
+    assembly = Assembly.of(source, ops, StoredLinear)
     assembly.check_layers()
     embedding = assembly.embedding()
     head = assembly.head(embedding)

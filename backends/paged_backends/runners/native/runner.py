@@ -16,7 +16,6 @@ from paged_backends.runners.native.decoder import Decoder
 from paged_backends.runners.native.described_runner import DescribedRunner
 from paged_backends.runners.native.fused_layers import fuse
 from paged_backends.runners.native.linear_maker import SCALE_BYTES
-from paged_backends.runners.native.names import weight_names
 from paged_backends.runners.native.ops import Ops
 from paged_backends.runners.native.quantized_decoder import check_quantization, quantized_decoder
 from paged_backends.runners.native.source import ModelSource
@@ -64,14 +63,7 @@ class NativeRunner(DescribedRunner):
     def _made(self, source: ModelSource, ops: Ops, weight_format: WeightFormat | None) -> Decoder:
         if weight_format is not None:
             return quantized_decoder(source, ops, weight_format)
-        assembly = Assembly(
-            source.config,
-            weight_names(source.checkpoint),
-            source.weights,
-            ops=ops,
-            dtype=source.dtype,
-            device=source.device,
-        )
+        assembly = Assembly.of(source, ops)
         decoder = assembly.decoder()
         self._bytes_per_weight = assembly.bytes_per_weight
         return decoder

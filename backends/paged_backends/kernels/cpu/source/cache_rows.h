@@ -8,12 +8,11 @@
 
 #include <type_traits>
 
-#include "vector.h"
+#include "rounded_codes.h"
 
 struct CacheCode {
   int8_t bits;
 };
-typedef int8_t vc __attribute__((vector_size(WIDTH)));
 
 template <typename C>
 constexpr bool IS_CODE = std::is_same<C, CacheCode>::value;
@@ -54,24 +53,6 @@ INLINE float scale_of(const CacheCode* row, int64_t dim) {
   return to_float(scale);
 }
 
-// The whole numbers next to those of magnitudes below 2^22.
-INLINE vi whole(vf numbers) {
-  const vf shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-  return (vi)(numbers + shift) - (vi)shift;
-}
-
-// The greatest magnitude, or NaN if a number is not finite.
-template <typename T>
-INLINE float greatest_of(const T* numbers, int64_t count) {
-  vf highest = splat(0.0f), difference = splat(0.0f);
-  for (int64_t i = 0; i < count; i += WIDTH) {
-    vf some = load_upto(numbers + i, count - i);
-    highest = largest(highest, largest(some, -some));
-    difference = difference + (some - some);  // NaN, unless all are finite
-  }
-  return largest_of(highest) + sum_of(difference);
-}
-
 // The scale of a row whose greatest magnitude this is: a 127th, rounded up.
 INLINE bf16 scale_for(float greatest) {
   float least = greatest / 127.0f;
@@ -91,7 +72,7 @@ INLINE void write_row(CacheCode* place, const T* row, int64_t dim) {
   bf16 scale = scale_for(greatest_of(row, dim));
   vf inverse = splat(1.0f / to_float(scale));
   for (int64_t i = 0; i < dim; i += WIDTH) {
-    vc codes = __builtin_convertvector(whole(load_upto(row + i, dim - i) * inverse), vc);
+    vc codes = codes_of(whole(load_upto(row + i, dim - i) * inverse));
     memcpy(place + i, &codes, size_t(std::min<int64_t>(WIDTH, dim - i)));
   }
   memcpy((void*)(place + dim), &scale, sizeof scale);

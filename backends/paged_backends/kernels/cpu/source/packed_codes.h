@@ -22,7 +22,6 @@ struct CodeFormat {
   int64_t code_bytes() const { return int64_t(PANEL) * group * bits / 8; }  // of a group of a panel
   int64_t group_bytes() const { return code_bytes() + PANEL * (has_offsets ? 4 : 2); }
   int64_t panel_bytes(int64_t columns) const { return groups(columns) * group_bytes(); }
-  int middle() const { return 1 << (bits - 1); }
 };
 
 struct QuantizedWeight {

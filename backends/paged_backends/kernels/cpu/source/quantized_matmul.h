@@ -41,44 +41,45 @@ INLINE void multiply_code_panel(const QuantizedScratch& scratch, int64_t rows, i
   }
 }
 
+// Quantises the rows of `p`, a Product or GatedProduct, block by block, and calls `work(first, rows, panel)` for
+// each of `panels` panels, with the first row of a block and how many there are.
+template <typename P, typename Work>
+INLINE void with_quantized_rows(const Team& team, const P& p, const CodeFormat& format, int64_t panels,
+                                const QuantizedScratch& scratch, const Work& work) {
+  const CodeTiles tiles(format.group);
+  int64_t held = -1;
+  share_panels(team, p.rows, BLOCK_ROWS, panels, 1, [&](int64_t block, int64_t begin, int64_t end, auto&) {
+    const int64_t first = block * BLOCK_ROWS, rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
+    if (block != held)
+      quantize_rows(p.x + first * p.x_stride, p.x_stride, rows, p.columns, format.group, format.factor,
+                    scratch.chunks);
+    held = block;
+    for (int64_t panel = begin; panel < end; panel++) work(first, rows, panel);
+  });
+}
+
 // As `multiply` of `matmul.h`; `p.packed` is not used.
 template <typename T>
 void multiply(const Team& team, const Product<T>& p, const QuantizedWeight& weight,
               const QuantizedScratch& scratch) {
   const int64_t panels = (p.width + PANEL - 1) / PANEL;
-  const CodeTiles tiles(weight.format.group);
-  int64_t held = -1;
-  share_panels(team, p.rows, BLOCK_ROWS, panels, 1, [&](int64_t block, int64_t begin, int64_t end, auto&) {
-    const int64_t first = block * BLOCK_ROWS, rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
-    if (block != held)
-      quantize_rows(p.x + first * p.x_stride, p.x_stride, rows, p.columns, weight.format.group,
-                    weight.format.factor, scratch.chunks);
-    held = block;
-    for (int64_t panel = begin; panel < end; panel++) {
-      multiply_code_panel(scratch, rows, p.columns, weight, panel, scratch.result);
-      store_product(p, first, rows, panel, scratch.result);
-    }
-  });
+  auto work = [&](int64_t first, int64_t rows, int64_t panel) {
+    multiply_code_panel(scratch, rows, p.columns, weight, panel, scratch.result);
+    store_product(p, first, rows, panel, scratch.result);
+  };
+  with_quantized_rows(team, p, weight.format, panels, scratch, work);
 }
 
 // As `multiply_gated` of `matmul.h`.
 template <typename T>
 void multiply_gated(const Team& team, const GatedProduct<T>& p, const QuantizedWeight& weight,
                     const QuantizedScratch& scratch) {
-  const int64_t half = p.width / PANEL;
-  const CodeTiles tiles(weight.format.group);
-  int64_t held = -1;
-  share_panels(team, p.rows, BLOCK_ROWS, half, 1, [&](int64_t block, int64_t begin, int64_t end, auto&) {
-    const int64_t first = block * BLOCK_ROWS, rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
-    if (block != held)
-      quantize_rows(p.x + first * p.x_stride, p.x_stride, rows, p.columns, weight.format.group,
-                    weight.format.factor, scratch.chunks);
-    held = block;
+  const int64_t panels = p.width / PANEL;
+  auto work = [&](int64_t first, int64_t rows, int64_t panel) {
     float* values = scratch.result + rows * PANEL;
-    for (int64_t panel = begin; panel < end; panel++) {
-      multiply_code_panel(scratch, rows, p.columns, weight, panel, scratch.result);
-      multiply_code_panel(scratch, rows, p.columns, weight, half + panel, values);
-      store_gated(p, first, rows, panel, scratch.result, values);
-    }
-  });
+    multiply_code_panel(scratch, rows, p.columns, weight, panel, scratch.result);
+    multiply_code_panel(scratch, rows, p.columns, weight, panels + panel, values);
+    store_gated(p, first, rows, panel, scratch.result, values);
+  };
+  with_quantized_rows(team, p, weight.format, panels, scratch, work);
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "dot_codes.h"
+#include "rounded_codes.h"
 #include "team.h"
 
 constexpr int CHUNK_INPUTS = 128;  // of a row, in whole groups
@@ -24,31 +25,18 @@ INLINE int64_t chunks_of(int64_t columns) { return (columns + CHUNK_INPUTS - 1) 
 // number is not finite.
 template <typename T>
 INLINE float quantize_group(const T* numbers, int64_t count, int group, int8_t* codes, int32_t* total) {
-  typedef int8_t vb __attribute__((vector_size(WIDTH)));
-  const vf shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-  vf highest = splat(0.0f), spoiled = splat(0.0f);
-  for (int64_t i = 0; i < count; i += WIDTH) {
-    vf value = load_upto(numbers + i, count - i);
-    highest = largest(highest, (vf)((vi)value & 0x7fffffff));
-    spoiled = spoiled + value * splat(0.0f);
-  }
-  float top = largest_of(highest), scale = top / 127.0f + sum_of(spoiled);
-  vf inverse = splat(top > 1e-35f ? 127.0f / top : 0.0f);
+  const float greatest = greatest_of(numbers, count);
+  const vf inverse = splat(greatest > 1e-35f ? 127.0f / greatest : 0.0f);
   vi sums{};
   for (int64_t i = 0; i < group; i += WIDTH) {
-    vf value = i < count ? load_upto(numbers + i, count - i) : splat(0.0f);
-    vi code = (vi)(value * inverse + shift) - (vi)shift;
-    sums += code;
-#if defined(__AVX512F__)
-    _mm_storeu_si128((__m128i*)(codes + i), _mm512_cvtepi32_epi8((__m512i)code));
-#else
-    vb narrow = __builtin_convertvector(code, vb);
+    const vi rounded = i < count ? whole(load_upto(numbers + i, count - i) * inverse) : vi{};
+    const vc narrow = codes_of(rounded);
     memcpy(codes + i, &narrow, sizeof narrow);
-#endif
+    sums += rounded;
   }
   *total = 0;
   for (int i = 0; i < WIDTH; i++) *total += sums[i];
-  return scale;
+  return greatest / 127.0f;
 }
 
 // Chunks of `rows` rows: [chunks][rows]. `factor` multiplies all scales.
