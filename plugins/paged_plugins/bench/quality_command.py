@@ -18,7 +18,7 @@ from paged_plugins.bench.machine import machine, machine_line
 from paged_plugins.bench.quality_comparison import compare_predictions
 from paged_plugins.bench.quality_engines import QualityEngines
 from paged_plugins.bench.quality_text import Window, quality_text, windows_of
-from paged_plugins.bench.quality_variants import base_changes, default_variants
+from paged_plugins.bench.quality_variants import base_changes, default_variants, quantised_parts
 from paged_plugins.bench.variants import Variant, parse_changes, parse_variants
 from paged_plugins.output_file import write_json
 from paged_plugins.output_option import JsonFile
@@ -133,13 +133,15 @@ def _described(llm: LLM) -> dict[str, Any]:
     """Return the settings that predictions depend on."""
     settings = llm.settings
     keys = {"model", "dtype", "kv_cache_dtype", "runner", "attention"}
-    return settings.model_dump(mode="json", include=keys)
+    found = settings.model_dump(mode="json", include=keys)
+    return found | {"quantised": quantised_parts(settings)}
 
 
 def _print(found: dict[str, Any]) -> None:
     base = found["base"]
+    formats = ", ".join([base["dtype"], *base["quantised"]])
     title = (
-        f"{base['model']} in {base['dtype']}: perplexity {base['perplexity']:.6g} over "
+        f"{base['model']} in {formats}: perplexity {base['perplexity']:.6g} over "
         f"{found['tokens']} tokens in windows of {found['window']}, the last {found['decoded']} "
         f"decoded\n{machine_line(found['machine'])}"
     )

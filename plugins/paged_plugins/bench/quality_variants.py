@@ -23,6 +23,13 @@ def base_changes(settings: EngineSettings) -> dict[str, Any]:
     return changes
 
 
+def quantised_parts(settings: EngineSettings) -> list[str]:
+    """Return what the settings quantise, as in ``["int8 weights", "fp8_e4m3 cache"]``."""
+    weights = getattr(settings.runner, _QUANTIZATION, "off")
+    cache = settings.kv_cache_dtype
+    return [f"{weights} weights"] * (weights != "off") + [f"{cache} cache"] * (cache != "auto")
+
+
 def default_variants(settings: EngineSettings, registry: Registry) -> list[Variant]:
     """Return a variant for the settings of the command, if they quantise anything, and one for
     each kind of weights and of cache that there is, one at a time.
@@ -31,7 +38,7 @@ def default_variants(settings: EngineSettings, registry: Registry) -> list[Varia
     quantises any.
     """
     found = []
-    if _is_quantised(settings):
+    if quantised_parts(settings):
         found.append(Variant("as given", {}))
     base = base_changes(settings)
     for options in _quantising(settings, registry)[:1]:
@@ -40,12 +47,6 @@ def default_variants(settings: EngineSettings, registry: Registry) -> list[Varia
             found.append(Variant(value, base | {"runner": table}))
     caches = _values(type(settings), _CACHE, "auto")
     return found + [Variant(f"{value} cache", base | {_CACHE: value}) for value in caches]
-
-
-def _is_quantised(settings: EngineSettings) -> bool:
-    return settings.kv_cache_dtype != "auto" or (
-        getattr(settings.runner, _QUANTIZATION, "off") != "off"
-    )
 
 
 def _quantising(settings: EngineSettings, registry: Registry) -> list[type[ComponentSettings]]:
