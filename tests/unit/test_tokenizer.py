@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
+from paged_backends.text.byte_detokenizer import TokenBytes
 from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.errors import CheckpointError, RequestError
 
@@ -218,6 +219,33 @@ def test_a_character_may_begin_in_the_prompt(
         tokenizer = tokenizers_by_kind[kind]
         ids = tokenizer.encode("the 𓀀")
         assert "".join(pieces_of(tokenizer, ids[:-2], [ids[-2:-1], ids[-1:]])) == "𓀀"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "text"),
+    [
+        (b"\xed\xa0", b"", ""),  # half a surrogate: two U+FFFD of the prompt's
+        (b"\xed\xa0", b"a", "a"),
+        (b"\xed\xa0", b"\x80", "\ufffd"),
+        (b"\xed\xa0", "\ufffd".encode(), "\ufffd"),
+        (b"\xed", b"\xa0", "\ufffd"),
+        (b"\xed", b"\x9f\xbf", "\ud7ff"),
+        (b"\xf0\x9f", b"", ""),
+        (b"\xf0\x9f", b"a", "a"),
+        (b"\xf0\x9f", "\ufffd".encode(), "\ufffd"),
+    ],
+)
+def test_what_the_prompt_shows_of_a_broken_character_is_not_output(
+    prompt: bytes, output: bytes, text: str, tokenizers_by_kind: dict[str, CheckpointTokenizer]
+) -> None:
+    for kind in ("byte_level", "byte_level_by_windows"):
+        tokenizer = tokenizers_by_kind[kind]
+        by_bytes = TokenBytes(byte_level().id_to_token)
+        ids = {by_bytes[number]: number for number in range(tokenizer.vocab_size or 0)}
+        first, then = ([ids[bytes([byte])] for byte in part] for part in (prompt, output))
+        whole = tokenizer.decode(first + then)
+        assert added_by_output(tokenizer.decode(first), whole) == text
+        assert "".join(pieces_of(tokenizer, first, [[each] for each in then])) == text
 
 
 def test_the_space_between_prompt_and_output_is_kept(

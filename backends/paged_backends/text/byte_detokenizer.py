@@ -35,7 +35,7 @@ class ByteDetokenizer:
     Python and in the tokenizers library, so that the pieces join to what that library decodes.
     """
 
-    __slots__ = ("_decoder", "_hidden_ids", "_prompt_dangles", "_token_bytes")
+    __slots__ = ("_decoder", "_hidden_ids", "_num_shown", "_token_bytes")
 
     def __init__(
         self, token_bytes: TokenBytes, prompt: Sequence[int], *, hidden_ids: frozenset[int]
@@ -51,8 +51,10 @@ class ByteDetokenizer:
             if token_id not in hidden_ids:
                 context = token_bytes[token_id] + context
         self._decoder.decode(context)
-        self._prompt_dangles = bool(self._decoder.getstate()[0])
-        """The prompt ends within a character; the U+FFFD shown for it is not output."""
+        dangling = self._decoder.getstate()[0]
+        self._num_shown = len(dangling.decode("utf-8", "replace"))
+        """U+FFFD shown for the bytes within a character that end the prompt: not output. (Two, if
+        they are the first of a surrogate.)"""
 
     def append(self, token_ids: Sequence[int], /) -> str:
         """Take new tokens and return the text that no later token can change."""
@@ -65,9 +67,11 @@ class ByteDetokenizer:
         return self._own(self._decoder.decode(b"", final=True))
 
     def _own(self, piece: str) -> str:
-        if piece and self._prompt_dangles:
-            self._prompt_dangles = False
-            return piece.removeprefix(_REPLACEMENT)
+        """Return a piece without what the prompt shows, with which the first one may begin."""
+        if piece and self._num_shown:
+            shown = _REPLACEMENT * self._num_shown
+            self._num_shown = 0
+            return piece.removeprefix(shown)
         return piece
 
 
