@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -75,13 +74,24 @@ def on_host(logits_V: Tensor, choice: Choice) -> int:
 
 
 def allowed(logits_V: Tensor, choice: Choice) -> set[int]:
-    """The token drawn on the host, and those that it draws if a sum is rounded otherwise."""
+    """The token drawn on the host, and all that it draws if sums are rounded otherwise."""
     temperature, min_p, top_k, top_p, uniform = choice
-    found = {on_host(logits_V, choice)}
-    for shift, nucleus in product((-3e-6, 0, 3e-6), (1 - 1e-6, 1, 1 + 1e-6)):
-        number = min(max(uniform + shift, 0.0), 1 - 2.0**-53)
+    if temperature == 0:
+        return {on_host(logits_V, choice)}
+    weights = ((logits_V - logits_V.max()) / temperature).exp()
+    is_kept = (weights > 0) & (weights >= min_p * (1 - 1e-6))
+    is_sorted = 0 < top_k < len(logits_V) or top_p < 1
+    by_place = (-logits_V if is_sorted else torch.zeros_like(logits_V)).argsort(stable=True)
+    order: list[int] = by_place[is_kept[by_place]].tolist()
+    found: set[int] = set()
+    for nucleus in (1 - 1e-6, 1, 1 + 1e-6):
         share = min(top_p * nucleus, 1.0) if top_p < 1 else 1.0
-        found.add(on_host(logits_V, (temperature, min_p, top_k, share, number)))
+        numbers = (max(uniform - 3e-6, 0.0), min(uniform + 3e-6, 1 - 2.0**-53))
+        first, last = (
+            order.index(on_host(logits_V, (temperature, min_p, top_k, share, number)))
+            for number in numbers
+        )
+        found.update(order[first : last + 1])
     return found
 
 
@@ -91,6 +101,12 @@ def allowed(logits_V: Tensor, choice: Choice) -> set[int]:
     seed=st.integers(0, 2**32 - 1),
     vocab_size=st.sampled_from([1, 2, 37, 300, 4097]),
     coarse=st.booleans(),
+)
+@example(
+    rows=[(0.0, 0.0, 0, 1.0, 0.0), (0.3, 0.0, 0, 1.0, 1 - 2.0**-53), (0.0, 0.0, 0, 1.0, 0.0)],
+    seed=246,
+    vocab_size=37,
+    coarse=False,
 )
 @settings(max_examples=12, deadline=None)
 def test_draws_as_the_host_does(
