@@ -146,7 +146,7 @@ def torch_index(folder: Path, fakes: dict[str, str], **environ: str) -> tuple[in
         env={"PATH": f"{folder}:/usr/bin:/bin", **environ},
         capture_output=True,
         text=True,
-        timeout=180,  # guards against hanging
+        timeout=60,  # guards against hanging
         check=False,
     )
     return done.returncode, done.stdout.strip(), done.stderr

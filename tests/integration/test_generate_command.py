@@ -174,7 +174,7 @@ def test_ctrl_c_prints_what_is_finished(tmp_path: Path, times: int) -> None:
     assert first["prompt"] == "2 + 2 ="
     for _ in range(times):
         started.send_signal(signal.SIGINT)
-    out, err = started.communicate(timeout=180)
+    out, err = started.communicate(timeout=60)
     assert started.returncode == 130
     assert "Traceback" not in err
     assert len(out.splitlines()) < 200
@@ -192,7 +192,7 @@ def test_ctrl_c_while_the_model_loads_leaves_no_traceback() -> None:
     started.stderr.readline()  # the model is there, and the engine is being made
     started.send_signal(signal.SIGINT)
     started.send_signal(signal.SIGINT)
-    out, err = started.communicate(timeout=180)
+    out, err = started.communicate(timeout=60)
     assert (started.returncode, out) == (130, "")
     assert "Traceback" not in err
 

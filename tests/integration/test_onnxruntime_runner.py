@@ -279,7 +279,7 @@ def test_a_forked_process_is_told_that_it_has_no_threads(llama: Path) -> None:
         "    finally: os._exit(0)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=180
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert "make the engine after the fork" in done.stdout
     assert "True" in done.stdout

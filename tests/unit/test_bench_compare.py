@@ -171,7 +171,7 @@ def test_a_comparison_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=False
     )
     assert done.returncode == -9, done.stderr
-    _, alive = psutil.wait_procs(_those_alive(int(done.stdout)), timeout=180)
+    _, alive = psutil.wait_procs(_those_alive(int(done.stdout)), timeout=10)
     assert not alive
 
 

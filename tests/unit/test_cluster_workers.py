@@ -258,7 +258,7 @@ class TestProcess:
             assert process.poll() is None
             sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=180)
+        _, errors = process.communicate(timeout=60)
         assert process.returncode == 130
         assert b"Traceback" not in errors
         with suppress(ProcessLookupError):

@@ -388,7 +388,7 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
     process.kill()
     process.wait()
     assert workers
-    _, alive = psutil.wait_procs(workers, timeout=180)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
     with pytest.raises(SettingsError, match="are not finished; resume them with"):
         load_results(folder)
@@ -408,11 +408,11 @@ def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
     workers = process.children()
     for one in [process, *workers]:  # a terminal sends it to all of them
         one.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=180)
+    _, told = process.communicate(timeout=60)
     assert process.returncode == 130
     assert told.decode().splitlines()[-1] == "interrupted"
     assert "Traceback" not in told.decode()
-    _, alive = psutil.wait_procs(workers, timeout=180)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
 
 

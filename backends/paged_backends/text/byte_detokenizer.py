@@ -67,7 +67,7 @@ class ByteDetokenizer:
         return self._own(self._decoder.decode(b"", final=True))
 
     def _own(self, piece: str) -> str:
-        """Return a piece without what the prompt shows, with which the first one may begin."""
+        """Return a piece without the U+FFFD of the prompt, with which only the first may begin."""
         if piece and self._num_shown:
             shown = _REPLACEMENT * self._num_shown
             self._num_shown = 0
