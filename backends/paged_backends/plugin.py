@@ -89,6 +89,7 @@ def paged_core_components() -> Iterator[Component]:
         NativeSettings,
         "paged_backends.runners.native.runner:NativeRunner",
         rank=10,
+        details="paged_backends.kernels.cpu.obstacle:runner_details",
         summary="a decoder of our own: Llama, Mistral, Qwen2, Qwen3, Gemma, OPT and GPT-2",
     )
     yield Component(

@@ -99,7 +99,7 @@ poison = ctypes.CDLL(None).__asan_poison_memory_region
 unpoison = ctypes.CDLL(None).__asan_unpoison_memory_region
 poison.argtypes = unpoison.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 torch.set_num_threads(2)
-bindings = Bindings.open("any", Path(sys.argv[1]))
+bindings = Bindings.open(sys.argv[2], Path(sys.argv[1]))
 CHUNKS = [(37, 1), (0, 45), (300, 1), (21, 6), (0, 1)]
 FAMILY = range(len(CHUNKS), len(CHUNKS) + 9)  # these begin with the same blocks
 CHUNKS += [(140 + index, 1) for index in FAMILY]
@@ -137,7 +137,9 @@ def packed_weights(columns, width):
     for bits, group in itertools.product([4, 8], [16, 64, 128]):
         (matrix,) = quantize([[weight]], WeightFormat(bits, group))
         offsets = torch.randn_like(matrix.scales_OG) if group == 64 else None
-        yield kernels.pack_quantized(replace(matrix, offsets_OG=offsets))
+        for products in {"integer", kernels.quantized_products}:
+            ways = Kernels(bindings, 2, products)
+            yield ways.pack_quantized(replace(matrix, offsets_OG=offsets))
 
 
 for rows, columns, width in itertools.product([1, 15, 17, 40, 130], [30, 200], [20, 96]):
@@ -162,7 +164,7 @@ for rows, width in itertools.product([1, 3], [5, 64, 1000, 5001]):
         assert (kernels.draw(logits, choices) < width).all()
     kernels.argmax(logits)
     unpoison(memory.data_ptr(), memory.nbytes)
-if len(sys.argv) > 2:  # prove that a forbidden access would be noticed
+if len(sys.argv) > 3:  # prove that a forbidden access would be noticed
     poison(scene.cache.data_ptr(), scene.cache.nbytes)
     scene.run(members)
 print("clean")
@@ -195,7 +197,7 @@ def test_no_access_outside_its_slots(name: str, tmp_path: Path) -> None:
 
     def drive(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-c", DRIVER, str(path), *arguments],
+            [sys.executable, "-c", DRIVER, str(path), name, *arguments],
             env=environ,
             capture_output=True,
             text=True,

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from paged_backends.kernels.cpu.set_names import InstructionSetName
+from paged_backends.kernels.cpu.set_names import InstructionSetName, ProductsName
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_core.component import ComponentSettings
 
@@ -47,6 +47,11 @@ class NativeSettings(QuantizingSettings):
     kernels: Literal["auto", InstructionSetName, "triton", "off"] = Field(
         default="auto",
         description="auto: triton on a GPU, on a CPU the best instruction set; off: plain PyTorch",
+    )
+    quantized_products: Literal["auto", ProductsName] = Field(
+        default="auto",
+        description="on a CPU, bfloat16 times quantised weights: widened, codes become bfloat16, "
+        "needs AMX; integer, activations become codes; auto: widened where there is AMX",
     )
     compile: bool = Field(
         default=False,

@@ -184,6 +184,7 @@ class Bench:
             "cached_tokens": round(median(run.num_cached for run in runs)),
             "preemptions": round(median(run.num_preemptions for run in runs)),
             "components": self.components(),
+            "quantized_products": size.quantized_products if (size := self.size()) else None,
             "seconds": phases,
             "digest": digest.hexdigest()[:10],
         }

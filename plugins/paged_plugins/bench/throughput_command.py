@@ -180,6 +180,8 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
         f"{machine_line(machine(first['device'] or 'cpu'))}\n"
         + ", ".join(f"{slot} {name}" for slot, name in first["components"].items())
     )
+    if first["quantized_products"] is not None:
+        title += f"\nproducts with quantised weights: {first['quantized_products']}"
     columns = ["workload", "requests", "seconds", "output tokens/s", "total tokens/s"]
     columns += ["first token ms p50/p90/p99", "per token ms p50/p90/p99", "peak MiB", "of ceiling"]
     print_table(title, columns, [_figures(row) for row in rows])

@@ -20,6 +20,8 @@ class ModelSize:
     layers: tuple[LayerSpec, ...]
     bytes_per_weight: float | None = None
     """As weights are read in a step; ``None``: they have the dtype of the layers."""
+    quantized_products: str | None = None
+    """Arithmetic of products with quantised weights; ``None``: none is quantised, or in floats."""
 
     @property
     def weight_bytes(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paged_backends.kernels.build import CannotCompile, Compiler
 from paged_backends.kernels.cpu.compiler import cpp_build
-from paged_backends.kernels.cpu.set_names import InstructionSetName
+from paged_backends.kernels.cpu.set_names import InstructionSetName, ProductsName
 from paged_backends.kernels.library_cache import library
 
 
@@ -21,6 +21,11 @@ class InstructionSet:
     """Of the compiler."""
     bit: int
     """Its bit in the result of ``detect.cpp``; 0: every processor has it."""
+
+    @property
+    def has_tiles(self) -> bool:
+        """There are tile registers, or an emulation of them."""
+        return "-mamx-bf16" in self.flags or "-DEMULATE_AMX" in self.flags
 
 
 _SLOW = 8
@@ -98,6 +103,16 @@ def choose(name: str, compiler: Compiler | CannotCompile) -> list[InstructionSet
             f"this processor cannot run {name!r}; it can run: {names}; or set it to auto"
         )
     return named
+
+
+def products(instruction_set: str) -> ProductsName:
+    """Return the faster arithmetic of products of bfloat16 with quantised weights.
+
+    With tile registers, integers are slower for more than a few rows: the sums of every group must
+    be scaled on the vector units.
+    """
+    has_tiles = any(one.has_tiles for one in (*SETS, *EMULATED) if one.name == instruction_set)
+    return "widened" if has_tiles else "integer"
 
 
 def _bits(compiler: Compiler | CannotCompile) -> int:

@@ -7,7 +7,7 @@ import os
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.bindings import kernels_build
 from paged_backends.kernels.cpu.compiler import find_compiler
-from paged_backends.kernels.cpu.instruction_set import SETS, available
+from paged_backends.kernels.cpu.instruction_set import SETS, available, products
 from paged_backends.kernels.library_cache import is_cached
 
 
@@ -33,3 +33,16 @@ def details() -> str:
     """
     best, *others = (one.name for one in available(find_compiler()))
     return f"instruction_set {best}" + (f", or {', '.join(others)}" if others else "")
+
+
+def runner_details() -> str:
+    """Return the instruction set of the best kernels, and how they multiply quantised weights.
+
+    Raises:
+        CannotCompile: ``detect.cpp`` cannot be compiled.
+    """
+    reason = obstacle()
+    if reason is not None:
+        return f"without kernels for this CPU: {reason}"
+    best = available(find_compiler())[0].name
+    return f"kernels {best}; products of bfloat16 with quantised weights {products(best)}"

@@ -38,7 +38,7 @@ class PackedWeight:
     """Of a quantised weight; ``None``: it has the dtype of its argument and its result."""
 
 
-def code_format(matrix: QuantizedMatrix) -> CodeFormat:
+def code_format(matrix: QuantizedMatrix, *, is_widened: bool) -> CodeFormat:
     """Return how a matrix is packed, with the common factor of its scales and offsets.
 
     The factor is a power of two, and the largest number is near the end of the range of float16: a
@@ -57,6 +57,7 @@ def code_format(matrix: QuantizedMatrix) -> CodeFormat:
         bits=matrix.weight_format.bits,
         group=matrix.weight_format.group_size,
         has_offsets=matrix.offsets_OG is not None,
+        is_widened=is_widened,
         factor=math.ldexp(1.0, max(exponent, _LEAST_EXPONENT)),
     )
 

@@ -15,3 +15,7 @@ InstructionSetName = Literal[
     "portable_amx_emulated",
 ]
 """See :mod:`paged_backends.kernels.cpu.instruction_set`."""
+
+ProductsName = Literal["widened", "integer"]
+"""Arithmetic of products with quantised weights: codes become bfloat16, or activations become
+codes too."""

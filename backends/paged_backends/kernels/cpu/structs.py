@@ -59,10 +59,10 @@ class Norm(ctypes.Structure):
 
 
 class CodeFormat(ctypes.Structure):
-    """``CodeFormat`` of ``quantized_matmul.h``: how the codes of a packed weight are stored."""
+    """``CodeFormat`` of ``packed_codes.h``: how codes of a weight are stored and multiplied."""
 
     _fields_: ClassVar[Any] = [
-        *((name, c_int32) for name in ("bits", "group", "has_offsets")),
+        *((name, c_int32) for name in ("bits", "group", "has_offsets", "is_widened")),
         ("factor", c_float),
     ]
 

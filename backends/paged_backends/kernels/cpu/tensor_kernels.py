@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from paged_backends.kernels.cpu.bindings import Bindings
+from paged_backends.kernels.cpu.instruction_set import products
 from paged_backends.kernels.cpu.memory import Arena
 from paged_backends.kernels.cpu.packed_weight import PANEL, PackedWeight, code_format, halved
+from paged_backends.kernels.cpu.set_names import ProductsName
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.workers import in_threads
 
@@ -41,24 +43,42 @@ class UsesKernels(Protocol):
 class Kernels:
     """The kernels for one instruction set, and the number of threads that work on a call."""
 
-    def __init__(self, bindings: Bindings, num_threads: int | None = None) -> None:
-        """``num_threads``: ``None`` takes the current number of torch."""
+    def __init__(
+        self,
+        bindings: Bindings,
+        num_threads: int | None = None,
+        quantized_products: ProductsName | None = None,
+    ) -> None:
+        """Take the kernels of a library.
+
+        Args:
+            num_threads: ``None`` takes the current number of torch.
+            quantized_products: ``None`` takes the faster. ``widened`` needs tile registers. With
+                float32 activations products are always in integers.
+        """
         self.bindings = bindings
+        self.quantized_products = quantized_products or products(bindings.instruction_set)
         self.num_threads = num_threads or torch.get_num_threads()
         self._arena = Arena()
 
     @classmethod
-    def load(cls, instruction_set: str = "auto", num_threads: int | None = None) -> Self:
+    def load(
+        cls,
+        instruction_set: str = "auto",
+        num_threads: int | None = None,
+        quantized_products: ProductsName | None = None,
+    ) -> Self:
         """Load the kernels; if they are not in the cache they are compiled, which takes seconds.
 
         Args:
             instruction_set: ``auto``, or the name of one of ``instruction_set.SETS``.
+            num_threads: as of the class; so is ``quantized_products``.
 
         Raises:
             CannotCompile: there is no compiler, or it fails.
             NoSuchInstructions: this processor lacks the instruction set that was named.
         """
-        return cls(Bindings.load(instruction_set), num_threads)
+        return cls(Bindings.load(instruction_set), num_threads, quantized_products)
 
     @property
     def instruction_set(self) -> str:
@@ -95,7 +115,7 @@ class Kernels:
         Raises:
             ValueError: a scale or an offset is not finite.
         """
-        chosen = code_format(matrix)
+        chosen = code_format(matrix, is_widened=self.quantized_products == "widened")
         width, columns = matrix.shape
         address = ctypes.addressof(chosen)
         size = self.bindings.packed_codes_size(address, width, columns)
@@ -132,8 +152,9 @@ class Kernels:
         """Return ``x`` [T, I] times the weight, plus its bias, plus ``residual`` [T, O].
 
         The weight is read once for every 96 rows: with few rows this runs at memory bandwidth. Bias
-        and residual are added before the result is rounded. For a quantised weight, each group of
-        inputs of ``x`` is rounded to 8 bits: by 1/254 of its largest magnitude at most.
+        and residual are added before the result is rounded. A quantised weight is multiplied as
+        ``quantized_products`` says: in integers, each group of inputs of ``x`` is rounded to 8 bits
+        (by 1/254 of its largest magnitude); widened, each weight is rounded to bfloat16.
 
         Args:
             residual: may be ``out`` itself, which is then added to; has the row stride of ``out``.

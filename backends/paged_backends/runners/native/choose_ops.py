@@ -26,6 +26,19 @@ def choose_ops(options: NativeSettings, dtype: torch.dtype, device: torch.device
     Raises:
         SettingsError: the options ask for what cannot be had here.
     """
+    ops = _ops(options, dtype, device)
+    wanted, found = options.quantized_products, ops.quantized_products
+    if wanted not in ("auto", found):
+        needed = "bfloat16 and AMX" if wanted == "widened" else "our kernels for CPUs"
+        raise SettingsError(
+            f"runner.quantized_products: {wanted} needs {needed}; with {dtype} on {device} here, "
+            f"quantised weights are multiplied {f'as {found}' if found else 'as floats'}; "
+            "set it to auto"
+        )
+    return ops
+
+
+def _ops(options: NativeSettings, dtype: torch.dtype, device: torch.device) -> Ops:
     chosen = options.kernels
     if options.compile:
         if chosen not in ("auto", "off"):
@@ -43,12 +56,18 @@ def choose_ops(options: NativeSettings, dtype: torch.dtype, device: torch.device
     reason = obstacle()
     if reason is None:
         try:
-            return KernelOps(Kernels.load(chosen))
+            return KernelOps(_kernels(options, dtype))
         except NoSuchInstructions as error:
             raise SettingsError(f"runner.kernels: {error}") from error
         except CannotCompile as error:
             reason = str(error)
     return _plain(reason, computes_quantized=True)
+
+
+def _kernels(options: NativeSettings, dtype: torch.dtype) -> Kernels:
+    if dtype is not torch.bfloat16 or options.quantized_products == "integer":
+        return Kernels.load(options.kernels, quantized_products="integer")
+    return Kernels.load(options.kernels)
 
 
 def _triton_ops(device: torch.device) -> Ops:

@@ -111,6 +111,7 @@ class KernelOps(TorchOps):
     def __init__(self, kernels: Kernels) -> None:
         super().__init__()
         self.kernels = kernels
+        self.quantized_products = kernels.quantized_products
 
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
         """Return the linear layer with a packed copy of the weight."""

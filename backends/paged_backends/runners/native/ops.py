@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paged_backends.kernels.cpu.set_names import ProductsName
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.runners.native.config import Activation
 from paged_backends.runners.native.rope import Rotary
@@ -61,6 +62,8 @@ class Ops(ABC):
     """What they are computed with; ``None``: PyTorch."""
     copies_weights: bool
     """Operations keep no reference to the weights that they are made from."""
+    quantized_products: ProductsName | None = None
+    """How they multiply quantised weights; ``None``: as floats."""
     computes_quantized: bool
     """Quantised weights stay quantised; otherwise they are dequantised when they are loaded."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,7 @@ from paged_backends.runners.native.quantized_decoder import check_quantization, 
 from paged_backends.runners.native.source import ModelSource
 from paged_backends.runners.settings import NativeSettings
 from paged_core.errors import SettingsError
+from paged_core.interfaces.model_size import ModelSize
 from paged_core.interfaces.runner import RunnerParts
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ class NativeRunner(DescribedRunner):
         self._options = options
         self._decoder: Decoder
         self._kernels: Kernels | None = None
+        self._quantized_products: str | None = None
 
     def load(self) -> None:
         """Read the configuration, then the weights; see the interface for what it raises."""
@@ -54,11 +57,17 @@ class NativeRunner(DescribedRunner):
                 "use a smaller model, a smaller dtype, or device: cpu"
             ) from error
         self._kernels = ops.kernels
+        if self._bytes_per_weight < source.dtype.itemsize:
+            self._quantized_products = ops.quantized_products
         if ops.kernels is not None:
             self._decoder.fused = fuse(source.config, self._decoder.layers, ops.kernels)
         if self._options.compile:
             self._decoder.run = compile_layers(self._decoder.layers, source.device)
         self._log_loaded(source)
+
+    def model_size(self) -> ModelSize:
+        """Count the weights of all linear layers, and say how quantised ones are multiplied."""
+        return replace(super().model_size(), quantized_products=self._quantized_products)
 
     def _made(self, source: ModelSource, ops: Ops, weight_format: WeightFormat | None) -> Decoder:
         if weight_format is not None:

@@ -4,8 +4,8 @@
 // AMX is 1 where the compiler is told to use them. With EMULATE_AMX the same functions work on an array,
 // to the same bits (hardware and this rule were compared on 512,000 sums): a product of two bfloat16 is
 // exact in float32; the even and the odd numbers of a row are two chains of additions, each rounded to
-// nearest; their sum is added once; denormal numbers count as zero. So a processor without AMX can test
-// what is built on it.
+// nearest; their sum is added once; denormal numbers count as zeros of their sign. So a processor without
+// AMX can test what is built on it.
 #pragma once
 
 #include "dot_codes.h"
@@ -24,19 +24,22 @@ constexpr int TILE_COLUMNS = 16;  // float32 in a row of it
 
 // Nothing to configure.
 struct TileConfig {};
+struct TileShape {
+  TileShape(int, int) {}
+};
 
 #elif !defined(EMULATE_AMX)
 
-// Configures all eight registers, in this thread: 4 and 5 as rows of `depth` bytes, 6 and 7 as the `depth / 4`
-// rows that these are multiplied with, the others in full size.
-INLINE void configure_tiles(int depth) {
+// Configures all eight registers, in this thread: 4 and 5 as `rows` rows of `depth` bytes, 6 and 7 as the
+// `depth / 4` rows that these are multiplied with, and the others as `rows` rows of sums.
+INLINE void configure_tiles(int depth, int rows) {
   struct {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    uint8_t rows[16] = {};
   } config;
   config.row_bytes[4] = config.row_bytes[5] = uint16_t(depth);
-  config.rows[6] = config.rows[7] = uint8_t(depth / 4);
+  for (int i = 0; i < 8; i++) config.rows[i] = uint8_t(i < 6 ? rows : depth / 4);
   asm volatile("ldtilecfg %0" ::"m"(config));
 }
 INLINE void release_tiles() { asm volatile("tilerelease" ::: "memory"); }
@@ -73,7 +76,7 @@ INLINE void tile_dot_bytes() {
 struct TileRegisters {
   alignas(64) float tiles[8][TILE_ROWS][TILE_COLUMNS];
   bool configured = false;
-  int depth = 0;  // as for `configure_tiles`
+  int depth = 0, rows = 0;  // as for `configure_tiles`
 };
 inline TileRegisters& tile_registers() {
   static thread_local TileRegisters registers;
@@ -84,23 +87,24 @@ inline float (*tile_at(int tile))[TILE_COLUMNS] {
   return tile_registers().tiles[tile];
 }
 
-INLINE void configure_tiles(int depth) {
+INLINE void configure_tiles(int depth, int rows) {
   tile_registers().configured = true;
   tile_registers().depth = depth;
+  tile_registers().rows = rows;
 }
 INLINE void release_tiles() { tile_registers().configured = false; }
 
 template <int TILE>
 static void tile_load(const void* place, int64_t stride) {
   constexpr bool IS_LEFT = TILE == 4 || TILE == 5, IS_RIGHT = TILE == 6 || TILE == 7;
-  const int depth = tile_registers().depth, rows = IS_RIGHT ? depth / 4 : TILE_ROWS;
+  const int depth = tile_registers().depth, rows = IS_RIGHT ? depth / 4 : tile_registers().rows;
   memset(tile_at(TILE), 0, TILE_ROWS * 64);
   for (int r = 0; r < rows; r++)
     memcpy(tile_at(TILE)[r], (const char*)place + r * stride, size_t(IS_LEFT ? depth : 64));
 }
 template <int TILE>
 static void tile_store(void* place, int64_t stride) {
-  for (int r = 0; r < TILE_ROWS; r++) memcpy((char*)place + r * stride, tile_at(TILE)[r], 64);
+  for (int r = 0; r < tile_registers().rows; r++) memcpy((char*)place + r * stride, tile_at(TILE)[r], 64);
 }
 template <int TILE>
 static void tile_zero() {
@@ -109,12 +113,12 @@ static void tile_zero() {
 
 INLINE vf without_denormals(vf value) {
   vi exponent = (vi)value & 0x7f800000;
-  return (vf)(exponent == 0 ? vi{} : (vi)value);
+  return (vf)(exponent == 0 ? (vi)value & splat_int(INT32_MIN) : (vi)value);
 }
 template <int SUM, int A, int B>
 static void tile_dot() {
   auto *sums = tile_at(SUM), *a = tile_at(A), *b = tile_at(B);
-  for (int r = 0; r < TILE_ROWS; r++)
+  for (int r = 0; r < tile_registers().rows; r++)
     for (int c = 0; c < TILE_COLUMNS; c += WIDTH) {
       vf even = splat(0.0f), odd = splat(0.0f);
       for (int k = 0; k < TILE_ROWS; k++) {  // pairs
@@ -141,7 +145,7 @@ static void tile_dot_bytes() {
       vi line;
       memcpy(&line, b[k] + c, sizeof line);
       const vi even = (vi)(vs(line) << 8 >> 8), odd = (vi)(vs(line) >> 8);
-      for (int r = 0; r < TILE_ROWS; r++) {
+      for (int r = 0; r < tile_registers().rows; r++) {
         int32_t four;
         memcpy(&four, a[r] + k, 4);
         const vs x = (vs)splat_int(four);
@@ -162,10 +166,19 @@ static void tile_dot_bytes() {
 // whenever it changes threads. The process must have the system's permission (detect.cpp).
 class TileConfig {
  public:
-  TileConfig() { configure_tiles(64); }
+  TileConfig() { configure_tiles(64, TILE_ROWS); }
   ~TileConfig() { release_tiles(); }
   TileConfig(const TileConfig&) = delete;
   TileConfig& operator=(const TileConfig&) = delete;
+};
+
+// Registers of another shape while this lives, within a TileConfig; see `configure_tiles`.
+class TileShape {
+ public:
+  TileShape(int depth, int rows) { configure_tiles(depth, rows); }
+  ~TileShape() { configure_tiles(64, TILE_ROWS); }
+  TileShape(const TileShape&) = delete;
+  TileShape& operator=(const TileShape&) = delete;
 };
 
 #endif

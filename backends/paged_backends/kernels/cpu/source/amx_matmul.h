@@ -10,51 +10,10 @@
 // vector units and the tile unit work at the same time.
 #pragma once
 
-#include "matmul.h"
+#include "amx_blocks.h"
 
-constexpr int STRIPE_STEP = TILE_COLUMNS * 2;           // numbers from a stripe of a panel to the other
 constexpr int64_t RUN_BYTES = 128 << 10;                // of panels that stay in a core's cache
 constexpr int64_t PANEL_STEP = TILE_DEPTH * PANEL * 2;  // bytes of a panel that a step reads
-
-// Rows as tiles read them.
-struct TileRows {
-  const bf16* first;
-  int64_t stride;
-};
-
-template <int TILE>
-INLINE void load_rows(const TileRows& rows, int64_t k) {
-  tile_load<TILE>(rows.first + k, rows.stride * 2);
-}
-
-// The rows of an item of work, ready for tiles.
-class Activations {
- public:
-  explicit Activations(const Scratch<bf16>& scratch) : scratch(scratch) {}
-
-  void set(const bf16* x, int64_t stride, int64_t rows, int64_t columns) {
-    x_ = x;
-    stride_ = stride;
-    width_ = tile_width(columns);
-    copied_from_ = columns % TILE_DEPTH ? 0 : rows / TILE_ROWS * TILE_ROWS;
-    int64_t end = (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
-    for (int64_t r = copied_from_; r < end; r++) {
-      bf16* row = scratch.copied + (r - copied_from_) * width_;
-      int64_t count = r < rows ? columns : 0;
-      if (count) memcpy((void*)row, x + r * stride, size_t(count) * 2);
-      memset((void*)(row + count), 0, size_t(tile_steps(columns) * TILE_DEPTH - count) * 2);
-    }
-  }
-  TileRows at(int64_t row) const {
-    if (row < copied_from_) return {x_ + row * stride_, stride_};
-    return {scratch.copied + (row - copied_from_) * width_, width_};
-  }
-
- private:
-  const Scratch<bf16>& scratch;
-  const bf16* x_ = nullptr;
-  int64_t stride_ = 0, width_ = 0, copied_from_ = 0;
-};
 
 // Consecutive panels of a weight; of a gated product two runs of them, gates and up.
 struct Run {
@@ -96,64 +55,6 @@ INLINE Fetch<STREAMS> fetch_from(const Run& run, const Run* following, int64_t p
   return fetch;
 }
 
-// Sums that are not yet written as results, row by row: `Finish` is called with a row's PANEL sums, its number
-// in the product and the number of its first column.
-template <typename Finish>
-class Pending {
- public:
-  explicit Pending(const Finish& finish) : finish(finish) {}
-
-  void put(const float* sums, int64_t row, int64_t count, int64_t column) {
-    sums_ = sums;
-    row_ = row;
-    left_ = count;
-    column_ = column;
-  }
-  int64_t left() const { return left_; }
-  ALWAYS_INLINE void take(int64_t count) {
-    for (; count > 0 && left_ > 0; count--, left_--, row_++, sums_ += PANEL) finish(sums_, row_, column_);
-  }
-
- private:
-  Finish finish;
-  const float* sums_ = nullptr;
-  int64_t row_ = 0, left_ = 0, column_ = 0;
-};
-
-// sums [GROUPS * 16][PANEL] = rows times two stripes, over `steps` of TILE_DEPTH.
-template <int GROUPS, int STREAMS, typename Finish>
-INLINE void multiply_block(const TileRows* rows, const bf16* const* stripes, int64_t steps,
-                           const Fetch<STREAMS>& fetch, Pending<Finish>& pending, float* sums) {
-  tile_zero<0>();
-  tile_zero<1>();
-  if (GROUPS == 2) {
-    tile_zero<2>();
-    tile_zero<3>();
-  }
-  const int64_t some = (pending.left() + steps - 1) / steps;
-  for (int64_t step = 0; step < steps; step++) {
-    const int64_t k = step * TILE_DEPTH, place = k * PANEL;
-    load_rows<4>(rows[0], k);
-    tile_load<6>(stripes[0] + place, 128);
-    tile_dot<0, 4, 6>();
-    tile_load<7>(stripes[1] + place, 128);
-    tile_dot<1, 4, 7>();
-    if (GROUPS == 2) {
-      load_rows<5>(rows[1], k);
-      tile_dot<2, 5, 6>();
-      tile_dot<3, 5, 7>();
-    }
-    fetch.step(step);
-    pending.take(some);
-  }
-  tile_store<0>(sums, PANEL * 4);
-  tile_store<1>(sums + TILE_COLUMNS, PANEL * 4);
-  if (GROUPS == 2) {
-    tile_store<2>(sums + TILE_ROWS * PANEL, PANEL * 4);
-    tile_store<3>(sums + TILE_ROWS * PANEL + TILE_COLUMNS, PANEL * 4);
-  }
-}
-
 // One item of work: `rows` of activations times a run of panels. A block is 32 rows and a panel, or, where
 // products are gated, 16 columns of gates and as many of up.
 //
@@ -193,11 +94,10 @@ static void multiply_item(const Activations& x, int64_t first_row, int64_t rows,
         const int64_t bytes = steps * pace, position = (call - fetch_after) * bytes;
         fetch = fetch_from<STREAMS>(following, nullptr, position, steps, pace, bytes, false);
       }
-      const bf16* stripes[2];
       const int64_t place = panel * (panel_bytes / 2);
-      stripes[0] = (const bf16*)run.streams[0] + place + (GATED ? half * STRIPE_STEP : 0);
-      stripes[1] = GATED ? (const bf16*)run.streams[STREAMS - 1] + place + half * STRIPE_STEP
-                         : stripes[0] + STRIPE_STEP;
+      const bf16* stripe = (const bf16*)run.streams[0] + place + (GATED ? half * STRIPE_STEP : 0);
+      const Stripes stripes{stripe, GATED ? (const bf16*)run.streams[STREAMS - 1] + place + half * STRIPE_STEP
+                                          : stripe + STRIPE_STEP};
       float* own = sums + call % 2 * TILE_BLOCK * PANEL;
       if (count > TILE_ROWS)
         multiply_block<2>(groups, stripes, steps, fetch, pending, own);
@@ -216,7 +116,7 @@ INLINE void multiply_in_tiles(const Team& team, const bf16* x, int64_t stride, i
                               const Finish& finish) {
   const int64_t size = rows_of_item(rows, columns), bytes = panels * tile_steps(columns) * PANEL_STEP;
   const int64_t runs = rows > TILE_BLOCK ? bytes * (GATED ? 2 : 1) / RUN_BYTES + 1 : 1;
-  Activations activations(scratch);
+  Activations activations(scratch.copied, TILE_ROWS);
   int64_t held = -1;
   auto work = [&](int64_t block, int64_t begin, int64_t end, auto& next) {
     const int64_t first = block * size, some = std::min<int64_t>(size, rows - first);
@@ -238,13 +138,7 @@ void multiply(const Team& team, const Product<bf16>& p, const Scratch<bf16>& scr
   auto run_of = [&](int64_t begin, int64_t end) {
     return Run{{(const char*)(p.packed + begin * size), nullptr}, (end - begin) * size * 2};
   };
-  auto finish = [p](const float* sums, int64_t row, int64_t column) __attribute__((always_inline)) {
-    const int64_t place = row * p.out_stride + column;
-    __builtin_prefetch(p.out + place + PANEL, 1);  // the next block's place
-    store_panel_row(p.out + place, sums, p.bias ? p.bias + column : nullptr,
-                    p.residual ? p.residual + place : nullptr, p.width - column, p.activation);
-  };
-  multiply_in_tiles<false>(team, p.x, p.x_stride, p.rows, p.columns, panels, run_of, scratch, finish);
+  multiply_in_tiles<false>(team, p.x, p.x_stride, p.rows, p.columns, panels, run_of, scratch, storing(p));
 }
 
 template <>

@@ -76,41 +76,45 @@ static void weigh_rows(const AttentionShape& a, float* scores, int count, const 
       store(sums + r * wide + i, load(sums + r * wide + i) * splat(factors[r]));
 }
 
-// sums [GROUPS * 16][32 columns] = or += rows [GROUPS * 16][depth] times a panel.
-template <int GROUPS>
-INLINE void multiply_panel(const bf16* rows, int64_t stride, const bf16* panel, int64_t depth, float* sums,
-                           int64_t width, bool fresh) {
-  float* second = sums + TILE_ROWS * width;
-  if (fresh) {
-    tile_zero<0>();
-    tile_zero<1>();
-    if (GROUPS == 2) {
-      tile_zero<2>();
-      tile_zero<3>();
-    }
-  } else {
-    tile_load<0>(sums, width * 4);
-    tile_load<1>(sums + TILE_COLUMNS, width * 4);
-    if (GROUPS == 2) {
-      tile_load<2>(second, width * 4);
-      tile_load<3>(second + TILE_COLUMNS, width * 4);
+// Begins a sum that is to be at `place`: with what is there, or with zero. The sum of the panel before, which
+// the register still holds, is stored first: by now it has been computed.
+template <int TILE, bool ADDS>
+INLINE void begin_sum(float* place, int64_t width, bool is_first) {
+  if (!is_first) tile_store<TILE>(place - PANEL, width * 4);
+  if (ADDS)
+    tile_load<TILE>(place, width * 4);
+  else
+    tile_zero<TILE>();
+}
+
+// sums [GROUPS * 16][count * 32 columns] = or, if it ADDS, += rows [GROUPS * 16][depth] times `count` panels.
+template <int GROUPS, bool ADDS>
+INLINE void multiply_panels(const bf16* rows, int64_t stride, const bf16* panels, int64_t panel_size, int64_t count,
+                            int64_t depth, float* sums, int64_t width) {
+  for (int64_t p = 0; p < count; p++, panels += panel_size, sums += PANEL) {
+    float* second = sums + TILE_ROWS * width;
+    for (int64_t k = 0; k < depth; k += TILE_DEPTH) {
+      tile_load<4>(rows + k, stride * 2);
+      tile_load<6>(panels + k * PANEL, 128);
+      if (k == 0) begin_sum<0, ADDS>(sums, width, p == 0);
+      tile_dot<0, 4, 6>();
+      tile_load<7>(panels + k * PANEL + 32, 128);
+      if (k == 0) begin_sum<1, ADDS>(sums + TILE_COLUMNS, width, p == 0);
+      tile_dot<1, 4, 7>();
+      if (GROUPS == 2) {
+        tile_load<5>(rows + TILE_ROWS * stride + k, stride * 2);
+        if (k == 0) begin_sum<2, ADDS>(second, width, p == 0);
+        tile_dot<2, 5, 6>();
+        if (k == 0) begin_sum<3, ADDS>(second + TILE_COLUMNS, width, p == 0);
+        tile_dot<3, 5, 7>();
+      }
     }
   }
-  for (int64_t k = 0; k < depth; k += TILE_DEPTH) {
-    tile_load<4>(rows + k, stride * 2);
-    tile_load<6>(panel + k * PANEL, 128);
-    tile_dot<0, 4, 6>();
-    tile_load<7>(panel + k * PANEL + 32, 128);
-    tile_dot<1, 4, 7>();
-    if (GROUPS == 2) {
-      tile_load<5>(rows + TILE_ROWS * stride + k, stride * 2);
-      tile_dot<2, 5, 6>();
-      tile_dot<3, 5, 7>();
-    }
-  }
+  sums -= PANEL;
   tile_store<0>(sums, width * 4);
   tile_store<1>(sums + TILE_COLUMNS, width * 4);
   if (GROUPS == 2) {
+    float* second = sums + TILE_ROWS * width;
     tile_store<2>(second, width * 4);
     tile_store<3>(second + TILE_COLUMNS, width * 4);
   }
@@ -153,14 +157,19 @@ class AmxTile {
     pack_keys(keys, count, dim_, keys_);
     pack_values(values, count, dim_, values_);
   }
-  // The first `rows` against the keys `start .. start + count`, of which those from `end` on are none.
-  void attend(const AttentionShape& a, int64_t head, int64_t rows, int64_t start, int count,
-              int64_t end) const {
-    for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE)
+  // The first `rows` against the keys `start .. start + count`, of which those from `end` on are none. What is
+  // `coming` is fetched.
+  template <typename Coming>
+  void attend(const AttentionShape& a, int64_t head, int64_t rows, int64_t start, int count, int64_t end,
+              const Coming& coming) const {
+    const int64_t parts = (rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
+      coming.fetch(first / ROWS_AT_ONCE, parts);
       if (rows - first > TILE_ROWS)
         attend_rows<2>(a, head, first, rows, start, count, end);
       else
         attend_rows<1>(a, head, first, rows, start, count, end);
+    }
   }
 
   // Sums of 32 dimensions from `i` on, which are relative to e^top.
@@ -178,13 +187,15 @@ class AmxTile {
     if (last_position < start || a.first_key(first_position) >= start + count) return;
     // the last keys that any of these rows sees, in whole panels
     int seen = int(std::min<int64_t>(count, (last_position - start + PANEL) / PANEL * PANEL));
-    for (int t = 0; t < seen; t += PANEL)
-      multiply_panel<GROUPS>(queries_ + first * wide_, wide_, keys_ + t * wide_, wide_, scores_ + t, KEYS,
-                             true);
+    if (seen == 0) return;
+    multiply_panels<GROUPS, false>(queries_ + first * wide_, wide_, keys_, PANEL * wide_, seen / PANEL, wide_, scores_,
+                                   KEYS);
+    const bool is_plain = !a.soft_cap && !a.slopes;
+    const bool sees_all = std::min(first_position + 1, end) >= start + seen && a.first_key(last_position) <= start;
     for (int64_t r = first; r < first + GROUPS * TILE_ROWS; r += WIDTH) {
       RowView views[WIDTH];
       bool masked = false;
-      for (int i = 0; i < WIDTH; i++) {
+      for (int i = 0; i < WIDTH && !(is_plain && sees_all); i++) {
         int64_t row = std::min(r + i, rows - 1), at = positions[row / group];
         int64_t from = std::max<int64_t>(0, a.first_key(at) - start);
         int64_t to = std::max<int64_t>(0, std::min<int64_t>(std::min(at + 1, end) - start, seen));
@@ -193,15 +204,12 @@ class AmxTile {
         masked |= from > 0 || to < seen;
       }
       int64_t place = (r - first) * KEYS;
-      auto weigh = a.soft_cap || a.slopes ? weigh_rows<true, false>
-                   : masked               ? weigh_rows<true, true>
-                                          : weigh_rows<false, true>;
+      auto weigh = !is_plain ? weigh_rows<true, false> : masked ? weigh_rows<true, true> : weigh_rows<false, true>;
       weigh(a, scores_ + place, seen, views, weights_ + place, top_ + r, total_ + r, sums_ + r * wide_,
             wide_);
     }
-    for (int64_t i = 0; i < wide_; i += PANEL)
-      multiply_panel<GROUPS>(weights_, KEYS, values_ + i * KEYS, seen, sums_ + first * wide_ + i, wide_,
-                             false);
+    multiply_panels<GROUPS, true>(weights_, KEYS, values_, PANEL * KEYS, wide_ / PANEL, seen,
+                                  sums_ + first * wide_, wide_);
   }
 
   int64_t dim_, wide_, rows_;  // wide: the dimension, in whole panels

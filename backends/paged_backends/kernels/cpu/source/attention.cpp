@@ -19,12 +19,14 @@ template <typename T, typename C>
 void attend(const Team& team, const Attention<T, C>& a, const AttentionCall& call, char* memory) {
   team.open();
   for (int64_t i = team.take(), next; i < call.num_items; i = next) {
-    next = team.take();
-    if (call.items[i].partial <= TILE)
+    if (call.items[i].partial <= TILE) {
       attend_tile(a, call, call.items[i], memory);
-    else
+      next = team.take();
+    } else {
+      next = team.take();  // its keys are fetched meanwhile
       attend_single(a, call.items[i], next < call.num_items ? call.items + next : nullptr,
                     call.partials, memory);
+    }
   }
   if (call.num_joins == 0) return;
   team.wait();
@@ -48,9 +50,7 @@ static void attend_batch(const AttentionCall& call) {
     TileConfig tiles;
     Workspace memory(bytes);
     with_view<T>(call, [&](const auto& a) {
-      int64_t begin, end;
-      team.share(a.tokens, begin, end);
-      for (int64_t t = begin; t < end; t++) write_token(a, t);
+      team.distribute(a.tokens, [&](int64_t t) { write_token(a, t); });
       team.wait();
       attend(team, a, call, memory.take<char>(int64_t(bytes)));
     });

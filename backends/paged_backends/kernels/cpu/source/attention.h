@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "amx.h"
 #include "cache_rows.h"
 #include "team.h"
 
@@ -112,7 +113,7 @@ struct Work {
 // Keys of a part: enough to hide the cost of joining.
 INLINE int64_t part_length(int64_t keys) { return keys <= 4096 ? 256 : 512; }
 
-constexpr int64_t MANY_ROWS = 256;  // of a tile: then packing its keys hardly counts
+constexpr int64_t MANY_ROWS = AMX ? 512 : 256;  // of a tile: then packing its keys hardly counts
 constexpr int64_t FEW_ROWS = 48;
 
 constexpr int64_t FEW_ROWS_SHARED = 16;  // queries of a group's heads for which it pays to share keys

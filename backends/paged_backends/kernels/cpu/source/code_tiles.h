@@ -12,24 +12,12 @@ constexpr int CODE_BLOCK = 2 * TILE_ROWS;  // rows that are multiplied at once
 #if !AMX
 
 struct CodeTileScratch {};
-struct CodeTiles {
-  explicit CodeTiles(int) {}
-};
 
 #else
 
 struct alignas(64) CodeTileScratch {
   int8_t codes[CHUNK_INPUTS * PANEL];    // of one group
   int32_t sums[2][CODE_BLOCK * PANEL];  // of this block and the one before it
-};
-
-// Registers for codes of groups of so many inputs, in place of those for bfloat16 while this lives.
-class CodeTiles {
- public:
-  explicit CodeTiles(int group) { configure_tiles(std::min(group, 64)); }
-  ~CodeTiles() { configure_tiles(64); }
-  CodeTiles(const CodeTiles&) = delete;
-  CodeTiles& operator=(const CodeTiles&) = delete;
 };
 
 // The codes of a group of a panel, less the middle: [group / 4][PANEL][4].

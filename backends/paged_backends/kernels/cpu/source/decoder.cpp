@@ -149,22 +149,20 @@ struct Step {
     }
     multiply_by(matrix, x, {buffers.normed, buffers.normed_stride});
     team.wait();
-    int64_t begin, end;
-    team.share(call.rows, begin, end);
-    for (int64_t r = begin; r < end; r++) {
+    team.distribute(call.rows, [&](int64_t r) {
       T *row = buffers.normed + r * buffers.normed_stride, *sum = hidden + r * call.hidden_stride;
       normalise(row, row, typed(norm), call.width, call.norm_rule());
       for (int64_t i = 0; i < call.width; i += WIDTH)
         store_upto(sum + i, load_upto(sum + i, call.width - i) + load_upto(row + i, call.width - i),
                    call.width - i);
-    }
+    });
   }
 
   // Turns the fused queries and keys, writes the batch into the cache `a`, and attends.
   template <typename C>
   void attend_batch(const DecoderLayer& l, Attention<T, C>& a) const {
     const AttentionCall& ac = *l.attention;
-    int64_t begin, end, rows = call.rows, queries = ac.heads * ac.dim, keys = ac.kv_heads * ac.dim;
+    const int64_t rows = call.rows, queries = ac.heads * ac.dim, keys = ac.kv_heads * ac.dim;
     a.query = buffers.fused;
     a.key = buffers.fused + queries;
     a.value = buffers.fused + queries + keys;
@@ -177,11 +175,10 @@ struct Step {
                          l.rope < 0 ? nullptr : call.sines[l.rope], call.positions,
                          buffers.fused_stride, buffers.fused_stride, rows, ac.heads, ac.kv_heads, ac.dim,
                          l.rope < 0 ? 0 : call.half, {RMS, call.epsilon, call.offset}};
-    team.share(rows, begin, end);
-    for (int64_t r = begin; r < end; r++) {
+    team.distribute(rows, [&](int64_t r) {
       rotate_row(rotation, r);
       write_token(a, r);
-    }
+    });
     team.wait();
     attend(team, a, ac, memory);
   }

@@ -363,31 +363,52 @@ INLINE void multiply_panels(const Scratch<T>& scratch, int64_t rows, int64_t col
   }
 }
 
-constexpr int RUNS = 8;  // of panels, for each thread
+constexpr int RUNS = 8;   // of panels, for each thread
+constexpr int PIECES = 4;  // of each of the last runs
 
 // Hands out blocks of rows and runs of panels: `work(block, begin, end, next)`, where `next()` is the
 // panel with which this thread goes on, or -1. Where a machine is shared, some processors are slower
-// than others for a while; with few rows, all wait for the same memory.
+// than others for a while, and the last runs are cut into pieces, so that all are done at about the same time;
+// with few rows, all wait for the same memory, and each has one run.
 template <typename Work>
 INLINE void share_panels(const Team& team, int64_t rows, int64_t block_rows, int64_t panels,
                          int64_t least_runs, const Work& work) {
-  bool even = team.size == 1 || panels_at_once(rows) > 1;
-  int64_t blocks = (rows + block_rows - 1) / block_rows;
-  int64_t runs = std::max<int64_t>(least_runs, team.size * (even ? 1 : RUNS));
-  runs = std::min<int64_t>(panels, runs);
-  int64_t items = blocks * runs;
+  const bool even = team.size == 1 || panels_at_once(rows) > 1;
+  const int64_t blocks = (rows + block_rows - 1) / block_rows;
+  const int64_t runs = std::min(panels, std::max<int64_t>(least_runs, team.size * (even ? 1 : RUNS)));
+  const int64_t items = blocks * runs, whole = even ? items : std::max<int64_t>(0, items - 2 * team.size);
+  const int64_t count = whole + (items - whole) * PIECES;
+  struct Piece {
+    int64_t block, begin, end;
+  };
+  auto piece_at = [&](int64_t ticket) -> Piece {
+    const bool is_whole = ticket < whole;
+    const int64_t item = is_whole ? ticket : whole + (ticket - whole) / PIECES;
+    const int64_t first = item % runs * PIECES + (is_whole ? 0 : (ticket - whole) % PIECES);
+    const int64_t last = first + (is_whole ? PIECES : 1), all = runs * PIECES;
+    return {item / runs, panels * first / all, panels * last / all};
+  };
   if (!even) team.open();
-  int64_t item = even ? team.rank : team.take();
-  while (item < items) {
-    int64_t coming = -1;
+  int64_t ticket = team.rank;
+  auto take = [&](bool is_first) {
+    if (even) {
+      ticket += is_first ? 0 : team.size;
+      return;
+    }
+    do ticket = team.take();
+    while (ticket < count && piece_at(ticket).begin == piece_at(ticket).end);
+  };
+  take(true);
+  while (ticket < count) {
+    const Piece piece = piece_at(ticket);
+    bool is_known = false;
     auto next = [&] {
-      if (coming < 0) coming = even ? item + team.size : team.take();
-      return coming < items ? panels * (coming % runs) / runs : -1;
+      if (!is_known) take(false);
+      is_known = true;
+      return ticket < count ? piece_at(ticket).begin : -1;
     };
-    int64_t run = item % runs;
-    work(item / runs, panels * run / runs, panels * (run + 1) / runs, next);
+    work(piece.block, piece.begin, piece.end, next);
     next();
-    item = coming;
   }
 }
 

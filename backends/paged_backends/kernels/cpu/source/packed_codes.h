@@ -16,7 +16,8 @@
 struct CodeFormat {
   int32_t bits, group;  // 8 or 4; 16, 32, 64 or 128 inputs
   int32_t has_offsets;
-  float factor;  // of all scales and offsets
+  int32_t is_widened;  // multiplied with bfloat16 as bfloat16 (widened_codes.h), not in integers
+  float factor;        // of all scales and offsets
 
   int64_t groups(int64_t columns) const { return (columns + group - 1) / group; }
   int64_t code_bytes() const { return int64_t(PANEL) * group * bits / 8; }  // of a group of a panel

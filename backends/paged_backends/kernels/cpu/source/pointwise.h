@@ -62,9 +62,7 @@ struct Norm {
 
 template <typename T>
 static void normalise_rows(const Team& team, const Norm<T>& n) {
-  int64_t begin, end;
-  team.share(n.rows, begin, end);
-  for (int64_t r = begin; r < end; r++) {
+  team.distribute(n.rows, [&](int64_t r) {
     const T* row = n.x + r * n.x_stride;
     if (n.residual) {
       T* sum = n.residual + r * n.residual_stride;
@@ -74,7 +72,7 @@ static void normalise_rows(const Team& team, const Norm<T>& n) {
       row = sum;
     }
     normalise(n.out + r * n.out_stride, row, n.weights, n.width, n.rule);
-  }
+  });
 }
 
 // -------------------------------------------------------------------- rotation
@@ -119,9 +117,7 @@ INLINE void rotate_row(const Rotation<T>& r, int64_t row) {
 
 template <typename T>
 static void rotate_rows(const Team& team, const Rotation<T>& r) {
-  int64_t begin, end;
-  team.share(r.rows, begin, end);
-  for (int64_t row = begin; row < end; row++) rotate_row(r, row);
+  team.distribute(r.rows, [&](int64_t row) { rotate_row(r, row); });
 }
 
 // -------------------------------------------------------------------- activations

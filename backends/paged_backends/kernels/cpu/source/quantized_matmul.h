@@ -1,26 +1,38 @@
-// Products with quantised weights, for any number of rows: activations are quantised first.
+// Products with quantised weights, for any number of rows: activations are quantised too, and codes multiplied
+// in integers; or, where there are tile registers, the weight says so and activations are bfloat16, codes are
+// widened to these.
 #pragma once
 
 #include "code_products.h"
 #include "code_tiles.h"
+#if AMX
+#include "widened_codes.h"
+#else
+struct WidenedScratch {
+  static size_t bytes(int64_t, int64_t) { return 0; }
+  WidenedScratch(Workspace&, int64_t, int64_t) {}
+};
+#endif
 
 // Memory of a thread for products with codes.
 struct QuantizedScratch {
   float* result;           // of two panels
   QuantizedChunk* chunks;  // [chunks][up to BLOCK_ROWS rows], and some that whole tiles may reach into
   CodeTileScratch* tiles;
+  WidenedScratch widened;
 
   static int64_t num_chunks(int64_t rows, int64_t columns) {
     return std::min<int64_t>(rows, BLOCK_ROWS) * chunks_of(columns) + CODE_BLOCK;
   }
   static size_t bytes(int64_t rows, int64_t columns) {
     return Workspace::bytes_for<float>(RESULTS) + Workspace::bytes_for<CodeTileScratch>(1) +
-           Workspace::bytes_for<QuantizedChunk>(num_chunks(rows, columns));
+           Workspace::bytes_for<QuantizedChunk>(num_chunks(rows, columns)) + WidenedScratch::bytes(rows, columns);
   }
   QuantizedScratch(Workspace& memory, int64_t rows, int64_t columns)
       : result(memory.take<float>(RESULTS)),
         chunks(memory.take<QuantizedChunk>(num_chunks(rows, columns))),
-        tiles(memory.take<CodeTileScratch>(1)) {}
+        tiles(memory.take<CodeTileScratch>(1)),
+        widened(memory, rows, columns) {}
 };
 
 // result [rows][PANEL]: the rows in `scratch` times a panel.
@@ -46,7 +58,7 @@ INLINE void multiply_code_panel(const QuantizedScratch& scratch, int64_t rows, i
 template <typename P, typename Work>
 INLINE void with_quantized_rows(const Team& team, const P& p, const CodeFormat& format, int64_t panels,
                                 const QuantizedScratch& scratch, const Work& work) {
-  const CodeTiles tiles(format.group);
+  const TileShape shape(std::min<int>(format.group, 64), TILE_ROWS);
   int64_t held = -1;
   share_panels(team, p.rows, BLOCK_ROWS, panels, 1, [&](int64_t block, int64_t begin, int64_t end, auto&) {
     const int64_t first = block * BLOCK_ROWS, rows = std::min<int64_t>(BLOCK_ROWS, p.rows - first);
@@ -63,6 +75,13 @@ template <typename T>
 void multiply(const Team& team, const Product<T>& p, const QuantizedWeight& weight,
               const QuantizedScratch& scratch) {
   const int64_t panels = (p.width + PANEL - 1) / PANEL;
+#if AMX
+  if constexpr (sizeof(T) == 2)
+    if (weight.format.is_widened) {
+      multiply_codes_in_tiles(team, p, weight, panels, 1, scratch.widened, storing(p));
+      return;
+    }
+#endif
   auto work = [&](int64_t first, int64_t rows, int64_t panel) {
     multiply_code_panel(scratch, rows, p.columns, weight, panel, scratch.result);
     store_product(p, first, rows, panel, scratch.result);
@@ -75,6 +94,16 @@ template <typename T>
 void multiply_gated(const Team& team, const GatedProduct<T>& p, const QuantizedWeight& weight,
                     const QuantizedScratch& scratch) {
   const int64_t panels = p.width / PANEL;
+#if AMX
+  if constexpr (sizeof(T) == 2)
+    if (weight.format.is_widened) {
+      auto finish = [p](const float* sums, int64_t row, int64_t column) __attribute__((always_inline)) {
+        store_gated(p, row, 1, column / PANEL, sums, sums + WidenedScratch::BLOCK_SUMS);
+      };
+      multiply_codes_in_tiles(team, p, weight, panels, 2, scratch.widened, finish);
+      return;
+    }
+#endif
   auto work = [&](int64_t first, int64_t rows, int64_t panel) {
     float* values = scratch.result + rows * PANEL;
     multiply_code_panel(scratch, rows, p.columns, weight, panel, scratch.result);

@@ -4,6 +4,7 @@
 #include <omp.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -44,6 +45,22 @@ class Team {
   void share(int64_t count, int64_t& begin, int64_t& end) const {
     begin = count * rank / size;
     end = count * (rank + 1) / size;
+  }
+
+  // Calls `work(i)` for each i of 0 .. count, in this thread or another: at once, or where there is much of it
+  // a few at a time, since a processor may be slower than the others. As `open()`, it follows a wait().
+  template <typename Work>
+  void distribute(int64_t count, const Work& work) const {
+    constexpr int64_t SOME = 16;
+    int64_t begin, end;
+    if (size == 1 || count < 4 * SOME * size) {
+      share(count, begin, end);
+      for (int64_t i = begin; i < end; i++) work(i);
+      return;
+    }
+    open();
+    while ((begin = take() * SOME) < count)
+      for (int64_t i = begin; i < std::min(count, begin + SOME); i++) work(i);
   }
 
   // Work is distributed item by item, with take(). All threads call open() first, after a wait() that

@@ -31,6 +31,23 @@ INLINE size_t tile_bytes(int64_t rows, int64_t dim, bool is_coded) {
   return Tile<T>::bytes(rows, dim) + unpacked;
 }
 
+// The keys and values that follow those of a tile: they are fetched while it is computed. They lie in a piece for
+// each block, and packing them would wait for each.
+template <typename C>
+struct Coming {
+  const C* keys[KEYS];
+  int64_t count = 0, value_offset, bytes;  // bytes of a row
+
+  // Fetches one of `parts` parts into the next cache.
+  void fetch(int64_t part, int64_t parts) const {
+    for (int64_t k = count * part / parts; k < count * (part + 1) / parts; k++)
+      for (int64_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch((const char*)keys[k] + i, 0, 2);
+        __builtin_prefetch((const char*)(keys[k] + value_offset) + i, 0, 2);
+      }
+  }
+};
+
 template <typename T, typename C>
 static void attend_tile(const Attention<T, C>& a, const AttentionCall& call, const Item& item,
                         char* memory) {
@@ -49,6 +66,9 @@ static void attend_tile(const Attention<T, C>& a, const AttentionCall& call, con
   for (int64_t r = 0; r < rows; r++)
     tile.put_query(r, a.query + tile.batch_rows[r / group] * a.query_token +
                           (item.head * group + r % group) * a.query_head);
+  Coming<C> coming;
+  coming.value_offset = a.value_offset();
+  coming.bytes = row_stride<C>(a.dim) * int64_t(sizeof(C));
   for (int64_t start = begin / KEYS * KEYS; start < end; start += KEYS) {
     // keys outside are masked: they count as zero
     const C *keys[KEYS] = {}, *values[KEYS] = {};
@@ -66,7 +86,9 @@ static void attend_tile(const Attention<T, C>& a, const AttentionCall& call, con
     } else {
       tile.put_keys(keys, values, count);
     }
-    tile.attend(a, item.head, rows, start, count, end);
+    coming.count = std::min<int64_t>(KEYS, end - to);
+    if (coming.count > 0) find_keys(a, s, item.head, to, to + coming.count, coming.keys);
+    tile.attend(a, item.head, rows, start, count, end, coming);
   }
   for (int64_t r = 0; r < rows; r++) {
     int64_t q = r / group, g = r % group;

@@ -111,11 +111,16 @@ class VectorTile {
     pack_keys(keys, count, dim_, keys_);
     pack_values(values, count, dim_, values_);
   }
-  // The first `rows` against the keys `start .. start + count`, of which those from `end` on are none.
-  void attend(const AttentionShape& a, int64_t head, int64_t rows, int64_t start, int count,
-              int64_t end) const {
-    for (int64_t first = 0; first < rows; first += TALL)
+  // The first `rows` against the keys `start .. start + count`, of which those from `end` on are none. What is
+  // `coming` is fetched.
+  template <typename Coming>
+  void attend(const AttentionShape& a, int64_t head, int64_t rows, int64_t start, int count, int64_t end,
+              const Coming& coming) const {
+    const int64_t parts = (rows + TALL - 1) / TALL;
+    for (int64_t first = 0; first < rows; first += TALL) {
+      coming.fetch(first / TALL, parts);
       attend_rows(a, head, first, rows, start, count, end);
+    }
   }
 
   // Sums of 32 dimensions from `i` on, which are relative to e^top.

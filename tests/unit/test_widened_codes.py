@@ -1,0 +1,180 @@
+"""Products of bfloat16 with quantised weights that become bfloat16 in tile registers."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from integration.dequantized_models import prompt_logits, relative_error
+from integration.step_driver import settings as engine_settings
+from paged_backends.kernels.cpu.instruction_set import SETS, products
+from paged_backends.kernels.cpu.tensor_kernels import Kernels
+from paged_backends.quantization.weight_format import WeightFormat
+from paged_backends.runners.native.runner import NativeRunner
+from paged_backends.runners.settings import NativeSettings
+from paged_core.errors import SettingsError
+from paged_core.interfaces.runner import RunnerParts
+from unit.cpu_kernels import load
+from unit.test_cpu_amx import TILES, as_tiles_add
+from unit.test_quantized_kernels import few, formats, matrix, rows_of
+
+each_set = pytest.mark.parametrize("name", TILES)
+EMULATED = TILES[1:]
+
+
+def rounded(weights: Tensor) -> Tensor:
+    """To bfloat16: the nearest, and of two that are as near the one of greater magnitude."""
+    bits = weights.float().numpy().view(np.uint32) + np.uint32(0x8000) & np.uint32(0xFFFF0000)
+    return torch.from_numpy(bits.view(np.float32)).bfloat16()
+
+
+@each_set
+@few
+@given(
+    weight_format=formats,
+    rows=st.integers(1, 20) | st.sampled_from([31, 32, 33, 95, 200]),
+    columns=st.integers(1, 300),
+    width=st.integers(1, 100),
+    seed=st.integers(0, 99),
+)
+def test_weights_are_rounded_once_and_added_in_the_order_of_tiles(
+    name: str, weight_format: WeightFormat, rows: int, columns: int, width: int, seed: int
+) -> None:
+    kernels = load(name)
+    weight = matrix(weight_format, width, columns, seed=seed)
+    x = rows_of(rows, columns, torch.bfloat16, seed)
+    expected = as_tiles_add(x, rounded(weight.dequantized()))
+    assert torch.equal(kernels.linear(x, kernels.pack_quantized(weight)), expected)
+
+
+@each_set
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", [16, 32, 128])
+def test_offsets_are_rounded_less_than_weights(name: str, bits: int, group: int) -> None:
+    """They may be much larger than the scales: then weights are."""
+    kernels = load(name)
+    weight_format = WeightFormat(bits, group)  # type: ignore[arg-type]
+    for magnitude in (0.1, 30.0):
+        weight = matrix(weight_format, 90, 200, offsets=True)
+        assert weight.offsets_OG is not None
+        weight.offsets_OG.copy_((weight.offsets_OG * magnitude).half().float())
+        x = rows_of(40, 200, torch.bfloat16)
+        dense = weight.dequantized().double()
+        wanted = x.double() @ dense.T
+        step = weight.scales_OG.abs().repeat_interleave(group, 1)[:, :200].double()
+        allowed = x.double().abs() @ (dense.abs() * 2**-8.9 + step * 2**-9).T
+        allowed += wanted.abs() * 2**-8
+        found = kernels.linear(x, kernels.pack_quantized(weight)).double()
+        assert ((found - wanted).abs() <= allowed).all()
+
+
+@each_set
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_bits_of_a_row_do_not_depend_on_the_batch(name: str, bits: int) -> None:
+    weight = matrix(WeightFormat(bits, 32), 300, 416, offsets=True)  # type: ignore[arg-type]
+    x = rows_of(700, 416, torch.bfloat16)
+    kernels, alone = load(name, 2), load(name, 1)
+    packed = kernels.pack_quantized(weight)
+    whole = kernels.linear(x, packed)
+    for first, last in pairwise((0, 1, 3, 7, 15, 31, 47, 64, 97, 250, 583, 700)):
+        assert torch.equal(alone.linear(x[first:last], packed), whole[first:last])
+        assert torch.equal(kernels.linear(x[first:last], packed), whole[first:last])
+
+
+@pytest.mark.parametrize("weight_format", [WeightFormat(8, 16), WeightFormat(4, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 64, 33), (5, 70, 96), (33, 1100, 65), (130, 31, 32)])
+def test_all_sets_with_tiles_compute_the_same_bits(
+    weight_format: WeightFormat, shape: tuple[int, int, int]
+) -> None:
+    rows, columns, width = shape
+    weight = matrix(weight_format, width, columns, offsets=True)
+    x = rows_of(rows, columns, torch.bfloat16)
+    found = [kernels.linear(x, kernels.pack_quantized(weight)) for kernels in map(load, EMULATED)]
+    assert torch.equal(*found)
+
+
+@each_set
+def test_a_number_that_is_not_finite_spoils_its_row_alone(name: str) -> None:
+    kernels = load(name)
+    packed = kernels.pack_quantized(matrix(WeightFormat(8, 32), 64, 200))
+    x = rows_of(7, 200, torch.bfloat16)
+    sound = kernels.linear(x, packed)
+    x[3, 199] = float("nan")
+    found = kernels.linear(x, packed)
+    assert found[3].isnan().all()
+    keep = [0, 1, 2, 4, 5, 6]
+    assert torch.equal(found[keep], sound[keep])
+
+
+# ------------------------------------------------------------------ in a model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model whose weights have different numbers of columns, and share the scratch memory."""
+    config = {
+        **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64},
+        **{"hidden_size": 256, "intermediate_size": 416, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def runner(folder: Path, **options: Any) -> NativeRunner:
+    chosen = engine_settings(folder, dtype=options.pop("dtype", "bfloat16"))
+    made = NativeRunner(
+        NativeSettings(weights="random", quantization="int8", **options),
+        RunnerParts(settings=chosen),
+    )
+    made.load()
+    return made
+
+
+@pytest.mark.parametrize("num_tokens", [3, 70])
+def test_a_model_computes_the_same_with_either_arithmetic(folder: Path, num_tokens: int) -> None:
+    load(EMULATED[0])
+    prompt = [index % 61 for index in range(num_tokens)]
+    exact = prompt_logits(runner(folder, kernels="off", dtype="float32"), prompt)
+    error = {}
+    for chosen in ("widened", "integer"):
+        made = runner(folder, kernels=EMULATED[0], quantized_products=chosen)
+        assert made.model_size().quantized_products == chosen
+        error[chosen] = relative_error(prompt_logits(made, prompt), exact)
+    assert error["widened"] < error["integer"] < 0.05
+
+
+def test_auto_widens_where_there_are_tiles() -> None:
+    assert {one.name: products(one.name) for one in SETS} == {
+        one.name: "widened" if "amx" in one.name else "integer" for one in SETS
+    }
+    assert {products(name) for name in EMULATED} == {"widened"}
+
+
+def test_what_cannot_be_is_refused(folder: Path) -> None:
+    load("portable")
+    with pytest.raises(SettingsError, match="quantized_products: widened needs bfloat16 and AMX"):
+        runner(folder, kernels="portable", quantized_products="widened")
+    with pytest.raises(SettingsError, match=r"float32 on cpu here, .* as integer; set it to auto"):
+        runner(folder, kernels=EMULATED[1], quantized_products="widened", dtype="float32")
+    with pytest.raises(SettingsError, match="integer needs our kernels for CPUs"):
+        runner(folder, kernels="off", quantized_products="integer")
+
+
+def test_other_models_say_nothing_of_it(folder: Path) -> None:
+    load("portable")
+    made = NativeRunner(
+        NativeSettings(weights="random"), RunnerParts(settings=engine_settings(folder))
+    )
+    made.load()
+    assert made.model_size().quantized_products is None
+    assert Kernels.load("portable").quantized_products == "integer"
