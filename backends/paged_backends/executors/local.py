@@ -140,10 +140,11 @@ class LocalExecutor(Executor):
         """Launch a step, or run it where nothing is gained by that."""
         if self._steps is None:
             raise EngineError("the executor is not running; start it first")
+        with torch.inference_mode():
+            handle = self._steps.submit(step)
         if self._populator is not None:
             self._populator.follow(step)
-        with torch.inference_mode():
-            return self._steps.submit(step)
+        return handle
 
     def collect(self, handle: Any, /) -> StepResult:
         """Wait for a step."""

@@ -84,7 +84,7 @@ class PagePopulator:
         self._start_run()
 
     def follow(self, step: StepInput) -> None:
-        """Keep ahead of the blocks that a step names; never waits."""
+        """Keep ahead of the blocks that a step, which has run, names; never waits."""
         if self._stopped or self._end == self._num_blocks:
             return
         highest = max(step.edit_blocks, default=-1)
