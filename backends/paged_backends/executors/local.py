@@ -246,7 +246,7 @@ def _make_populator(ahead: int, model: LoadedModel, num_blocks: int) -> PagePopu
     if not ahead:
         obstacle: str | None = "executor.populate_ahead is 0"
     elif not isinstance(model.accelerator, HostDevice) or model.accelerator.device.type != "cpu":
-        obstacle = "the cache is not on a CPU"
+        obstacle = "it is for steps on a CPU"
     elif not memories:
         obstacle = "the attention backend allocates its caches itself"
     else:

@@ -10,9 +10,12 @@ from paged_core.component import ComponentSettings
 from paged_core.config.memory_size import memory_size
 
 
-def _memory_or_none(value: object) -> object:
-    """Read a size of memory, or 0."""
-    return 0 if value in (0, "0") else memory_size(value)
+def _whole_bytes(value: object) -> object:
+    """Read a size of memory, 0 included, that is no fraction."""
+    size = 0 if value in (0, "0") else memory_size(value)
+    if isinstance(value, bool) or isinstance(size, float):
+        raise ValueError("give bytes, such as 128MiB, or 0")
+    return size
 
 
 class LocalSettings(ComponentSettings):
@@ -25,7 +28,7 @@ class LocalSettings(ComponentSettings):
         "collected as on a GPU, to find mistakes in their order",
     )
     populate_ahead: Annotated[
-        int, BeforeValidator(_memory_or_none, json_schema_input_type=int | str)
+        int, BeforeValidator(_whole_bytes, json_schema_input_type=int | str)
     ] = Field(
         default=128 << 20,
         ge=0,
