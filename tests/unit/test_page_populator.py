@@ -7,6 +7,8 @@ import mmap
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from paged_backends.attention.cache_layout import zeros
 from paged_backends.executors import page_populator
 from paged_backends.executors.page_populator import (
     BlockMemory,
@@ -44,6 +45,14 @@ needs_populating = pytest.mark.skipif(
     sys.platform != "linux" or population_obstacle() is not None,
     reason=f"nothing is populated here: {population_obstacle() if sys.platform == 'linux' else ''}",
 )
+
+
+def fresh(*shape: int, dim: int = 1) -> BlockMemory:
+    """Memory never written, on huge pages as numpy asks for them; ``malloc`` might reuse some."""
+    mapped = mmap.mmap(-1, prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a system built without them
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return BlockMemory(torch.frombuffer(mapped, dtype=torch.uint8).view(shape), dim)
 
 
 def resident(memory: BlockMemory, begin: int = 0, end: int = BLOCKS) -> int:
@@ -81,7 +90,7 @@ def step(*added: int, edited: tuple[int, ...] = ()) -> StepInput:
 
 @pytest.fixture
 def memory() -> BlockMemory:
-    return BlockMemory(zeros((LAYERS, BLOCKS, BLOCK), torch.uint8, "cpu"), 1)
+    return fresh(LAYERS, BLOCKS, BLOCK)
 
 
 @pytest.fixture
@@ -108,8 +117,8 @@ def test_where_the_blocks_of_a_tensor_are() -> None:
 @needs_populating
 @pytest.mark.parametrize(("shape", "dim"), IN_ORDER)
 def test_the_first_run_is_there_before_any_step(shape: tuple[int, ...], dim: int) -> None:
-    memory = BlockMemory(zeros(shape, torch.uint8, "cpu"), dim)
-    assert resident(memory) <= 2 * mmap.PAGESIZE * len(list(memory.ranges(0, 1)))
+    memory = fresh(*shape, dim=dim)
+    assert resident(memory) == 0
     populator = PagePopulator([memory], BLOCKS, AHEAD)
     populator.wait()
     assert resident(memory, 0, BLOCKS_AHEAD) >= BLOCKS_AHEAD * LAYERS * BLOCK

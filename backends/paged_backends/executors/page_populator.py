@@ -157,7 +157,7 @@ def _madvise() -> Callable[[int, int, int], int]:
     """
     function = ctypes.CDLL(None, use_errno=True).madvise
     function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _populate_write(madvise: Callable[[int, int, int], int], address: int, size: int) -> int:
