@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,11 @@ from integration.step_driver import (
     make_executor,
     settings,
 )
+from paged_backends.executors import local
+from paged_backends.executors.settings import LocalSettings
 from paged_core.errors import EngineError, SettingsError
 from paged_core.ids import BlockId, SeqId
+from paged_core.llm import LLM
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput
 
@@ -249,6 +254,62 @@ def test_closing_twice_is_fine_and_running_afterwards_is_not(driver: StepDriver)
     driver.executor.close()
     with pytest.raises(EngineError):
         driver.executor.submit(StepInput(number=0))
+
+
+@pytest.mark.parametrize(
+    ("given", "num_bytes"),
+    [("64MiB", 64 << 20), ("0", 0), (0, 0), (1 << 20, 1 << 20), (LocalSettings(), 128 << 20)],
+)
+def test_how_much_is_populated_ahead(given: Any, num_bytes: int) -> None:
+    settings = given if isinstance(given, LocalSettings) else LocalSettings(populate_ahead=given)
+    assert settings.populate_ahead == num_bytes
+
+
+@pytest.mark.parametrize("given", [0.5, "50%", -1, True, False, "much"])
+def test_what_is_no_number_of_bytes_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="populate_ahead"):
+        LocalSettings(populate_ahead=given)
+
+
+def texts(**executor: Any) -> list[str]:
+    """What the demo model writes; its cache is several times what is populated ahead."""
+    prompts = [f"a block table {number} " * 40 for number in range(6)]
+    options = {"num_blocks": 256, "threads": 1, "executor": {"name": "local", **executor}}
+    with LLM(**options) as llm:
+        outputs = llm.generate(prompts, SamplingParams(max_tokens=8))
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_populating_ahead_changes_no_text_and_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if sys.platform == "linux":  # also with several memory nodes
+        monkeypatch.setattr(local, "population_obstacle", lambda: None)
+    before = set(threading.enumerate())
+    expected = texts(populate_ahead=0)
+    assert texts(populate_ahead="256KiB") == texts() == expected
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize(
+    ("executor", "reason"),
+    [
+        ({"populate_ahead": 0}, "executor.populate_ahead is 0"),
+        ({"accelerator": "emulated"}, "it is for steps on a CPU"),
+        ({}, "the machine is like this"),
+    ],
+    ids=["off", "emulated", "machine"],
+)
+def test_why_nothing_is_populated_is_logged(
+    executor: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "population_obstacle", lambda: "the machine is like this")
+    lines: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        local.log, "debug", lambda event, reason: lines.append((event, reason)), raising=False
+    )
+    texts(**executor)
+    assert lines == [("cache_not_populated_ahead", reason)]
 
 
 def test_a_sequence_with_a_cached_prefix_computes_the_rest(

@@ -81,8 +81,9 @@ def test_a_drawn_workload(model: str, capfd: Capture, monkeypatch: pytest.Monkey
     monkeypatch.setattr("paged_plugins.bench.compare_command.installed_peers", lambda *_: [])
     drawn = ("--num-requests", "3", "--input-len", "4:9", "--output-len", "2")
     argv = ("--model", model, "--dtype", "float32", "--repeats", "1", "--num-blocks", "32")
-    (line,) = run(capfd, *argv, *drawn, "--json").splitlines()
+    (line,) = run(capfd, *argv, *drawn, "--json", "--write-cache").splitlines()
     row = json.loads(line)
+    assert [one["cache_written"] for one in row["contenders"]] == [True]
     assert (row["workload"], row["requests"], row["output_tokens"]) == ("drawn", 3, 6)
     assert "give its number of requests" in run(capfd, *argv, "--input-len", "4", status=2)
 
@@ -97,6 +98,7 @@ def test_this_engine_beside_itself(capfd: Capture) -> None:
     assert (ours["name"], other["name"], row["best_peer"]) == (OURS.name, "off", "off")
     assert other["same_tokens"] == 1
     assert other["ratio"] != 1
+    assert ours["cache_written"] is other["cache_written"] is False
 
 
 @pytest.mark.usefixtures("small")
@@ -271,6 +273,7 @@ class PeerEngine:
     """Answers at once, and notes when it was its turn."""
 
     version, vocab_size, start_seconds = "1", 50, 1.5
+    cache_written = None
 
     def __init__(self, name: str, elapsed: list[float], order: list[str], extra: int = 0) -> None:
         self.name = name

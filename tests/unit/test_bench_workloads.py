@@ -174,9 +174,18 @@ class TestThroughput:
         assert (tmp_path / "rows").read_text() == out
         assert_trace(tmp_path / "trace", row["steps"])
 
+    def test_whether_the_cache_was_written_before(self, capsys: Capture) -> None:
+        argv = ("throughput", *SMALL, "--num-blocks", "600", "--repeats", "1", "--no-roofline")
+        fresh = json.loads(run(capsys, *argv, "--json"))
+        written = json.loads(run(capsys, *argv, "--json", "--write-cache"))
+        assert (fresh["cache_written"], written["cache_written"]) == (False, True)
+        assert fresh["digest"] == written["digest"]
+        assert "cache written before" in run(capsys, *argv, "--write-cache")
+
     def test_table(self, capsys: Capture) -> None:
         out = run(capsys, "throughput", *SMALL, "--repeats", "1", "--no-roofline")
         assert "drawn" in out
+        assert "cache not written before" in out
         assert "milliseconds per step" in out
         assert "scheduler token_budget" in out
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paged_backends.attention.cache_layout import cache_dtype, zeros
 from paged_backends.executors.accelerator import Accelerator
+from paged_backends.executors.page_populator import BlockMemory
 from paged_core.interfaces.attention import AttentionBackend, SupportsBlockCopies
 from paged_core.interfaces.layer import LayerSpec
 
@@ -41,6 +42,8 @@ class CacheGroup:
         cache = zeros((len(layers), *shape), dtype, layers[0].device)
         self.layers = list(cache.unbind(0))
         """What the backend binds."""
+        self.memories = [BlockMemory(cache, 1 + backend.block_dim())]
+        """Where its blocks are."""
         self._blocks = cache.movedim(1 + backend.block_dim(), 0)
         """[N, L, ...]."""
         host_shape = (num_host_blocks, *self._blocks.shape[1:])

@@ -28,6 +28,7 @@ from paged_backends.executors.device_steps import DeviceSteps
 from paged_backends.executors.host_device import HostDevice
 from paged_backends.executors.host_steps import HostSteps
 from paged_backends.executors.loaded_model import LoadedModel
+from paged_backends.executors.page_populator import PagePopulator, population_obstacle
 from paged_backends.executors.paged_cache import PagedCache
 from paged_backends.executors.profile_pass import MemoryProfile, profile_pass
 from paged_backends.executors.sequence_rows import SequenceRows
@@ -41,11 +42,14 @@ from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
 from paged_core.interfaces.model_size import ModelSize
 from paged_core.interfaces.runner import Runner, SupportsModelSize
+from paged_core.log import get_logger
 from paged_core.settings import EngineSettings
 from paged_core.step import StepInput, StepResult
 
 _SPARE_ROWS = 64
 """Of sequences that are known beyond those that run, for which the device can draw."""
+
+log = get_logger()
 
 
 class LocalExecutor(Executor):
@@ -56,6 +60,7 @@ class LocalExecutor(Executor):
         self._parts = parts
         self._loaded: LoadedModel | None = None
         self._steps: HostSteps | DeviceSteps | None = None
+        self._populator: PagePopulator | None = None
 
     # ------------------------------------------------------------------ life
 
@@ -79,6 +84,9 @@ class LocalExecutor(Executor):
         self._loaded = _load(settings, accelerator, runner, backend, size)
         with torch.inference_mode():
             self._steps = _make_steps(settings, self._loaded, size)
+        self._populator = _make_populator(
+            self._options.populate_ahead, self._loaded, size.num_blocks
+        )
         self.runs_in_background = accelerator.runs_ahead
         return Capacity(
             num_blocks=size.num_blocks,
@@ -90,7 +98,9 @@ class LocalExecutor(Executor):
 
     def close(self) -> None:
         """Release the model and the cache."""
-        self._loaded = self._steps = None
+        if self._populator is not None:
+            self._populator.close()
+        self._loaded = self._steps = self._populator = None
 
     def model_size(self) -> ModelSize | None:
         """Return the model's size; ``None`` before the start, or if its runner cannot tell."""
@@ -131,7 +141,10 @@ class LocalExecutor(Executor):
         if self._steps is None:
             raise EngineError("the executor is not running; start it first")
         with torch.inference_mode():
-            return self._steps.submit(step)
+            handle = self._steps.submit(step)
+        if self._populator is not None:
+            self._populator.follow(step)
+        return handle
 
     def collect(self, handle: Any, /) -> StepResult:
         """Wait for a step."""
@@ -225,6 +238,23 @@ def _make_steps(
             max_model_len=size.max_model_len,
         )
     return DeviceSteps(model, device_sampler, host_steps, graphs)
+
+
+def _make_populator(ahead: int, model: LoadedModel, num_blocks: int) -> PagePopulator | None:
+    """Return what populates the cache of ``model`` ahead; ``None``: that is off, or of no use."""
+    memories = model.cache.memories
+    if not ahead:
+        obstacle: str | None = "executor.populate_ahead is 0"
+    elif not isinstance(model.accelerator, HostDevice) or model.accelerator.device.type != "cpu":
+        obstacle = "it is for steps on a CPU"
+    elif not memories:
+        obstacle = "the attention backend allocates its caches itself"
+    else:
+        obstacle = population_obstacle()
+    if obstacle is not None:
+        log.debug("cache_not_populated_ahead", reason=obstacle)
+        return None
+    return PagePopulator(memories, num_blocks, ahead)
 
 
 def _default_threads() -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paged_backends.executors.accelerator import Accelerator
+from paged_backends.executors.page_populator import BlockMemory
 from paged_core.interfaces.attention import SupportsCacheLayout
 from paged_core.interfaces.layer import LayerSpec
 
@@ -24,6 +25,8 @@ class OwnedCaches:
     ) -> None:
         self.layers = [layout.allocate_cache(layer, num_blocks, layer.device) for layer in layers]
         """What the backend binds."""
+        self.memories: list[BlockMemory] = []
+        """Only the backend knows where its blocks are."""
         self._host = [
             layout.allocate_cache(layer, num_host_blocks, "cpu")
             for layer in layers

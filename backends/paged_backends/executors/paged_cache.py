@@ -9,12 +9,14 @@ from paged_backends.attention.cache_layout import cache_dtype
 from paged_backends.executors.accelerator import Accelerator
 from paged_backends.executors.cache_group import CacheGroup
 from paged_backends.executors.owned_caches import OwnedCaches
+from paged_backends.executors.page_populator import BlockMemory
 from paged_core.interfaces.attention import AttentionBackend, SupportsCacheLayout
 from paged_core.interfaces.layer import LayerSpec
 
 
 class _Part(Protocol):
     layers: list[Any]
+    memories: list[BlockMemory]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
     def swap_out(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
@@ -50,6 +52,11 @@ class PagedCache:
             self._parts.append(part)
             for place, bound in zip(places, part.layers, strict=True):
                 self.layers[place] = bound
+
+    @property
+    def memories(self) -> list[BlockMemory]:
+        """Where the blocks of the device are, but for caches that a backend allocates itself."""
+        return [memory for part in self._parts for memory in part.memories]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy device blocks; every source is read before any target is written."""

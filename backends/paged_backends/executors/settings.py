@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from paged_core.component import ComponentSettings
+from paged_core.config.memory_size import memory_size
+
+
+def _whole_bytes(value: object) -> object:
+    """Read a size of memory, 0 included, that is no fraction."""
+    size = 0 if value in (0, "0") else memory_size(value)
+    if isinstance(value, bool) or isinstance(size, float):
+        raise ValueError("give bytes, such as 128MiB, or 0")
+    return size
 
 
 class LocalSettings(ComponentSettings):
@@ -17,6 +26,14 @@ class LocalSettings(ComponentSettings):
         default="auto",
         description="auto: the device; emulated: on a CPU, steps are launched, captured and "
         "collected as on a GPU, to find mistakes in their order",
+    )
+    populate_ahead: Annotated[
+        int, BeforeValidator(_whole_bytes, json_schema_input_type=int | str)
+    ] = Field(
+        default=128 << 20,
+        ge=0,
+        description="on a CPU under Linux: memory of the cache that a thread has the system "
+        "provide ahead of the blocks in use, such as 128MiB; 0: none, steps wait for it",
     )
 
 

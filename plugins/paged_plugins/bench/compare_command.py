@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -31,7 +32,7 @@ from paged_plugins.bench.peer_python import PeerPython
 from paged_plugins.bench.peers.peer_engine import Task
 from paged_plugins.bench.peers.table import OURS, PEERS
 from paged_plugins.bench.rates import measure_rates
-from paged_plugins.bench.throughput_command import chosen_workloads
+from paged_plugins.bench.throughput_command import WriteCache, chosen_workloads
 from paged_plugins.bench.turns import longest
 from paged_plugins.bench.variants import variants
 from paged_plugins.bench.workloads import NAMED, Workload
@@ -81,6 +82,7 @@ def compare_command(
         ),
     ] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Runs to take the median of.")] = 3,
+    write_cache: WriteCache = False,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per workload.")] = False,
     output: JsonFile = None,
 ) -> None:
@@ -105,6 +107,7 @@ def compare_command(
         peers = installed_peers(settings.model, settings.dtype, tell, temperature)
     device = device_of(settings)
     task = task_for(settings, chosen, device=device, temperature=temperature)
+    task = replace(task, write_cache=write_cache)
     engines = [Choice(OURS, PeerPython()), *again, *peers]
     measured = _alone if one_at_a_time or device != "cpu" else _in_turns
     rows = []

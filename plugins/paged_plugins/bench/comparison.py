@@ -37,6 +37,8 @@ class EngineRuns:
     name: str
     version: str | None = None
     start_seconds: float = 0.0
+    cache_written: bool | None = None
+    """Whether all of its cache was written before anything was measured; ``None``: not known."""
     elapsed: list[float] = field(default_factory=list)
     """Seconds of each repeat."""
     peak_memory: int = 0
@@ -48,7 +50,7 @@ class EngineRuns:
     @classmethod
     def of(cls, engine: PeerProcess) -> Self:
         """Begin the runs of an engine."""
-        return cls(engine.name, engine.version, engine.start_seconds)
+        return cls(engine.name, engine.version, engine.start_seconds, engine.cache_written)
 
     def add(self, engine: PeerProcess, items: Sequence[Item]) -> None:
         """Run one repeat.
@@ -134,6 +136,7 @@ def row_of(workload: Workload, runs: Sequence[EngineRuns]) -> dict[str, Any]:
             "name": one.name,
             "version": one.version,
             "start_s": round(one.start_seconds, 2),
+            "cache_written": one.cache_written,
             "elapsed_s": [round(seconds, 4) for seconds in one.elapsed],
             "output_tokens_per_s": round(num_output / medians[one.name], 1),
             "peak_memory_bytes": one.peak_memory,

@@ -26,6 +26,9 @@ def print_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
         f"{first['model']} in {first['dtype']}: output tokens/s, median of {first['repeats']}\n"
         f"{machine_line(computer)}"
     )
+    engines = [one for one in first["contenders"] if not one.get("error")]
+    written = [one["name"] for one in engines if one["cache_written"]]
+    typer.echo(f"caches written before: {', '.join(written) or 'none that is known of'}")
     names = [row["workload"] for row in rows]
     print_table("", ["engine", *names], speeds(rows))
     print_table("\nPeak MiB", ["engine", *names, "seconds to start"], memory(rows))

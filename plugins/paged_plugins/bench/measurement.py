@@ -22,6 +22,7 @@ from paged_plugins.bench.rates import measure_rates
 from paged_plugins.bench.roofline import least_seconds
 from paged_plugins.bench.turns import is_batch, longest, prompt_lengths
 from paged_plugins.bench.workloads import Item, Workload
+from paged_plugins.bench.written_cache import write_cache
 
 _ANY_VOCABULARY = 10_000
 _PHASES = ("schedule", "prepare", "model", "sample", "apply")
@@ -53,6 +54,8 @@ class Bench:
     llm: LLM
     load_peak: int = field(default_factory=peak_memory)
     """Peak memory in bytes while the engine started."""
+    cache_written: bool = False
+    """Whether :meth:`write_cache` has run; on a GPU, allocating the cache writes it."""
 
     def __enter__(self) -> Self:
         return self
@@ -99,6 +102,11 @@ class Bench:
     def warm_up(self) -> None:
         """Run two short requests, so that one-time work is not measured."""
         self.run([Item([place % self.vocab_size for place in range(24)], 4)] * 2)
+
+    def write_cache(self) -> None:
+        """Write the whole cache once, so that no step waits for its memory; before any request."""
+        write_cache(self.llm)
+        self.cache_written = True
 
     def run(self, items: Sequence[Item], advance: Callable[[], None] = lambda: None) -> Run:
         """Complete ``items``: greedy, ignoring end-of-sequence tokens, each from its arrival on.
@@ -185,6 +193,7 @@ class Bench:
             "preemptions": round(median(run.num_preemptions for run in runs)),
             "components": self.components(),
             "quantized_products": size.quantized_products if (size := self.size()) else None,
+            "cache_written": self.cache_written or (self.device or "cpu") != "cpu",
             "seconds": phases,
             "digest": digest.hexdigest()[:10],
         }

@@ -62,6 +62,7 @@ class PeerProcess:
             raise
         self.version: str = ready["version"]
         self.vocab_size: int | None = ready["vocab_size"]
+        self.cache_written: bool | None = ready["cache_written"]
         self.start_seconds = perf_counter() - started
 
     def run(self, items: Sequence[Item]) -> dict[str, Any]:

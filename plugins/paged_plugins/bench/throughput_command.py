@@ -33,6 +33,16 @@ from paged_plugins.workloads.spec import WorkloadSpec
 _WORKLOADS = "; ".join(f"{name}: {workload.summary}" for name, workload in NAMED.items())
 
 
+WriteCache = Annotated[
+    bool,
+    typer.Option(
+        "--write-cache",
+        help="Write the whole cache of this engine once before anything is measured, so that no "
+        "step waits until the system provides its memory; results say whether it was.",
+    ),
+]
+
+
 def throughput_command(
     given: Given,
     workload: Annotated[
@@ -52,6 +62,7 @@ def throughput_command(
     roofline: Annotated[
         bool, typer.Option(help="Measure the machine's limits after each workload, a second each.")
     ] = True,
+    write_cache: WriteCache = False,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON per workload.")] = False,
     output: JsonFile = None,
     trace: Annotated[
@@ -72,7 +83,7 @@ def throughput_command(
     listed, from_lab = _told_apart(workload or ())
     chosen = chosen_workloads(listed, described)
     rows = []
-    with open_bench(given, chosen, trace=trace) as bench:
+    with open_bench(given, chosen, trace=trace, write_cache=write_cache) as bench:
         counted = [LabWorkload.counted(each, bench.llm.tokenizer) for each in from_lab]
         bench.check_lengths(counted)
         chosen = [*chosen, *counted] or _fitting(bench)
@@ -152,7 +163,12 @@ def _fitting(bench: Bench) -> list[Workload]:
 
 
 def open_bench(
-    given: Given, workloads: Sequence[Workload], *, trace: Path | None = None, **overrides: Any
+    given: Given,
+    workloads: Sequence[Workload],
+    *,
+    trace: Path | None = None,
+    write_cache: bool = False,
+    **overrides: Any,
 ) -> Bench:
     """Start an engine, check that the workloads fit it, and warm it up."""
     from paged_core.llm import LLM
@@ -166,6 +182,8 @@ def open_bench(
     bench = Bench(LLM.from_settings(resolved.settings, resolved.registry))
     try:
         bench.check_lengths(workloads)
+        if write_cache:
+            bench.write_cache()
         bench.warm_up()
     except BaseException:
         bench.llm.close()
@@ -176,7 +194,8 @@ def open_bench(
 def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     first = rows[0]
     title = (
-        f"{first['model']} in {first['dtype'] or 'no dtype'}, median of {first['repeats']}\n"
+        f"{first['model']} in {first['dtype'] or 'no dtype'}, median of {first['repeats']}, "
+        f"{'cache written before' if first['cache_written'] else 'cache not written before'}\n"
         f"{machine_line(machine(first['device'] or 'cpu'))}\n"
         + ", ".join(f"{slot} {name}" for slot, name in first["components"].items())
     )

@@ -30,8 +30,9 @@ class HashCachedAllocator(BlockAllocator):
     """Automatic prefix caching by content hash, as in vLLM (V1; V0 with ``merge_duplicates``).
 
     A published block without references can still be found, and is added to the evictor. Blocks
-    without cached content are allocated first, then those that the evictor evicts. Several blocks
-    may hold equal content; the one published first is found.
+    without cached content are allocated first (those freed last before those that never were in
+    use, whose memory the system has yet to provide), then those that the evictor evicts. Several
+    blocks may hold equal content; the one published first is found.
     """
 
     def __init__(self, options: HashCachedSettings, parts: AllocatorParts, /) -> None:
@@ -84,7 +85,7 @@ class HashCachedAllocator(BlockAllocator):
                 continue
             key = self._keys[block]
             if key is None:
-                self._empty.append(block)
+                self._empty.appendleft(block)
             else:
                 info = BlockInfo(
                     key.num_tokens,
@@ -128,7 +129,7 @@ class HashCachedAllocator(BlockAllocator):
                 self._forget(block)
                 if not self._ref_counts[block]:
                     self._evictor.remove(block)
-                    self._empty.append(block)
+                    self._empty.appendleft(block)
 
     def note_step(self, blocks: Iterable[BlockId], step: int, /) -> None:
         last_steps = self._last_steps

@@ -19,7 +19,11 @@ class UncachedSettings(ComponentSettings):
 
 
 class UncachedAllocator(BlockAllocator):
-    """A free list and reference counts, as in the PagedAttention paper (Kwon et al., 2023)."""
+    """A free list and reference counts, as in the PagedAttention paper (Kwon et al., 2023).
+
+    A block that was freed is allocated before one that never was: its memory is already there, and
+    may still be in a cache of the processor.
+    """
 
     def __init__(self, options: UncachedSettings, parts: AllocatorParts, /) -> None:
         self._free = deque(BlockId(block) for block in range(parts.num_blocks))
@@ -45,7 +49,7 @@ class UncachedAllocator(BlockAllocator):
         for block in blocks:
             self._ref_counts[block] -= 1
             if not self._ref_counts[block]:
-                self._free.append(block)
+                self._free.appendleft(block)
 
     def ref_count(self, block: BlockId, /) -> int:
         return self._ref_counts[block]

@@ -45,6 +45,9 @@ class LlamaCpp(PeerEngine):
     prefix reuses it; a prefix that all prompts share is computed once.
     """
 
+    cache_written = True
+    """A context fills its cache with zeros, in :meth:`prepare`."""
+
     @staticmethod
     def missing(model: str, dtype: str) -> str | None:
         """Name the GGUF file that is missing."""

@@ -32,6 +32,11 @@ class PagedCore(PeerEngine):
                 f"of the workloads has {task.longest_request}; choose others with --workload"
             )
         self.vocab_size = capacity.vocab_size
+        self.cache_written = task.write_cache or task.device != "cpu"
+        if task.write_cache:
+            from paged_plugins.bench.written_cache import write_cache
+
+            write_cache(self._llm)
 
     def run(self, items: Sequence[Item], /) -> list[list[int]]:
         """Submit all items at once; the engine batches them."""

@@ -30,6 +30,8 @@ class Task:
     """As torch names it, for peers that need to be told."""
     temperature: float = 0.0
     """0: greedy."""
+    write_cache: bool = False
+    """Whether our own engine writes all of its cache before it is ready."""
 
 
 class PeerEngine(ABC):
@@ -42,6 +44,8 @@ class PeerEngine(ABC):
     version: str
     vocab_size: int | None = None
     """Size of the vocabulary, if the engine reports it."""
+    cache_written: bool | None = None
+    """Whether all of its cache was written before anything is measured; ``None``: not known."""
 
     @abstractmethod
     def __init__(self, task: Task) -> None:

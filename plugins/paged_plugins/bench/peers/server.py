@@ -37,7 +37,8 @@ def serve(name: str) -> None:
     try:
         kind = (PEERS | {OURS.name: OURS})[name].kind
         engine = kind(Task(**json.loads(sys.stdin.readline())))
-        reply({"version": engine.version, "vocab_size": engine.vocab_size})
+        facts = ("version", "vocab_size", "cache_written")
+        reply({fact: getattr(engine, fact) for fact in facts})
         for line in sys.stdin:
             reply(measure(engine, [Item(**fields) for fields in json.loads(line)]))
         engine.close()

@@ -17,6 +17,9 @@ _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 class Vllm(PeerEngine):
     """vLLM's offline interface with its defaults of scheduling and prefix caching."""
 
+    cache_written = True
+    """It allocates its cache as ``torch.zeros``, which writes."""
+
     @staticmethod
     def environment(task: Task, prefix: str) -> dict[str, str]:
         """Bind its threads, and preload the libraries that its documentation recommends."""
