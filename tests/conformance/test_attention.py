@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from paged_core.testing import AttentionConformance
+from paged_testing import AttentionConformance
 
 
 class TestTorch(AttentionConformance):

@@ -10,7 +10,7 @@ import pytest
 
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cuda.emulation import EmulatedModule
-from paged_core.testing import AttentionConformance
+from paged_testing import AttentionConformance
 from unit.attention_packages.install import install
 
 

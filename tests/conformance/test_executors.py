@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from paged_core.testing import ExecutorConformance
+from paged_testing import ExecutorConformance
 
 
 class TestSimulated(ExecutorConformance):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paged_core.sequence import SequenceGroup
-from paged_core.testing import QueueOrderConformance
+from paged_testing import QueueOrderConformance
 
 
 def by(groups: Sequence[SequenceGroup], key: Callable[[SequenceGroup], Any]) -> list[SequenceGroup]:

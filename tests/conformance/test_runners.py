@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from paged_core.testing import RunnerConformance
+from paged_testing import RunnerConformance
 from unit.cpu_kernels import SETS, load
 
 EVERY_SET = [pytest.param(name, marks=pytest.mark.slow) for name in SETS]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_core.testing import SchedulerConformance
+from paged_testing import SchedulerConformance
 
 
 class TestPrefillOrDecode(SchedulerConformance):

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from paged_backends.kernels.triton.interpreter import is_interpreted
-from paged_core.testing import AttentionConformance
-from paged_core.testing.attention_cases import SHAPES
-from paged_core.testing.attention_scene import Scene
+from paged_testing import AttentionConformance
+from paged_testing.attention_cases import SHAPES
+from paged_testing.attention_scene import Scene
 from unit.writes_only import WritesOnly
 
 pytestmark = pytest.mark.skipif(

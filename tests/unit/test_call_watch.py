@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from paged_core.component import Component
 from paged_core.registry import Registry
-from paged_core.testing import (
+from paged_testing import (
     EvictorConformance,
     VictimConformance,
     Workload,
@@ -23,9 +23,9 @@ from paged_core.testing import (
     serve,
     simple_request,
 )
-from paged_core.testing.bounded_shrinking import MAX_RUNS
-from paged_core.testing.call_watch import CallDoesNotReturn, watched_calls
-from paged_core.testing.registry import first_party
+from paged_testing.bounded_shrinking import MAX_RUNS
+from paged_testing.call_watch import CallDoesNotReturn, watched_calls
+from paged_testing.registry import first_party
 from unit.faulty_schedulers import CirclingScheduler, FaultyTokenBudgetSettings
 from unit.faulty_settings import FaultySettings
 

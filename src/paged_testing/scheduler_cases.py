@@ -1,0 +1,260 @@
+"""Written cases for schedulers: what wrong ones are known to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar
+
+import pytest
+
+from paged_core.component import ComponentSettings
+from paged_core.engine import Engine
+from paged_core.errors import SettingsError
+from paged_core.registry import Registry
+from paged_core.request import FinishReason
+from paged_core.sequence import SequenceGroup
+from paged_core.settings import settings_class
+from paged_testing.always_over_order import ALWAYS_OVER
+from paged_testing.background_executor import BackgroundExecutor
+from paged_testing.component_conformance import ComponentConformance
+from paged_testing.failing_executor import FailingExecutor
+from paged_testing.fits_alone import check_serves_what_fits
+from paged_testing.memory_engine import build_memory_engine, serve
+from paged_testing.situations import SITUATIONS, Situation
+from paged_testing.text_alone import (
+    check_not_cut_short,
+    check_nothing_leaked,
+    check_said,
+    check_served,
+)
+from paged_testing.watched_scheduler import WatchedScheduler
+from paged_testing.workload import Workload, simple_request
+
+SMALL: Mapping[str, int] = {"max_num_batched_tokens": 6, "max_num_seqs": 3}
+"""Limits under which prompts take several steps, and requests wait for others."""
+UNCHUNKED_BUDGET = 30
+"""The same for schedulers that compute a prompt in one step."""
+
+DISTURBED = (
+    "a forked group that is swapped outgrows the cache",
+    "a forked group outgrows the cache without prefixes",
+    "of equal prompts the first is aborted",
+    "three requests grow and are swapped",
+    "the best of several are wanted",
+)
+"""Situations in which requests are aborted and steps fail at any moment."""
+
+
+class SchedulerCases(ComponentConformance):
+    """The cases of :class:`~paged_testing.SchedulerConformance`."""
+
+    slot: ClassVar[str] = "scheduler"
+
+    def budget(self, options: ComponentSettings) -> int | None:
+        """Tokens that a step may compute; ``None``: there is no limit."""
+        limit: int | None = getattr(options, "max_num_batched_tokens", None)
+        return limit
+
+    def max_num_seqs(self, options: ComponentSettings) -> int | None:
+        """Sequences that may run; ``None``: there is no limit."""
+        limit: int | None = getattr(options, "max_num_seqs", None)
+        return limit
+
+    def make_engine(self, registry: Registry | None = None, **values: Any) -> Engine:
+        """An engine without a model that has the scheduler, watched."""
+        registry = registry or self.registry
+        values = {"scheduler": self._table, **values}
+        settings = settings_class(registry)(**values)
+        engine = build_memory_engine(registry, **values)
+        WatchedScheduler.install(
+            engine, self.budget(settings.scheduler), self.max_num_seqs(settings.scheduler)
+        )
+        return engine
+
+    def test_holds_nothing_at_first_and_plans_nothing(self) -> None:
+        engine = self.make_engine()
+        assert len(engine.scheduler) == 0
+        plan = engine.scheduler.schedule(0.0)
+        assert not plan.sequences
+        assert not plan.admitted
+
+    def test_serves_one_request(self) -> None:
+        engine = self.make_engine()
+        workload = Workload(((0, simple_request("A", 9, 5)),))
+        check_served(engine, workload, serve(engine, workload))
+
+    def test_refuses_nothing_that_fits_alone(self) -> None:
+        budget, max_num_seqs = self.budget(self.options), self.max_num_seqs(self.options)
+        check_serves_what_fits(self.make_engine(), budget, max_num_seqs)
+
+    def test_says_what_the_prefix_cache_served(self) -> None:
+        """None has to be; but tokens that are not computed are reported."""
+        engine = self.make_engine(block_allocator="hash_cached")
+        prompt = tuple(range(20))
+        workload = Workload(
+            ((0, simple_request("A", prompt, 2)), (9, simple_request("B", prompt, 2)))
+        )
+        check_served(engine, workload, serve(engine, workload))
+
+    def test_keeps_within_the_length_of_the_model(self) -> None:
+        engine = self.make_engine(max_model_len=32)
+        assert engine.scheduler.length_cap in (32, 33)
+        serve(engine, Workload(((0, simple_request("A", 9, 100)),)))
+        check_nothing_leaked(engine)
+
+    def test_runs_several_at_once(self) -> None:
+        """Two small requests together take fewer steps than one after the other."""
+        steps = []
+        for names in ("A", "AB"):
+            engine = self.make_engine()
+            serve(engine, Workload(tuple((0, simple_request(n, 4, 8)) for n in names)))
+            steps.append(engine.num_steps)
+        assert steps[1] < 2 * steps[0]
+
+    def test_leaves_out_what_waits_for_a_step_under_way(self) -> None:
+        """A running sequence with nothing pending: its group is left out, and is not disturbed."""
+        engine = self.make_engine()
+        group = engine.add(simple_request("A", 5, 8))
+        (sequence,) = group.live
+        while sequence.num_tokens == 5:
+            engine.step()
+        sequence.num_scheduled = sequence.num_tokens
+        plan = engine.scheduler.schedule(engine.clock())
+        assert not plan.sequences, f"{sequence} is scheduled, but has nothing pending"
+        assert group in engine.scheduler.queues().running, f"{group} should go on running"
+        sequence.num_scheduled = sequence.num_computed
+        serve(engine, Workload(()))
+        check_said(engine, group)
+        check_nothing_leaked(engine)
+
+    # ------------------------------------------------------------------ written situations
+
+    def tables(self) -> Iterator[dict[str, Any]]:
+        """The component as it is named, and with small limits, as far as its table sets none."""
+        yield dict(self._table)
+        fields, small = type(self.options).model_fields, dict(self._table)
+        for name, limit in SMALL.items():
+            if name in fields:
+                small.setdefault(name, limit)
+        if "chunked_prefill" not in fields and small.get("max_num_batched_tokens") == 6:
+            small["max_num_batched_tokens"] = UNCHUNKED_BUDGET
+        if small != self._table:
+            yield small
+
+    def engines(self, situation: Situation, **values: Any) -> Iterator[Engine]:
+        """Fresh engines for a situation, as far as the components combine."""
+        for table in self.tables():
+            with suppress(SettingsError):
+                yield self.make_engine(**situation.values({**values, "scheduler": table}))
+
+    @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
+    def test_serves_when(self, situation: Situation) -> None:
+        longest = situation.num_tokens
+        for engine in self.engines(situation):
+            groups = serve(engine, situation.workload)
+            check_served(engine, situation.workload, groups)
+            assert isinstance(engine.scheduler, WatchedScheduler)
+            if not situation.outgrown and engine.scheduler.may_run(longest):
+                check_not_cut_short(groups.values())
+
+    @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
+    def test_plans_ahead_when(self, situation: Situation) -> None:
+        """A running sequence may have nothing pending: a step under way draws its next token."""
+        for engine in self.engines(situation, async_scheduling=True):
+            BackgroundExecutor.install(engine)
+            check_served(engine, situation.workload, serve(engine, situation.workload))
+
+    @pytest.mark.parametrize("name", DISTURBED)
+    def test_aborts_at_any_moment_when(self, name: str) -> None:
+        """Each request, while it waits, is computed, decodes, is preempted or swapped out."""
+        situation = SITUATIONS[name]
+        requests = situation.workload.requests
+        for _, request in requests:
+            for step in range(16):
+                workload = Workload(requests, ((step, request.id),))
+                for engine in self.engines(situation):
+                    check_served(engine, workload, serve(engine, workload))
+
+    @pytest.mark.parametrize("name", DISTURBED)
+    def test_steps_fail_at_any_moment_when(self, name: str) -> None:
+        for step in range(12):
+            for failures in ({"before": {step}}, {"after": {step}}):
+                for engine in self.engines(SITUATIONS[name]):
+                    FailingExecutor.install(engine, **failures)
+                    groups = serve(engine, SITUATIONS[name].workload)
+                    check_after_failures(engine, groups.values())
+
+    @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
+    def test_decides_the_same_again_when(self, situation: Situation) -> None:
+        """Or no run could be repeated."""
+        for one, other in zip(self.engines(situation), self.engines(situation), strict=True):
+            decided = []
+            for engine in (one, other):
+                serve(engine, situation.workload)
+                assert isinstance(engine.scheduler, WatchedScheduler)
+                decided.append(engine.scheduler.decisions)
+            check_same(*decided)
+
+    # ------------------------------------------------------------------ orders that have quanta
+
+    def test_a_request_that_is_alone_is_not_preempted(self) -> None:
+        engine = self.make_engine(self._registry_with_quanta(), queue_order="always_over")
+        workload = Workload(((0, simple_request("A", 9, 8)),))
+        check_served(engine, workload, serve(engine, workload))
+        assert preempted_in(engine) == set(), "it was preempted, and there was no other request"
+
+    def test_no_request_is_preempted_for_a_later_one(self) -> None:
+        for table in self.tables():
+            self.check_not_preempted_for_later(table)
+
+    def check_not_preempted_for_later(self, table: Mapping[str, Any]) -> None:
+        """Where there are blocks for all: for ``max_num_seqs`` or tokens, the order decides."""
+        registry = self._registry_with_quanta()
+        order = {"name": "always_over", "waiting_first": False}
+        workload = Workload(tuple((i, simple_request(f"r{i}", 5 + i, 6)) for i in range(10)))
+        engine = self.make_engine(
+            registry, scheduler=table, queue_order=order, num_blocks=200, watermark=0.0
+        )
+        check_served(engine, workload, serve(engine, workload))
+        preempted = sorted(preempted_in(engine))
+        assert not preempted, f"{preempted} were preempted for what came later"
+
+    @pytest.mark.parametrize("waiting_first", [True, False])
+    def test_requests_end_though_every_quantum_is_always_over(self, waiting_first: bool) -> None:
+        """A scheduler that ends quanta makes sure that a token is generated in each."""
+        registry = self._registry_with_quanta()
+        order = {"name": "always_over", "waiting_first": waiting_first}
+        for situation in SITUATIONS.values():
+            for table in self.tables():
+                values = situation.values({"scheduler": table, "queue_order": order})
+                with suppress(SettingsError):
+                    engine = self.make_engine(registry, **values)
+                    groups = serve(engine, situation.workload, max_steps=2000)
+                    check_served(engine, situation.workload, groups)
+
+    def _registry_with_quanta(self) -> Registry:
+        return self.registry.extended(ALWAYS_OVER, plugin="conformance")
+
+
+def check_after_failures(engine: Engine, groups: Iterable[SequenceGroup]) -> None:
+    """Check the requests of an engine in which steps failed on purpose."""
+    for group in groups:
+        check_said(engine, group)
+        for sequence in group.sequences:
+            if sequence.finish_reason is FinishReason.ERROR:
+                assert "StepFailure" in (sequence.error or ""), sequence.error
+    check_nothing_leaked(engine)
+
+
+def check_same(first: Sequence[object], again: Sequence[object]) -> None:
+    """Check that the decisions of two runs are the same."""
+    for step, (one, other) in enumerate(zip(first, again, strict=True)):
+        assert one == other, f"in step {step} it decides {other}, {one} the first time"
+
+
+def preempted_in(engine: Engine) -> set[str]:
+    """Ids of the requests that were preempted in any step."""
+    watched = engine.scheduler
+    assert isinstance(watched, WatchedScheduler)
+    return watched.preempted

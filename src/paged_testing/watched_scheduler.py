@@ -1,0 +1,193 @@
+"""A scheduler whose every decision is checked before the engine sees it."""
+
+from __future__ import annotations
+
+from paged_core.engine import Engine
+from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
+from paged_core.kv_cache import KVCache
+from paged_core.sequence import SequenceGroup, Status
+from paged_testing.untouched import untouched
+
+
+class WatchedScheduler(Scheduler):
+    """Passes everything on to the scheduler of an engine.
+
+    Args:
+        budget: tokens that a step may compute; ``None``: any number.
+        max_num_seqs: sequences that may run; ``None``: any number.
+
+    Raises:
+        AssertionError: from ``schedule``; a decision breaks the contract, the message says how.
+    """
+
+    def __init__(
+        self,
+        inner: Scheduler,
+        kv_cache: KVCache,
+        budget: int | None,
+        max_num_seqs: int | None,
+    ) -> None:
+        self.inner = inner
+        self._kv = kv_cache
+        self._budget = budget
+        self._max_num_seqs = max_num_seqs
+        self.decisions: list[tuple[object, ...]] = []
+        """What was decided in each step: ids and numbers that can be compared."""
+        self.preempted: set[str] = set()
+        """Ids of requests that were preempted or swapped out in any step."""
+
+    @classmethod
+    def install(
+        cls, engine: Engine, budget: int | None, max_num_seqs: int | None
+    ) -> WatchedScheduler:
+        """Put one between ``engine`` and its scheduler."""
+        watched = cls(engine.scheduler, engine.kv_cache, budget, max_num_seqs)
+        engine.scheduler = watched
+        return watched
+
+    def may_run(self, num_tokens: int) -> bool:
+        """Whether one step may compute so many tokens."""
+        return self._budget is None or num_tokens <= self._budget
+
+    @property
+    def length_cap(self) -> int:
+        return self.inner.length_cap
+
+    @property
+    def max_num_seqs(self) -> int | None:
+        return self.inner.max_num_seqs
+
+    def add(self, group: SequenceGroup, /) -> None:
+        before = len(self.inner)
+        self.inner.add(group)
+        assert len(self.inner) == before + 1, "add() did not add the group"
+
+    def refuse(self, group: SequenceGroup, /) -> str | None:
+        before = len(self.inner)
+        with untouched([group]):
+            reason = self.inner.refuse(group)
+        assert len(self.inner) == before, "refuse() must change nothing"
+        return reason
+
+    def remove(self, group: SequenceGroup, /) -> None:
+        before = len(self.inner)
+        self.inner.remove(group)
+        assert len(self.inner) == before - 1, "remove() did not remove the group"
+
+    def queues(self) -> Queues:
+        return self.inner.queues()
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def schedule(self, now: float, /) -> Schedule:
+        try:
+            return self._checked(now)
+        except AssertionError as error:
+            error.args = (f"step {len(self.decisions)}: {error}",)
+            raise
+
+    def _checked(self, now: float) -> Schedule:
+        before = self.inner.queues()
+        status_before = {
+            group: group.status for group in (*before.running, *before.waiting, *before.swapped)
+        }
+        plan = self.inner.schedule(now)
+        self._check_batch(plan)
+        self._check_queues(plan, list(before.waiting))
+        self._check_moves(plan, status_before)
+        self.decisions.append(_comparable(plan))
+        self.preempted.update(group.id for group in (*plan.preempted, *plan.swapped_out))
+        return plan
+
+    def _check_batch(self, plan: Schedule) -> None:
+        assert len(plan.sequences) == len(plan.num_tokens), "sequences and num_tokens are parallel"
+        assert len(set(map(id, plan.sequences))) == len(plan.sequences), (
+            "a sequence is scheduled twice in one step"
+        )
+        size = self._kv.block_size
+        for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
+            assert num_tokens >= 1, f"{sequence} is scheduled for {num_tokens} tokens"
+            assert num_tokens <= sequence.num_pending, (
+                f"{sequence} is scheduled for {num_tokens} tokens, {sequence.num_pending} are left"
+            )
+            end = sequence.num_scheduled + num_tokens
+            assert len(sequence.table.blocks) * size >= end, f"{sequence} has too few blocks"
+            assert sequence in sequence.group.live, f"{sequence} is scheduled, but has ended"
+            assert sequence.group.status is Status.RUNNING, f"{sequence.group} is not RUNNING"
+        total = sum(plan.num_tokens)
+        assert self._budget is None or total <= self._budget, (
+            f"{total} tokens are scheduled, {self._budget} is the budget of a step"
+        )
+
+    def _check_queues(self, plan: Schedule, waiting: list[SequenceGroup]) -> None:
+        queues = self.inner.queues()
+        held = [*queues.running, *queues.waiting, *queues.swapped]
+        assert len(set(map(id, held))) == len(held), "a group is in two queues"
+        assert len(self.inner) == len(held), "len() disagrees with queues()"
+        num_seqs = sum(group.num_seqs for group in queues.running)
+        for limit in (self._max_num_seqs, self.inner.max_num_seqs):
+            assert limit is None or num_seqs <= limit, f"{num_seqs} sequences run, {limit} may"
+        for groups, status in (
+            (queues.running, Status.RUNNING),
+            (queues.waiting, Status.WAITING),
+            (queues.swapped, Status.SWAPPED),
+        ):
+            for group in groups:
+                assert group.status is status, f"{group} should be {status.name}"
+        for group in queues.waiting:
+            for sequence in group.live:
+                assert not sequence.table.blocks, f"{sequence} waits, but holds blocks"
+        for sequence in plan.sequences:
+            assert sequence.group in queues.running, f"{sequence} is scheduled, but does not run"
+        for group, _ in plan.admitted:
+            assert group in waiting, f"{group} is admitted, but did not wait"
+        for group, reason in plan.ignored:
+            assert group not in held, f"{group} is ignored, but still held"
+            assert reason, f"{group} is ignored without a reason"
+        for group in plan.preempted:
+            assert group not in queues.running, f"{group} is preempted, but runs"
+
+    def _check_moves(self, plan: Schedule, status_before: dict[SequenceGroup, Status]) -> None:
+        """What the plan says of whole groups is what became of them in this step."""
+        queues = self.inner.queues()
+        held = {*queues.running, *queues.waiting, *queues.swapped}
+        admitted = [group for group, _ in plan.admitted]
+        ignored = [group for group, _ in plan.ignored]
+        reported = {
+            (Status.WAITING, Status.RUNNING): ("admitted", admitted),
+            (Status.RUNNING, Status.WAITING): ("preempted", plan.preempted),
+            (Status.RUNNING, Status.SWAPPED): ("swapped_out", plan.swapped_out),
+            (Status.SWAPPED, Status.RUNNING): ("swapped_in", plan.swapped_in),
+        }
+        for group, status in status_before.items():
+            if group not in held:
+                assert group in ignored, f"{group} is held no more, but not among the ignored"
+            elif (status, group.status) in reported:
+                name, groups = reported[status, group.status]
+                assert group in groups, (
+                    f"{group} went from {status.name} to {group.status.name}, but is not among "
+                    f"the {name}"
+                )
+        for group in held:
+            assert group in status_before, f"{group} was not held before"
+        assert len(set(admitted)) == len(admitted), "a group is admitted twice in one step"
+        for group, cached in plan.admitted:
+            if group.status is Status.RUNNING:
+                skipped = sum(sequence.num_scheduled for sequence in group.live)
+                assert cached == skipped, (
+                    f"{group} is admitted with {cached} cached tokens, {skipped} were taken from "
+                    "the cache"
+                )
+
+
+def _comparable(plan: Schedule) -> tuple[object, ...]:
+    return (
+        [(sequence.group.id, sequence.index) for sequence in plan.sequences],
+        list(plan.num_tokens),
+        [(group.id, cached) for group, cached in plan.admitted],
+        [group.id for group in plan.preempted],
+        [group.id for group in plan.swapped_out],
+        [group.id for group in plan.swapped_in],
+        [(group.id, reason) for group, reason in plan.ignored],
+    )
