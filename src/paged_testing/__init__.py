@@ -17,25 +17,28 @@ import pytest
 
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
 
-from paged_testing.allocator_conformance import BlockAllocatorConformance
-from paged_testing.attention_conformance import AttentionConformance
-from paged_testing.component_conformance import ComponentConformance, ServesEveryWorkload
-from paged_testing.engine_settings import POLICY_SLOTS, component_options, engine_settings
-from paged_testing.evictor_conformance import EvictorConformance, IdleBlock
-from paged_testing.executor_conformance import ExecutorConformance
-from paged_testing.failing_executor import FailingExecutor, StepFailure
-from paged_testing.memory_engine import build_memory_engine, serve
-from paged_testing.observer_conformance import ObserverConformance
-from paged_testing.preemption_conformance import PreemptionConformance
-from paged_testing.queue_order_conformance import QueueOrderConformance
-from paged_testing.registry import registry_with
-from paged_testing.round_trip import settings_round_trip
-from paged_testing.runner_conformance import RunnerConformance
-from paged_testing.scheduler_conformance import SchedulerConformance
-from paged_testing.text_alone import check_nothing_leaked, check_served, text_alone
-from paged_testing.victim_conformance import VictimConformance
-from paged_testing.watched_scheduler import WatchedScheduler
-from paged_testing.workload import Workload, requests, simple_request, workloads
+from paged_testing.allocator import BlockAllocatorConformance
+from paged_testing.attention import AttentionConformance
+from paged_testing.component import ComponentConformance, ServesEveryWorkload, settings_round_trip
+from paged_testing.doubles import FailingExecutor, StepFailure, WatchedScheduler
+from paged_testing.engines import (
+    POLICY_SLOTS,
+    build_memory_engine,
+    component_options,
+    engine_settings,
+    registry_with,
+    serve,
+)
+from paged_testing.evictor import EvictorConformance
+from paged_testing.evictor_model import IdleBlock
+from paged_testing.executor import ExecutorConformance
+from paged_testing.observer import ObserverConformance
+from paged_testing.preemption import PreemptionConformance, VictimConformance
+from paged_testing.queue_order import QueueOrderConformance
+from paged_testing.runner import RunnerConformance
+from paged_testing.scheduler import SchedulerConformance
+from paged_testing.served import check_nothing_leaked, check_served, text_alone
+from paged_testing.workloads import Workload, requests, simple_request, workloads
 
 __all__ = [
     "POLICY_SLOTS",

@@ -1,10 +1,13 @@
-"""Evictors driven side by side with a model: the list of idle blocks."""
+"""Evictors driven side by side with a model, the list of idle blocks; what their calls cost."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -168,3 +171,94 @@ class EvictorModel:
     def _check_count(self) -> None:
         count, expected = len(self.real), len(self.held)
         assert count == expected, f"its length is {count}, it was given {expected} blocks to hold"
+
+
+def work(function: Callable[[], object]) -> int:
+    """Return the number of bytecode instructions that a call takes.
+
+    A call of a built-in counts as one; :class:`Watched` counts the comparisons in it.
+    """
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+class Watched(int):
+    """An integer that counts comparisons and hashes of integers, inside built-ins too."""
+
+    touched = 0
+
+    def __eq__(self, other: object) -> bool:
+        Watched.touched += 1
+        return int(self) == other
+
+    def __lt__(self, other: int) -> bool:
+        Watched.touched += 1
+        return int(self) < int(other)
+
+    def __gt__(self, other: int) -> bool:
+        Watched.touched += 1
+        return int(self) > int(other)
+
+    def __neg__(self) -> Watched:
+        return Watched(-int(self))
+
+    def __hash__(self) -> int:
+        Watched.touched += 1
+        return hash(int(self))
+
+
+def evictor_cost(make: Callable[[int], Evictor], num_blocks: int, number: type[int]) -> float:
+    """Return the cost of removing, adding and evicting a block among ``num_blocks`` idle ones.
+
+    The mean over ``num_blocks`` rounds, so that deferred work is counted. Some content returns
+    after its eviction, and some requests finish later than others that ran after them.
+
+    Args:
+        make: makes an evictor for a number of blocks.
+        number: the type of block numbers and of the fields of a block:
+            :class:`Watched` counts comparisons, any other instructions.
+    """
+    evictor, random = make(num_blocks), Random(0)
+    idle = [BlockId(number(block)) for block in range(num_blocks)]
+    infos = iter([_info(now, num_blocks, random, number) for now in range(1, 3 * num_blocks + 1)])
+    used = random.choices(idle, k=num_blocks)
+
+    def remove_add_evict() -> None:
+        for block in used:
+            evictor.remove(block)
+            evictor.add(block, next(infos))
+            evictor.add(evictor.evict(), next(infos))
+
+    for block in idle:
+        evictor.add(block, next(infos))
+    if number is Watched:
+        Watched.touched = 0
+        remove_add_evict()
+        return Watched.touched / num_blocks
+    return work(remove_add_evict) / num_blocks
+
+
+def _info(now: int, num_blocks: int, random: Random, number: type[int]) -> BlockInfo:
+    departure = now // 4
+    facts = {
+        "num_tokens": random.randrange(1, 4000),
+        "num_hits": random.randrange(4),
+        "last_use": departure,
+        "published": now,
+        "content_key": random.randrange(2 * num_blocks),
+        "last_step": departure - random.choice((0, 0, 0, 2)),
+    }
+    return BlockInfo(**{name: number(fact) for name, fact in facts.items()})

@@ -16,7 +16,7 @@ from paged_backends.kernels.cuda.emulation import EmulatedModule, Order
 from paged_backends.kernels.cuda.targets import EmulatedTarget
 from paged_core.interfaces.attention import AttentionBackend
 from paged_testing import AttentionConformance
-from paged_testing.attention_cases import SHAPES
+from paged_testing.attention import SHAPES
 
 
 @pytest.fixture(scope="module", autouse=True)

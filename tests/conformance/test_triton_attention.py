@@ -8,7 +8,7 @@ import pytest
 
 from paged_backends.kernels.triton.interpreter import is_interpreted
 from paged_testing import AttentionConformance
-from paged_testing.attention_cases import SHAPES
+from paged_testing.attention import SHAPES
 from paged_testing.attention_scene import Scene
 from unit.writes_only import WritesOnly
 

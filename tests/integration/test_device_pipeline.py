@@ -26,7 +26,7 @@ from paged_backends.executors.local import LocalExecutor
 from paged_backends.executors.pinned_buffers import PinnedBuffers
 from paged_core import LLM, SamplingParams
 from paged_testing import ExecutorConformance
-from paged_testing.registry import registry_with
+from paged_testing.engines import registry_with
 from unit.capturable_attention import CAPTURABLE, CapturableAttention
 
 SHARED = list(range(60, 81))

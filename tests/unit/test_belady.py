@@ -18,8 +18,8 @@ from paged_core.wiring import build_engine
 from paged_plugins.decisions.replay import replay
 from paged_plugins.decisions.scenario import Scenario
 from paged_plugins.workloads.rehearsal import LookUps
-from paged_testing.memory_engine import build_memory_engine, serve
-from paged_testing.workload import Workload
+from paged_testing.engines import build_memory_engine, serve
+from paged_testing.workloads import Workload
 
 REGISTRY = Registry.discover()
 

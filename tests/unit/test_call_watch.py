@@ -23,9 +23,9 @@ from paged_testing import (
     serve,
     simple_request,
 )
-from paged_testing.bounded_shrinking import MAX_RUNS
 from paged_testing.call_watch import CallDoesNotReturn, watched_calls
-from paged_testing.registry import first_party
+from paged_testing.component import MAX_RUNS
+from paged_testing.engines import first_party
 from unit.faulty_schedulers import CirclingScheduler, FaultyTokenBudgetSettings
 from unit.faulty_settings import FaultySettings
 

@@ -37,8 +37,8 @@ from paged_plugins.decisions.trace import (
     read_traces,
     version_of,
 )
-from paged_testing.memory_engine import build_memory_engine, serve
-from paged_testing.workload import Workload
+from paged_testing.engines import build_memory_engine, serve
+from paged_testing.workloads import Workload
 
 REGISTRY = Registry.discover()
 

@@ -19,7 +19,7 @@ from paged_plugins.lab.comparison.variation import parse_variation, varied_arms
 from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.lab.study.cache_sizes import block_size_note
 from paged_plugins.workloads.spec import parse_spec
-from paged_testing.registry import registry_with
+from paged_testing.engines import registry_with
 from unit.planted_policies import PLANTED
 
 BURST = """

@@ -10,7 +10,7 @@ from paged_core.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
 from paged_policies.victims.preemption_limit import below_limit
 from paged_testing.policy_subjects import empty_cache, waiting_groups
-from paged_testing.workload import simple_request
+from paged_testing.workloads import simple_request
 
 REGISTRY = Registry.discover()
 

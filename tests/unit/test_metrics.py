@@ -25,9 +25,8 @@ from paged_plugins.block_history import BlockHistory, Span
 from paged_plugins.metrics.instruments import Counter, Gauge, Histogram, exposition
 from paged_plugins.metrics.metrics import Metrics
 from paged_plugins.metrics.request_instruments import length_bounds
-from paged_testing.memory_engine import build_memory_engine, serve
-from paged_testing.situations import SITUATIONS, Situation
-from paged_testing.workload import Workload, simple_request
+from paged_testing.engines import build_memory_engine, serve
+from paged_testing.workloads import SITUATIONS, Situation, Workload, simple_request
 
 REGISTRY = Registry.discover()
 

@@ -19,7 +19,7 @@ from paged_policies.schedulers.prefill_or_decode import (
     PrefillOrDecodeSettings,
 )
 from paged_testing import SchedulerConformance
-from paged_testing.registry import registry_with
+from paged_testing.engines import registry_with
 from unit.block_tables import make_cache, make_group
 
 

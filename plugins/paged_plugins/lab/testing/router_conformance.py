@@ -18,7 +18,7 @@ from paged_plugins.lab.testing.router_scene import (
     unrelated_requests,
     varied_requests,
 )
-from paged_testing.component_conformance import ComponentConformance
+from paged_testing.component import ComponentConformance
 
 _BLOCK_SIZE = 4
 _NUM_BLOCKS = 64

@@ -1,4 +1,4 @@
-"""Written cases for block allocators, on their own and as prefix caches."""
+"""Conformance of block allocators, on their own and as prefix caches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ from paged_core.interfaces.allocator import (
     SupportsReservation,
 )
 from paged_core.interfaces.evictor import BlockInfo, Evictor
-from paged_testing.allocator_model import AllocatorModel, PrefixCacheModel
-from paged_testing.component_conformance import ComponentConformance
+from paged_testing.allocator_model import (
+    AllocatorMachine,
+    AllocatorModel,
+    PrefixCacheMachine,
+    PrefixCacheModel,
+)
+from paged_testing.component import ComponentConformance, ServesEveryWorkload
 
 
 class PlainEvictor(Evictor):
@@ -368,3 +373,17 @@ class AllocatorCases(ComponentConformance):
                 count = allocator.blocks_to_reserve(num_tokens, longest)
                 needed = -(-num_tokens // self.block_size)
                 assert count >= needed, f"{count} blocks for {num_tokens} tokens"
+
+
+class BlockAllocatorConformance(ServesEveryWorkload, AllocatorCases):
+    """Subclass it for a block allocator; the optional protocols that it supports are detected::
+
+    class TestMyAllocator(BlockAllocatorConformance):
+        component = "my_allocator"
+    """
+
+    max_examples: ClassVar[int] = 40
+
+    def test_behaves_like_the_model(self) -> None:
+        kind = PrefixCacheMachine if self._caches else AllocatorMachine
+        self.check_machine(lambda: kind(self.make, self.block_size))

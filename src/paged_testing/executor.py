@@ -1,4 +1,4 @@
-"""Written cases for executors, driven by an engine and step by step."""
+"""Conformance of executors, driven by an engine and step by step."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from paged_core.interfaces.executor import Executor
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput, StepResult
-from paged_testing.component_conformance import ComponentConformance
-from paged_testing.memory_engine import build_memory_engine, serve
-from paged_testing.text_alone import check_nothing_leaked
-from paged_testing.workload import Workload, simple_request
+from paged_testing.component import ComponentConformance
+from paged_testing.engines import build_memory_engine, serve
+from paged_testing.served import check_nothing_leaked
+from paged_testing.workloads import Workload, simple_request, workloads
 
 TIGHT: Sequence[Mapping[str, Any]] = (
     {"scheduler": {"name": "token_budget", "max_num_batched_tokens": 7}},
@@ -42,10 +42,20 @@ WRITTEN: Sequence[Workload] = (
 """With equal prompts, forks and late arrivals."""
 
 
-class ExecutorCases(ComponentConformance):
-    """The cases of :class:`~paged_testing.ExecutorConformance`."""
+class ExecutorConformance(ComponentConformance):
+    """Subclass it for an executor. One with a model names the model and takes few examples::
+
+        class TestMyExecutor(ExecutorConformance):
+            component = "my_executor"
+            settings = {"model": "demo", "dtype": "float32"}
+            max_examples = 8
+
+    Greedy output must be the same alone and in a batch. That needs a model with a clear argmax: in
+    16-bit dtypes, ties can be broken differently in another batch.
+    """
 
     slot: ClassVar[str] = "executor"
+    max_examples: ClassVar[int] = 40
     max_seconds: ClassVar[float] = 15
     """It may load a model, and compile what computes it."""
 
@@ -310,6 +320,21 @@ class ExecutorCases(ComponentConformance):
         added = [new_sequence(0, 5), new_sequence(1, 7)]
         run(executor, 0, [(0, 3), (1, 3)], added=added)
         return run(executor, 1, [(0, 2), (1, 4)], **changes).token_ids
+
+    # ------------------------------------------------------------------ properties
+
+    def test_output_is_the_same_alone_and_in_a_batch(self) -> None:
+        """With blocks shared, copied, merged, swapped and recomputed."""
+        with self.engine(block_allocator="uncached") as single:
+            for tight in TIGHT:
+                with self.engine(**{"num_blocks": 20, "block_size": 2, **tight}) as batched:
+                    self._check_many(single, batched)
+
+    def _check_many(self, single: Engine, batched: Engine) -> None:
+        def generates_the_same(workload: Workload) -> None:
+            self.check_same_output(single, batched, workload)
+
+        self.check(generates_the_same, workloads(max_aborts=0), share=1 / len(TIGHT))
 
 
 def new_sequence(number: int, length: int, first_block: int | None = None) -> NewSequence:

@@ -1,12 +1,150 @@
-"""A scheduler whose every decision is checked before the engine sees it."""
+"""Executors that fail or run late, an order of endless preemption, a scheduler that is checked."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Collection
+from typing import Any, Literal, Self
+
+from pydantic import Field
+
+from paged_core.component import Component, ComponentSettings
 from paged_core.engine import Engine
+from paged_core.interfaces.executor import Capacity, Executor
+from paged_core.interfaces.queue_order import OrderParts, QueueOrder
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
 from paged_core.kv_cache import KVCache
 from paged_core.sequence import SequenceGroup, Status
-from paged_testing.untouched import untouched
+from paged_core.step import StepInput, StepResult
+from paged_testing.policy_subjects import untouched
+
+
+class StepFailure(RuntimeError):
+    """A deliberate failure."""
+
+
+class FailingExecutor(Executor):
+    """Passes steps on to the executor of an engine, and raises in some.
+
+    Args:
+        before: numbers of submissions (from 0) that raise before the executor gets them.
+        after: numbers of submissions that raise after the executor ran them; the result is lost.
+    """
+
+    def __init__(
+        self, inner: Executor, *, before: Collection[int] = (), after: Collection[int] = ()
+    ) -> None:
+        self.inner = inner
+        self.num_submitted = 0
+        self._before = frozenset(before)
+        self._after = frozenset(after)
+
+    @classmethod
+    def install(cls, engine: Engine, **failures: Collection[int]) -> FailingExecutor:
+        """Wrap the executor of ``engine``."""
+        failing = cls(engine.executor, **failures)
+        engine.executor = failing
+        return failing
+
+    def start(self) -> Capacity:
+        return self.inner.start()
+
+    def submit(self, step: StepInput, /) -> Any:
+        number, self.num_submitted = self.num_submitted, self.num_submitted + 1
+        if number in self._before:
+            raise StepFailure(f"submission {number} fails before it runs")
+        return number, self.inner.submit(step)
+
+    def collect(self, handle: Any, /) -> StepResult:
+        number, inner = handle
+        result = self.inner.collect(inner)
+        if number in self._after:
+            raise StepFailure(f"submission {number} fails after it ran")
+        return result
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class BackgroundExecutor(Executor):
+    """Passes a step on only when it, or a later one, is collected.
+
+    So an engine that plans ahead cannot have seen any result by then, and one that changes a step
+    after it was submitted is found out.
+    """
+
+    runs_in_background = True
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self._submitted: deque[tuple[int, StepInput]] = deque()
+        self._results: dict[int, StepResult | BaseException] = {}
+        self._num_submitted = 0
+
+    @classmethod
+    def install(cls, engine: Engine) -> Self:
+        """Put one between ``engine`` and its executor."""
+        executor = cls(engine.executor)
+        engine.executor = executor
+        return executor
+
+    def start(self) -> Capacity:
+        return self.inner.start()
+
+    def submit(self, step: StepInput, /) -> int:
+        handle = self._num_submitted
+        self._num_submitted += 1
+        self._submitted.append((handle, step))
+        return handle
+
+    def collect(self, handle: Any, /) -> StepResult:
+        while self._submitted and self._submitted[0][0] <= handle:
+            number, step = self._submitted.popleft()
+            try:
+                self._results[number] = self.inner.collect(self.inner.submit(step))
+            except BaseException as error:  # noqa: BLE001 - raised again in ``collect``
+                self._results[number] = error
+        result = self._results.pop(handle)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class AlwaysOverSettings(ComponentSettings):
+    """Options of :class:`AlwaysOverOrder`."""
+
+    name: Literal["always_over"] = "always_over"
+    waiting_first: bool = Field(
+        default=True, description="whether waiting groups come before all running ones"
+    )
+
+
+class AlwaysOverOrder(QueueOrder):
+    """First come, first served, where every running group may be preempted at any time.
+
+    With ``waiting_first``, for any waiting group; otherwise for one that came earlier.
+    """
+
+    def __init__(self, options: AlwaysOverSettings, parts: OrderParts, /) -> None:
+        self._waiting_first = options.waiting_first
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return (self._waiting_first and group.status is Status.RUNNING, group.number)
+
+    def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
+        """Always true."""
+        return True
+
+
+ALWAYS_OVER = Component(
+    "queue_order",
+    AlwaysOverSettings,
+    f"{__name__}:AlwaysOverOrder",
+    summary="every quantum is always over",
+)
 
 
 class WatchedScheduler(Scheduler):

@@ -1,4 +1,4 @@
-"""Written cases for schedulers: what wrong ones are known to do."""
+"""Conformance of schedulers: every plan is checked before the engine sees it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import strategies as st
 
 from paged_core.component import ComponentSettings
 from paged_core.engine import Engine
@@ -15,21 +16,23 @@ from paged_core.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup
 from paged_core.settings import settings_class
-from paged_testing.always_over_order import ALWAYS_OVER
-from paged_testing.background_executor import BackgroundExecutor
-from paged_testing.component_conformance import ComponentConformance
-from paged_testing.failing_executor import FailingExecutor
-from paged_testing.fits_alone import check_serves_what_fits
-from paged_testing.memory_engine import build_memory_engine, serve
-from paged_testing.situations import SITUATIONS, Situation
-from paged_testing.text_alone import (
+from paged_testing.component import ComponentConformance
+from paged_testing.doubles import (
+    ALWAYS_OVER,
+    AlwaysOverSettings,
+    BackgroundExecutor,
+    FailingExecutor,
+    WatchedScheduler,
+)
+from paged_testing.engines import build_memory_engine, component_options, engine_settings, serve
+from paged_testing.served import (
     check_not_cut_short,
     check_nothing_leaked,
     check_said,
     check_served,
+    check_serves_what_fits,
 )
-from paged_testing.watched_scheduler import WatchedScheduler
-from paged_testing.workload import Workload, simple_request
+from paged_testing.workloads import SITUATIONS, Situation, Workload, simple_request, workloads
 
 SMALL: Mapping[str, int] = {"max_num_batched_tokens": 6, "max_num_seqs": 3}
 """Limits under which prompts take several steps, and requests wait for others."""
@@ -46,10 +49,19 @@ DISTURBED = (
 """Situations in which requests are aborted and steps fail at any moment."""
 
 
-class SchedulerCases(ComponentConformance):
-    """The cases of :class:`~paged_testing.SchedulerConformance`."""
+class SchedulerConformance(ComponentConformance):
+    """Subclass it for a scheduler; override :meth:`budget` and :meth:`max_num_seqs` if its options
+    for them have other names than ``max_num_batched_tokens`` and ``max_num_seqs``::
+
+        class TestMyScheduler(SchedulerConformance):
+            component = "my_scheduler"
+
+    Every plan is checked in every test: a sequence is scheduled once and holds the blocks it needs,
+    the limits are kept, and what the plan says of whole groups is what became of them.
+    """
 
     slot: ClassVar[str] = "scheduler"
+    max_examples: ClassVar[int] = 60
 
     def budget(self, options: ComponentSettings) -> int | None:
         """Tokens that a step may compute; ``None``: there is no limit."""
@@ -235,6 +247,86 @@ class SchedulerCases(ComponentConformance):
 
     def _registry_with_quanta(self) -> Registry:
         return self.registry.extended(ALWAYS_OVER, plugin="conformance")
+
+    # ------------------------------------------------------------------ properties
+
+    def test_serves_every_workload_as_if_each_request_were_alone(self) -> None:
+        def serves(values: dict[str, Any], workload: Workload) -> None:
+            engine = self.make_engine(**values)
+            check_served(engine, workload, serve(engine, workload))
+
+        self.check(serves, self.engine_values(), workloads())
+
+    def test_serves_every_workload_with_each_step_planned_ahead(self) -> None:
+        """A running sequence may have nothing pending: a step under way draws its next token."""
+
+        def serves(values: dict[str, Any], workload: Workload) -> None:
+            engine = self.make_engine(**values, async_scheduling=True)
+            BackgroundExecutor.install(engine)
+            check_served(engine, workload, serve(engine, workload))
+
+        self.check(serves, self.engine_values(), workloads(max_aborts=2))
+
+    def test_survives_aborts_at_any_time(self) -> None:
+        def survives(values: dict[str, Any], workload: Workload) -> None:
+            engine = self.make_engine(**values)
+            check_served(engine, workload, serve(engine, workload))
+
+        self.check(survives, self.engine_values(), workloads(max_aborts=6), share=0.5)
+
+    def test_survives_steps_that_fail(self) -> None:
+        def survives(
+            values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
+        ) -> None:
+            engine = self.make_engine(**values)
+            FailingExecutor.install(engine, before=before, after=after)
+            check_after_failures(engine, serve(engine, workload).values())
+
+        numbers = st.sets(st.integers(0, 20), max_size=3)
+        self.check(survives, self.engine_values(), workloads(), numbers, numbers, share=0.5)
+
+    # ------------------------------------------------------------------ orders that have quanta
+
+    def test_requests_end_even_if_every_quantum_is_always_over(self) -> None:
+        """A scheduler that ends quanta makes sure that a token is generated in each."""
+        registry = self._registry_with_quanta()
+        order = AlwaysOverSettings(waiting_first=True)
+        workload = Workload(
+            (
+                (0, simple_request("A", 11, 5)),
+                (1, simple_request("B", 9, 4, n=2)),
+                (2, simple_request("C", 6, 4)),
+                (3, simple_request("D", 10, 3)),
+            )
+        )
+
+        def end(values: dict[str, Any]) -> None:
+            engine = self.make_engine(registry, **values)
+            check_served(engine, workload, serve(engine, workload, max_steps=2000))
+
+        small = engine_settings(
+            registry, {"scheduler": self.options, "queue_order": order}, max_blocks=12
+        )
+        self.check(end, small, share=2)
+
+    def test_no_request_is_preempted_for_one_that_comes_after_it(self) -> None:
+        given = {name: getattr(self.options, name) for name in self.options.model_fields_set}
+        tables = component_options(type(self.options), given)
+        self.check(self.check_not_preempted_for_later, tables, share=0.2)
+
+    def test_decides_the_same_again(self) -> None:
+        """Or no run could be repeated."""
+
+        def repeats(values: dict[str, Any], workload: Workload) -> None:
+            decided = []
+            for _ in range(2):
+                engine = self.make_engine(**values)
+                serve(engine, workload)
+                assert isinstance(engine.scheduler, WatchedScheduler)
+                decided.append(engine.scheduler.decisions)
+            check_same(*decided)
+
+        self.check(repeats, self.engine_values(), workloads(), share=0.2)
 
 
 def check_after_failures(engine: Engine, groups: Iterable[SequenceGroup]) -> None:

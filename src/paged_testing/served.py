@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isclose
 from typing import Protocol, cast
 
 from paged_core.engine import Engine
+from paged_core.errors import RequestError
 from paged_core.ids import SeqId
 from paged_core.request import FinishReason, Request
 from paged_core.sequence import SequenceGroup
 from paged_core.step import NewSequence
-from paged_testing.background_executor import BackgroundExecutor
-from paged_testing.failing_executor import FailingExecutor
-from paged_testing.workload import Workload
+from paged_testing.doubles import BackgroundExecutor, FailingExecutor
+from paged_testing.engines import serve
+from paged_testing.workloads import Workload, simple_request
 
 
 class _Model(Protocol):
@@ -127,7 +128,7 @@ def _check_chosen(engine: Engine, group: SequenceGroup) -> None:
 
 
 def check_served(engine: Engine, workload: Workload, groups: Mapping[str, SequenceGroup]) -> None:
-    """Check the groups that :func:`~paged_testing.memory_engine.serve` returns.
+    """Check the groups that :func:`~paged_testing.engines.serve` returns.
 
     Every request has the output that it has alone; one that ended early has a reason; no block
     leaked.
@@ -162,3 +163,48 @@ def check_nothing_leaked(engine: Engine) -> None:
     left = [*queues.running, *queues.waiting, *queues.swapped]
     assert not left, f"the scheduler still holds {left}"
     assert len(engine.scheduler) == 0, "len() of the scheduler is not 0"
+
+
+_NUM_NEW = 2
+"""Tokens that each request generates."""
+
+
+def check_serves_what_fits(
+    engine: Engine, budget: int | None = None, max_num_seqs: int | None = None
+) -> None:
+    """Check that prompts of any length, one and several sequences, are accepted and served.
+
+    Args:
+        engine: a fresh one; left out is what would not fit it if it were empty.
+        budget: tokens that a step computes at most; ``None``: there is no limit.
+        max_num_seqs: sequences that may run; ``None``: there is no limit.
+
+    Raises:
+        AssertionError: a request was refused, ignored or cut short; the message says which and why.
+    """
+    groups = []
+    for request in _requests(engine, budget, max_num_seqs):
+        try:
+            groups.append(engine.add(request))
+        except RequestError as error:
+            raise AssertionError(f"it fits alone, but is refused: {error}") from error
+    serve(engine, Workload(()))
+    for group in groups:
+        for sequence in group.sequences:
+            assert sequence.finish_reason is not FinishReason.IGNORED, (
+                f"{group} fits alone, but is ignored: {sequence.error}"
+            )
+            assert len(sequence.output) == _NUM_NEW, f"{sequence} was cut short: {sequence.error}"
+
+
+def _requests(engine: Engine, budget: int | None, max_num_seqs: int | None) -> Iterator[Request]:
+    kv_cache, longest = engine.kv_cache, engine.capacity.max_model_len
+    num_blocks = kv_cache.num_blocks - kv_cache.watermark_blocks
+    for n, step in ((1, 1), (2, 3), (3, 5)):
+        for length in range(1, longest - _NUM_NEW + 1, step):
+            if (
+                n * kv_cache.blocks_for(length + _NUM_NEW) <= num_blocks
+                and (budget is None or n * (length + _NUM_NEW) <= budget)
+                and (max_num_seqs is None or n <= max_num_seqs)
+            ):
+                yield simple_request(f"prompt{length}n{n}", length, _NUM_NEW, n=n)

@@ -1,9 +1,12 @@
-"""The base of the conformance classes: the component, its options, how it is built."""
+"""The base of the conformance classes: the component, its options, checks of properties."""
 
 from __future__ import annotations
 
+import json
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import wraps
 from typing import Any, ClassVar
 
 import pytest
@@ -16,15 +19,72 @@ from paged_core.component import Component, ComponentSettings
 from paged_core.engine import Engine
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_testing.bounded_shrinking import bounded_shrinking
+from paged_core.settings import EngineSettings
 from paged_testing.call_watch import CallDoesNotReturn, watched_calls
-from paged_testing.engine_settings import engine_settings
-from paged_testing.memory_engine import build_memory_engine, serve
-from paged_testing.registry import first_party, registry_with
-from paged_testing.round_trip import settings_round_trip
-from paged_testing.situations import FOR_EVERY_POLICY, Situation
-from paged_testing.text_alone import check_not_cut_short, check_served
-from paged_testing.workload import Workload, workloads
+from paged_testing.engines import (
+    build_memory_engine,
+    engine_settings,
+    first_party,
+    registry_with,
+    serve,
+)
+from paged_testing.served import check_not_cut_short, check_served
+from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, workloads
+
+MAX_RUNS = 60
+"""Examples that are tried after the first that fails."""
+
+
+def bounded_shrinking(property_: Callable[..., None]) -> Callable[..., None]:
+    """Return a property that, once it has failed, looks at a bounded number of other examples.
+
+    Those beyond pass unseen, so that Hypothesis finds nothing smaller and reports what it has.
+    """
+    failed: set[str] = set()
+    num_runs = 0
+
+    @wraps(property_)
+    def bounded(**values: Any) -> None:
+        nonlocal num_runs
+        example = repr(values)
+        if failed and example not in failed:
+            num_runs += 1
+            if num_runs > MAX_RUNS:
+                return
+        try:
+            property_(**values)
+        except BaseException:
+            failed.add(example)
+            raise
+
+    return bounded
+
+
+def settings_round_trip(
+    subject: EngineSettings | ComponentSettings | Component | type[ComponentSettings], /
+) -> None:
+    """Check that settings are the same after JSON, plain data and pickle.
+
+    Args:
+        subject: the settings of an engine, the options of a component, or the component itself (or
+            its options class), whose defaults are then used.
+
+    Raises:
+        AssertionError: a value was lost; the message names the format.
+    """
+    if isinstance(subject, Component):
+        subject = subject.settings
+    if isinstance(subject, type):
+        subject = subject(**{})
+        for name, field in type(subject).model_fields.items():
+            assert name == "name" or field.description, (
+                f"option {name!r} of {type(subject).__name__} has no description"
+            )
+    kind: Any = type(subject)
+    as_json = subject.model_dump_json()
+    assert kind(**json.loads(as_json)) == subject, "JSON loses something"
+    assert kind(**subject.model_dump()) == subject, "plain data loses something"
+    assert pickle.loads(pickle.dumps(subject)) == subject, "pickling loses something"
 
 
 class ComponentConformance:

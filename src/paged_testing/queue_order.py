@@ -1,4 +1,4 @@
-"""Written cases for queue orders: what wrong ones are known to do."""
+"""Conformance of queue orders."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 import pytest
+from hypothesis import strategies as st
 
 from paged_core.ids import SeqId
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsQuantum
@@ -17,16 +18,17 @@ from paged_core.interfaces.service import service_of
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.waiting_queue import WaitingQueue
-from paged_testing.component_conformance import ComponentConformance
+from paged_testing.component import ComponentConformance, ServesEveryWorkload
 from paged_testing.policy_subjects import (
     WRITTEN_SHARES,
     empty_cache,
+    request_lists,
     running_groups,
+    untouched,
     waiting_groups,
     written_requests,
 )
-from paged_testing.untouched import untouched
-from paged_testing.workload import simple_request
+from paged_testing.workloads import simple_request
 
 TIMES = (0.0, 3.5, 100.0)
 """Seconds at which the written requests are looked at."""
@@ -216,3 +218,36 @@ def _tell(order: QueueOrder, groups: Sequence[SequenceGroup], served: Sequence[i
     if service is not None:
         for now, (group, num_tokens) in enumerate(zip(groups, served, strict=False)):
             service.served(group, num_tokens, float(now))
+
+
+class QueueOrderConformance(ServesEveryWorkload, QueueOrderCases):
+    """Subclass it for a queue order. State the exact order by overriding :meth:`expected`::
+
+    class TestLastComeFirst(QueueOrderConformance):
+        component = "last_come_first"
+
+        def expected(self, groups, now):
+            return list(reversed(groups))
+    """
+
+    def test_any_two_groups_can_be_compared(self) -> None:
+        self.check(self.check_comparisons, request_lists(), st.floats(0, 100))
+
+    def test_a_key_depends_on_the_group_and_the_time_alone(self) -> None:
+        self.check(self.check_answers, request_lists(), st.floats(0, 100))
+
+    def test_a_stable_order_stays_the_same_while_groups_wait(self) -> None:
+        times = st.floats(0, 100), st.floats(0, 1e6)
+        self.check(self.check_stability, request_lists(), *times)
+
+    def test_serves_in_the_expected_order(self) -> None:
+        self.check(self.check_order, request_lists(), st.floats(0, 100))
+
+    def test_counts_service_without_losing_the_order(self) -> None:
+        counts = st.lists(st.integers(1, 50), min_size=8, max_size=8)
+        self.check(self.check_service, request_lists(), counts)
+
+    def test_quantum_over_depends_on_the_group_and_its_service_alone(self) -> None:
+        """If it has quanta: in any order of calls."""
+        counts = st.lists(st.sampled_from([1, 1, 1, 9]), max_size=40)
+        self.check(self.check_quanta, request_lists(), counts, st.floats(100, 200))

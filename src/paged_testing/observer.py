@@ -1,4 +1,4 @@
-"""Written cases for observers: what wrong ones are known to do."""
+"""Conformance of observers: they watch, and change nothing."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ import pytest
 from paged_core.engine import Engine
 from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
 from paged_core.sequence import SequenceGroup
-from paged_testing.component_conformance import ComponentConformance
-from paged_testing.failing_executor import FailingExecutor
-from paged_testing.memory_engine import build_memory_engine, serve
-from paged_testing.situations import SITUATIONS, Situation
-from paged_testing.text_alone import check_served
-from paged_testing.workload import Workload, simple_request
+from paged_testing.component import ComponentConformance
+from paged_testing.doubles import FailingExecutor
+from paged_testing.engines import build_memory_engine, engine_settings, serve
+from paged_testing.served import check_served
+from paged_testing.workloads import SITUATIONS, Situation, Workload, simple_request, workloads
 
 
-class ObserverCases(ComponentConformance):
-    """The cases of :class:`~paged_testing.ObserverConformance`."""
+class ObserverConformance(ComponentConformance):
+    """Subclass it for an observer. Override :meth:`table` if its options name files::
+
+    class TestMyLog(ObserverConformance):
+        component = "my_log"
+
+        def table(self, folder):
+            return {"name": "my_log", "path": str(folder / "log")}
+    """
 
     slot: ClassVar[str] = "observers"
+    max_examples: ClassVar[int] = 20
 
     @pytest.fixture(autouse=True)
     def _in_a_folder_of_its_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +146,14 @@ class ObserverCases(ComponentConformance):
             assert event == other, f"event {number} is {event}, without the observer {other}"
         count, expected = len(watched.events), len(alone.events)
         assert count == expected, f"{count} events with the observer, {expected} without it"
+
+    # ------------------------------------------------------------------ properties
+
+    def test_handles_every_event_without_raising(self) -> None:
+        self.check(self.check_handles, engine_settings(self.registry), workloads())
+
+    def test_changes_nothing(self) -> None:
+        self.check(self.check_changes_nothing, engine_settings(self.registry), workloads())
 
 
 class Witness(Observer):
