@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, thread_time
 from types import FrameType
@@ -21,7 +22,9 @@ _HYPOTHESIS = str(Path(hypothesis.__file__).parent)
 _TICK = 0.25
 """Seconds between two looks at the stack."""
 _WAITING = 15
-"""Seconds that a call may wait at most, if no other process is at work for it."""
+"""Seconds that a call may wait at most, by the clock of :class:`_WaitingTime`."""
+_SLOWEST = 1 / 8
+"""What a second of waiting counts at least, however busy the machine is."""
 _AT_WORK = 0.05
 """Seconds that child processes compute in a second at least, if they are at work."""
 
@@ -41,8 +44,9 @@ def watched_calls(seconds: float) -> Iterator[None]:
     watched: there only the bounds on steps remain.
 
     Args:
-        seconds: of processor time of this thread; a call that waits may take four times as long,
-            15 s at most, or eight times that while child processes compute, such as a compiler.
+        seconds: of processor time of this thread. A call that waits may take four times as long,
+            15 s at most, in which the processors of the machine are idle; on a busy machine, and
+            while child processes compute, such as a compiler, up to eight times that.
 
     Raises:
         CallDoesNotReturn: in the call; the message names it, and the line at which it is.
@@ -87,25 +91,20 @@ class _CallWatch:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._waiting = min(4 * seconds, _WAITING)
-        self._since: dict[FrameType, tuple[float, float]] = {}
+        self._since: dict[FrameType, _Moment] = {}
         """Calls that had not returned at the last tick, and when they were first seen."""
-        self._children = _ChildProcesses()
+        self._waiting_time = _WaitingTime()
         self.describe: Callable[[], str] | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        computed, passed = thread_time(), monotonic()
+        now = _Moment(monotonic(), thread_time(), self._waiting_time.read())
         calls = _calls_from_kit(frame)
-        self._since = {call: self._since.get(call, (computed, passed)) for call in calls}
-        for call, (computed_then, passed_then) in self._since.items():
-            took, waited = computed - computed_then, passed - passed_then
-            if took >= self._seconds or self._is_in_vain(waited):
+        self._since = {call: self._since.get(call, now) for call in calls}
+        for call, then in self._since.items():
+            computed, waited = now.computed - then.computed, now.waited - then.waited
+            if computed >= self._seconds or waited >= self._waiting:
                 self._since = {}
-                raise self._error(frame, call, max(took, waited))
-
-    def _is_in_vain(self, waited: float) -> bool:
-        if waited < self._waiting:
-            return False
-        return waited >= 8 * self._waiting or self._children.are_idle()
+                raise self._error(frame, call, now.passed - then.passed)
 
     def _error(self, frame: FrameType | None, call: FrameType, seconds: float) -> CallDoesNotReturn:
         error = CallDoesNotReturn(
@@ -119,23 +118,52 @@ class _CallWatch:
         return error
 
 
-class _ChildProcesses:
-    """What the child processes of this one compute, looked at once a second."""
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """Readings of three clocks, in seconds."""
+
+    passed: float
+    computed: float
+    """By this thread."""
+    waited: float
+
+
+class _WaitingTime:
+    """A clock of the seconds in which this thread waits and processors are idle.
+
+    What it waits for may itself wait for a processor: on a busy machine, and while child processes
+    compute, the clock is up to eight times slower.
+    """
 
     def __init__(self) -> None:
-        self._looked = 0.0
-        self._computed = 0.0
-        self._are_idle = False
+        self._waited = 0.0
+        self._passed, self._computed = monotonic(), thread_time()
+        self._idle = _idle_seconds()
+        self._children: float | None = None
+        """Processor time at the last look; they are looked at where this thread waits."""
 
-    def are_idle(self) -> bool:
-        """Whether they have computed nothing since the last look; not before there were two."""
-        now = monotonic()
-        if now - self._looked >= 1:
-            is_second = now - self._looked < 2
-            computed = _seconds_of_children()
-            self._are_idle = is_second and computed - self._computed < _AT_WORK
-            self._looked, self._computed = now, computed
-        return self._are_idle
+    def read(self) -> float:
+        """Return the seconds until now."""
+        passed, computed, idle = monotonic(), thread_time(), _idle_seconds()
+        took = max(passed - self._passed, 1e-6)
+        waited = max(0.0, took - (computed - self._computed))
+        if waited > took / 2:
+            are_at_work = self._are_children_at_work(took)
+            share = 0 if are_at_work else (idle - self._idle) / took / (psutil.cpu_count() or 1)
+            self._waited += waited * min(1, max(_SLOWEST, share))
+        self._passed, self._computed, self._idle = passed, computed, idle
+        return self._waited
+
+    def _are_children_at_work(self, took: float) -> bool:
+        """Whether child processes have computed since the last look; at first it is assumed."""
+        before, self._children = self._children, _seconds_of_children()
+        return before is None or self._children - before >= _AT_WORK * took
+
+
+def _idle_seconds() -> float:
+    """Time that the processors of this machine have spent idle, added up."""
+    times = psutil.cpu_times()
+    return times.idle + getattr(times, "iowait", 0.0)
 
 
 def _seconds_of_children() -> float:

@@ -15,7 +15,7 @@ from paged_core.interfaces.future import Future
 from paged_core.interfaces.observer import Observer
 from paged_core.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
-from paged_core.settings import settings_class
+from paged_core.settings import EngineSettings, settings_class
 from paged_core.step_outcome import StepOutcome
 from paged_core.wiring import build_engine
 from paged_testing.call_watch import described_by
@@ -75,18 +75,32 @@ def build_memory_engine(
         settings: of the engine; by default 64 blocks of 4 tokens and ``max_model_len`` 64.
     """
     registry = registry or Registry.discover()
-    ready = [observer for observer in observers if isinstance(observer, Observer)]
-    values: dict[str, Any] = {
-        "executor": "memory",
-        "num_blocks": 64,
-        "block_size": 4,
-        "max_model_len": 64,
-        "observers": [other for other in observers if not isinstance(other, Observer)],
-        **settings,
-    }
-    engine = build_engine(
-        settings_class(registry)(**values), registry, observers=ready, future=future or Future()
+    named = [other for other in observers if not isinstance(other, Observer)]
+    return start_memory_engine(
+        memory_settings(registry, observers=named, **settings),
+        registry,
+        observers=[observer for observer in observers if isinstance(observer, Observer)],
+        clock=clock,
+        future=future,
     )
+
+
+def memory_settings(registry: Registry, **settings: Any) -> EngineSettings:
+    """Settings for the ``memory`` executor; see :func:`build_memory_engine`."""
+    small = {"executor": "memory", "num_blocks": 64, "block_size": 4, "max_model_len": 64}
+    return settings_class(registry)(**{**small, **settings})
+
+
+def start_memory_engine(
+    settings: EngineSettings,
+    registry: Registry,
+    *,
+    observers: Sequence[Observer] = (),
+    clock: Callable[[], float] | None = None,
+    future: Future | None = None,
+) -> Engine:
+    """As :func:`build_memory_engine`, from settings that are made, and observers that are built."""
+    engine = build_engine(settings, registry, observers=observers, future=future or Future())
     engine.clock = clock or (lambda: float(engine.num_steps))
     return engine
 

@@ -15,7 +15,7 @@ from paged_core.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, Status
-from paged_testing.engines import build_memory_engine
+from paged_testing.engines import memory_settings, start_memory_engine
 from paged_testing.workloads import requests as any_request
 
 _FACTS: Sequence[tuple[int, int, int, float | None, str, int, float]] = (
@@ -55,7 +55,9 @@ WRITTEN_SHARES = (3, 15, 0, 8, 2, 11, 1, 4)
 
 def empty_cache(registry: Registry) -> KVCache:
     """An empty cache of 64 blocks."""
-    return build_memory_engine(registry).kv_cache
+    if "settings of an empty cache" not in registry.memo:  # to check settings takes the longest
+        registry.memo["settings of an empty cache"] = memory_settings(registry)
+    return start_memory_engine(registry.memo["settings of an empty cache"], registry).kv_cache
 
 
 def waiting_groups(requests: Sequence[Request]) -> list[SequenceGroup]:

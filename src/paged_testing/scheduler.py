@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import Any, ClassVar
 
 import pytest
@@ -15,7 +16,7 @@ from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup
-from paged_core.settings import settings_class
+from paged_core.settings import EngineSettings
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import (
     ALWAYS_OVER,
@@ -24,7 +25,13 @@ from paged_testing.doubles import (
     FailingExecutor,
     WatchedScheduler,
 )
-from paged_testing.engines import build_memory_engine, component_options, engine_settings, serve
+from paged_testing.engines import (
+    component_options,
+    engine_settings,
+    memory_settings,
+    serve,
+    start_memory_engine,
+)
 from paged_testing.served import (
     check_not_cut_short,
     check_nothing_leaked,
@@ -76,9 +83,13 @@ class SchedulerConformance(ComponentConformance):
     def make_engine(self, registry: Registry | None = None, **values: Any) -> Engine:
         """An engine without a model that has the scheduler, watched."""
         registry = registry or self.registry
-        values = {"scheduler": self._table, **values}
-        settings = settings_class(registry)(**values)
-        engine = build_memory_engine(registry, **values)
+        return self.start(
+            memory_settings(registry, **{"scheduler": self._table, **values}), registry
+        )
+
+    def start(self, settings: EngineSettings, registry: Registry | None = None) -> Engine:
+        """Such an engine from settings that are made, which takes most of the time."""
+        engine = start_memory_engine(settings, registry or self.registry)
         WatchedScheduler.install(
             engine, self.budget(settings.scheduler), self.max_num_seqs(settings.scheduler)
         )
@@ -154,11 +165,18 @@ class SchedulerConformance(ComponentConformance):
         if small != self._table:
             yield small
 
-    def engines(self, situation: Situation, **values: Any) -> Iterator[Engine]:
-        """Fresh engines for a situation, as far as the components combine."""
+    def settings_for(self, situation: Situation, **values: Any) -> Iterator[EngineSettings]:
+        """Settings for a situation, as far as the components combine."""
         for table in self.tables():
             with suppress(SettingsError):
-                yield self.make_engine(**situation.values({**values, "scheduler": table}))
+                combined = situation.values({**values, "scheduler": table})
+                settings = memory_settings(self.registry, **combined)
+                self.start(settings).close()
+                yield settings
+
+    def engines(self, situation: Situation, **values: Any) -> Iterator[Engine]:
+        """Fresh engines for a situation, as far as the components combine."""
+        return map(self.start, self.settings_for(situation, **values))
 
     @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
     def test_serves_when(self, situation: Situation) -> None:
@@ -182,20 +200,21 @@ class SchedulerConformance(ComponentConformance):
         """Each request, while it waits, is computed, decodes, is preempted or swapped out."""
         situation = SITUATIONS[name]
         requests = situation.workload.requests
-        for _, request in requests:
-            for step in range(16):
+        for settings in self.settings_for(situation):
+            for step, (_, request) in product(range(16), requests):
+                engine = self.start(settings)
                 workload = Workload(requests, ((step, request.id),))
-                for engine in self.engines(situation):
-                    check_served(engine, workload, serve(engine, workload))
+                check_served(engine, workload, serve(engine, workload))
 
     @pytest.mark.parametrize("name", DISTURBED)
     def test_steps_fail_at_any_moment_when(self, name: str) -> None:
-        for step in range(12):
-            for failures in ({"before": {step}}, {"after": {step}}):
-                for engine in self.engines(SITUATIONS[name]):
-                    FailingExecutor.install(engine, **failures)
-                    groups = serve(engine, SITUATIONS[name].workload)
-                    check_after_failures(engine, groups.values())
+        situation = SITUATIONS[name]
+        for settings in self.settings_for(situation):
+            for step, moment in product(range(12), ("before", "after")):
+                engine = self.start(settings)
+                FailingExecutor.install(engine, **{moment: {step}})
+                groups = serve(engine, situation.workload)
+                check_after_failures(engine, groups.values())
 
     @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
     def test_decides_the_same_again_when(self, situation: Situation) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -59,36 +60,44 @@ def simple_request(
     return Request(id=name, prompt=prompt, sampling=sampling, priority=priority)
 
 
+_KINDS = st.sampled_from(["plain"] * 6 + ["best_of", "beams"])
+_WIDTHS = st.sampled_from([1, 1, 1, 2, 3])
+_LENGTHS = st.integers(1, 12)
+_TEMPERATURES = st.sampled_from([0.0, 1.0])
+_FIELDS = st.fixed_dictionaries(
+    {
+        "prompt": st.lists(st.integers(0, 1), min_size=1, max_size=16).map(tuple),
+        "priority": st.integers(0, 2),
+        "cache_salt": st.sampled_from([None, None, "salt"]),
+        "tenant": st.sampled_from(["", "a", "b"]),
+        "deadline": st.sampled_from([None, 5.0, 50.0]),
+    }
+)
+
+
+@cache  # making a strategy takes longer than drawing from it
 @st.composite
 def requests(draw: st.DrawFn, name: str = "r", number: int = 0) -> Request:
     """One request over a tiny alphabet, so that prefixes are often shared."""
-    kind = draw(st.sampled_from(["plain"] * 6 + ["best_of", "beams"]))
-    n = draw(st.sampled_from([1, 1, 1, 2, 3]))
-    max_tokens = draw(st.integers(1, 12))
+    kind, n, max_tokens = draw(_KINDS), draw(_WIDTHS), draw(_LENGTHS)
     if kind == "beams":
         sampling = SamplingParams(n=n, beam_width=3, max_tokens=max_tokens)
     elif kind == "best_of":
         sampling = SamplingParams(n=n, best_of=3, temperature=1.0, max_tokens=max_tokens)
     else:
-        temperature = draw(st.sampled_from([0.0, 1.0]))
-        sampling = SamplingParams(n=n, temperature=temperature, max_tokens=max_tokens)
-    return Request(
-        id=f"{name}{number}",
-        prompt=tuple(draw(st.lists(st.integers(0, 1), min_size=1, max_size=16))),
-        sampling=sampling,
-        priority=draw(st.integers(0, 2)),
-        arrival=float(number),
-        cache_salt=draw(st.sampled_from([None, None, "salt"])),
-        tenant=draw(st.sampled_from(["", "a", "b"])),
-        deadline=draw(st.sampled_from([None, 5.0, 50.0])),
-    )
+        sampling = SamplingParams(n=n, temperature=draw(_TEMPERATURES), max_tokens=max_tokens)
+    own = draw(_FIELDS)
+    return Request(id=f"{name}{number}", sampling=sampling, arrival=float(number), **own)
+
+
+_STEPS = st.integers(0, 8)
 
 
 @st.composite
 def workloads(draw: st.DrawFn, max_requests: int = 7, max_aborts: int = 2) -> Workload:
     """A few requests that arrive within some steps of each other; some are aborted."""
     count = draw(st.integers(1, max_requests))
-    arrivals = [(draw(st.integers(0, 8)), draw(requests("r", number))) for number in range(count)]
+    arrivals = [(draw(_STEPS), draw(requests("r", number))) for number in range(count)]
     ids = [request.id for _, request in arrivals]
     aborts = draw(
         st.lists(st.tuples(st.integers(0, 12), st.sampled_from(ids)), max_size=max_aborts)
