@@ -382,8 +382,6 @@ class BlockAllocatorConformance(ServesEveryWorkload, AllocatorCases):
         component = "my_allocator"
     """
 
-    max_examples: ClassVar[int] = 40
-
     def test_behaves_like_the_model(self) -> None:
         kind = PrefixCacheMachine if self._caches else AllocatorMachine
         self.check_machine(lambda: kind(self.make, self.block_size))

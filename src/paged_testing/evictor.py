@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import ClassVar
 
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
@@ -17,7 +15,7 @@ from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
 from paged_core.interfaces.future import Future
 from paged_testing.component import ComponentConformance, ServesEveryWorkload
 from paged_testing.evictor_model import (
-    CONTENTS,
+    EvictorMachine,
     EvictorModel,
     IdleBlock,
     Watched,
@@ -215,54 +213,6 @@ class EvictorConformance(ServesEveryWorkload, EvictorCases):
             return held[-1].block
     """
 
-    max_examples: ClassVar[int] = 40
-
     def test_behaves_like_the_model(self) -> None:
         make, expected = self.make, self.expected
         self.check_machine(lambda: EvictorMachine(make, expected))
-
-
-class EvictorMachine(RuleBasedStateMachine):
-    """The actions of the model, in any order."""
-
-    def __init__(
-        self,
-        make: Callable[[int], Evictor],
-        expected: Callable[[Sequence[IdleBlock]], BlockId | None],
-    ) -> None:
-        super().__init__()
-        self.model = EvictorModel(make, expected)
-
-    @rule(
-        blocks=st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True),
-        contents=st.lists(st.sampled_from(CONTENTS), min_size=4, max_size=4),
-        hits=st.lists(st.integers(0, 3), min_size=4, max_size=4),
-        shortest=st.integers(1, 3),
-        steps_ago=st.sampled_from([0, 0, 1, 3, 6]),
-    )
-    def leave(
-        self,
-        blocks: list[int],
-        contents: list[int | None],
-        hits: list[int],
-        shortest: int,
-        steps_ago: int,
-    ) -> None:
-        self.model.leave(blocks, contents, hits, shortest, steps_ago)
-
-    @precondition(lambda self: self.model.held)
-    @rule(data=st.data(), is_forgotten=st.booleans())
-    def come_back(self, data: st.DataObject, is_forgotten: bool) -> None:
-        idle = data.draw(st.sampled_from(self.model.held))
-        self.model.come_back(idle, is_forgotten=is_forgotten)
-
-    @rule(block=st.integers(0, 9))
-    def remove_what_is_not_there(self, block: int) -> None:
-        self.model.remove_absent(block)
-
-    @rule()
-    def evict(self) -> None:
-        self.model.evict()
-
-    def teardown(self) -> None:
-        self.model.finish()

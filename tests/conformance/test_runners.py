@@ -10,6 +10,7 @@ import pytest
 from paged_testing import RunnerConformance
 from unit.cpu_kernels import SETS, load
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
 EVERY_SET = [pytest.param(name, marks=pytest.mark.slow) for name in SETS]
 ONNX_FILES = Path(__file__).parents[1] / "data" / "onnx"
 

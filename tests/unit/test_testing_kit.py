@@ -34,6 +34,8 @@ from paged_testing import (
 from unit.faulty_settings import FaultySettings
 from unit.mutants import MUTANTS, Mutant, first_failure
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
 CAUGHT_BY = {
     "WaitingAllocator": "allocate.. has not returned",
     "HangingEvictor": "evict.. has not returned .* in HangingEvictor.evict.*while",
