@@ -64,15 +64,14 @@ _KINDS = st.sampled_from(["plain"] * 6 + ["best_of", "beams"])
 _WIDTHS = st.sampled_from([1, 1, 1, 2, 3])
 _LENGTHS = st.integers(1, 12)
 _TEMPERATURES = st.sampled_from([0.0, 1.0])
-_FIELDS = st.fixed_dictionaries(
-    {
-        "prompt": st.lists(st.integers(0, 1), min_size=1, max_size=16).map(tuple),
-        "priority": st.integers(0, 2),
-        "cache_salt": st.sampled_from([None, None, "salt"]),
-        "tenant": st.sampled_from(["", "a", "b"]),
-        "deadline": st.sampled_from([None, 5.0, 50.0]),
-    }
-)
+_FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "prompt": st.lists(st.integers(0, 1), min_size=1, max_size=16).map(tuple),
+    "priority": st.integers(0, 2),
+    "cache_salt": st.sampled_from([None, None, "salt"]),
+    "tenant": st.sampled_from(["", "a", "b"]),
+    "deadline": st.sampled_from([None, 5.0, 50.0]),
+}
+_OTHERS = st.fixed_dictionaries(_FIELDS)
 
 
 @cache  # making a strategy takes longer than drawing from it
@@ -86,8 +85,8 @@ def requests(draw: st.DrawFn, name: str = "r", number: int = 0) -> Request:
         sampling = SamplingParams(n=n, best_of=3, temperature=1.0, max_tokens=max_tokens)
     else:
         sampling = SamplingParams(n=n, temperature=draw(_TEMPERATURES), max_tokens=max_tokens)
-    own = draw(_FIELDS)
-    return Request(id=f"{name}{number}", sampling=sampling, arrival=float(number), **own)
+    others = draw(_OTHERS)
+    return Request(id=f"{name}{number}", sampling=sampling, arrival=float(number), **others)
 
 
 _STEPS = st.integers(0, 8)

@@ -80,6 +80,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("compiled_kernels")
 class TestPipeline(ExecutorConformance):
     component = EMULATED
     settings: ClassVar[Mapping[str, Any]] = {

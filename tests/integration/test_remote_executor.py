@@ -147,6 +147,7 @@ class TestRequests:
             engine.step()
 
 
+@pytest.mark.usefixtures("compiled_kernels")
 class TestPicklingEveryStep(ExecutorConformance):
     """Every field of a step or a result can be sent to another process."""
 
