@@ -25,6 +25,14 @@ def _library_logs() -> Iterator[None]:
     yield
 
 
+@pytest.fixture(scope="session")
+def compiled_kernels() -> None:
+    """The CPU kernels that ``auto`` chooses, compiled before a test in which calls are watched."""
+    from unit.cpu_kernels import compile_all
+
+    compile_all(["auto"])
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _loaded_objects_are_left_alone() -> None:
     """What lives by now, above all what was imported, is not searched by every garbage collection.

@@ -42,7 +42,7 @@ from paged_core.interfaces.attention import (
 )
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 from paged_core.settings import EngineSettings
-from paged_core.testing.attention_batch import attention_batch
+from paged_testing.attention_scene import attention_batch
 
 BF16 = torch.bfloat16
 ROUNDS = 9

@@ -9,11 +9,12 @@ from paged_core.registry import Registry
 
 
 def kit_modules() -> list[str]:
-    """Return the package ``testing`` beside the interface of every slot, each once."""
-    found = dict.fromkeys(["paged_core.testing"])
+    """Return the core's kit, and the package ``testing`` beside the interface of other slots."""
+    found = {"paged_testing": None}
     for slot in Registry.discover().slots.values():
-        package = slot.interface.partition(":")[0].rpartition(".")[0]
-        found[f"{package.removesuffix('.interfaces')}.testing"] = None
+        package = slot.interface.partition(":")[0].rpartition(".")[0].removesuffix(".interfaces")
+        if package != "paged_core":
+            found[f"{package}.testing"] = None
     return list(found)
 
 

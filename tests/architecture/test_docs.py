@@ -21,7 +21,7 @@ from paged_core import hookspecs
 from paged_core.component import Command, Component, Profile, Slot
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
-from paged_core.testing import POLICY_SLOTS
+from paged_testing import POLICY_SLOTS
 
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"

@@ -12,7 +12,7 @@ import pytest
 from architecture.kits import conformance_classes as kit_classes
 from paged_core.component import Component
 from paged_core.registry import Registry
-from paged_core.testing import ComponentConformance
+from paged_testing import ComponentConformance
 
 FOLDER = Path(__file__).parent.parent / "conformance"
 

@@ -22,7 +22,7 @@ INTERFACES = sorted(
     path for path in (CORE / "interfaces").glob("*.py") if path.name != "__init__.py"
 )
 SCREEN = 60
-PACKAGES = ("paged_core", "paged_policies", "paged_backends", "paged_plugins")
+PACKAGES = ("paged_core", "paged_testing", "paged_policies", "paged_backends", "paged_plugins")
 
 
 def code_lines(path: Path) -> int:
@@ -31,7 +31,7 @@ def code_lines(path: Path) -> int:
 
 
 def core_files() -> Iterator[Path]:
-    return (path for path in CORE.rglob("*.py") if "testing" not in path.parts)
+    return CORE.rglob("*.py")
 
 
 def imported_names(path: Path) -> Iterator[str]:
@@ -112,7 +112,7 @@ PARTS = {
         1610,
     ),
     "checks of what components do": ("checked/", 325),
-    "the command and the contracts": ("cli/ interfaces/", 2250),
+    "the command and the contracts": ("cli/ interfaces/ testing.py", 2250),
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is
 the engine: requests, blocks and steps."""

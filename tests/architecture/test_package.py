@@ -21,6 +21,7 @@ from paged_core.registry import Registry
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "paged_core": ROOT / "src",
+    "paged_testing": ROOT / "src",
     "paged_policies": ROOT / "policies",
     "paged_backends": ROOT / "backends",
     "paged_plugins": ROOT / "plugins",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_core.testing import BlockAllocatorConformance
+from paged_testing import BlockAllocatorConformance
 
 
 class TestUncached(BlockAllocatorConformance):

@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from paged_core.testing import AttentionConformance
+from conformance.lanes import left_to_long_tests
+from paged_testing import AttentionConformance
+from unit.cpu_kernels import compile_all
 
 
 class TestTorch(AttentionConformance):
@@ -15,19 +17,15 @@ class TestTorch(AttentionConformance):
     dtypes = ("float32", "bfloat16", "float16")
 
 
+@left_to_long_tests(
+    "test_more_tokens_than_a_dimension_of_a_grid_may_have",
+    "test_a_sequence_of_several_thousand_blocks",
+)
 class TestTorchDeterministic(AttentionConformance):
     component = "torch"
     deterministic = True
     keeps_bits = True
     max_examples = 15
-
-    @pytest.mark.slow
-    def test_more_tokens_than_a_dimension_of_a_grid_may_have(self) -> None:
-        super().test_more_tokens_than_a_dimension_of_a_grid_may_have()
-
-    @pytest.mark.slow
-    def test_a_sequence_of_several_thousand_blocks(self) -> None:
-        super().test_a_sequence_of_several_thousand_blocks()
 
 
 class TestTorchFloat8(AttentionConformance):
@@ -36,12 +34,19 @@ class TestTorchFloat8(AttentionConformance):
     kv_cache_dtype = "fp8_e4m3"
 
 
-class OnCpu(AttentionConformance):
-    keeps_bits = True
+@pytest.fixture(scope="module", autouse=True)
+def _compiled(request: pytest.FixtureRequest) -> None:
+    """Compile what the selected tests need, in which calls are watched, all at once before them."""
+    kinds = {item.cls for item in request.session.items if isinstance(item, pytest.Function)}
+    chosen = [kind.component for kind in kinds if kind and issubclass(kind, OnCpu)]
+    compile_all({"auto" if part == "cpu" else part["instruction_set"] for part in chosen})
 
-    @pytest.mark.slow
-    def test_more_tokens_than_a_dimension_of_a_grid_may_have(self) -> None:
-        super().test_more_tokens_than_a_dimension_of_a_grid_may_have()
+
+@left_to_long_tests("test_more_tokens_than_a_dimension_of_a_grid_may_have")
+class OnCpu(AttentionConformance):
+    """The best instruction set and the portable one; others are left to the long tests."""
+
+    keeps_bits = True
 
 
 class TestCpu(OnCpu):
@@ -109,10 +114,12 @@ class TestCpuInt8Portable(OnCpuInt8):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "portable"}
 
 
+@pytest.mark.slow
 class TestCpuAvx512Amx(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_amx"}
 
 
+@pytest.mark.slow
 class TestCpuAvx512AmxEmulated(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {
         "name": "cpu",
@@ -120,6 +127,7 @@ class TestCpuAvx512AmxEmulated(OnCpu):
     }
 
 
+@pytest.mark.slow
 class TestCpuPortableAmxEmulated(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {
         "name": "cpu",
@@ -127,18 +135,22 @@ class TestCpuPortableAmxEmulated(OnCpu):
     }
 
 
+@pytest.mark.slow
 class TestCpuAvx512(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512"}
 
 
+@pytest.mark.slow
 class TestCpuAvx512Bf16(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_bf16"}
 
 
+@pytest.mark.slow
 class TestCpuAvx512Bf16Mixed(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_bf16_mixed"}
 
 
+@pytest.mark.slow
 class TestCpuAvx2(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx2"}
 

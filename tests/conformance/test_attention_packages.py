@@ -8,12 +8,19 @@ from typing import Any, ClassVar
 
 import pytest
 
+from conformance.lanes import left_to_long_tests
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cuda.emulation import EmulatedModule
-from paged_core.testing import AttentionConformance
+from paged_testing import AttentionConformance
 from unit.attention_packages.install import install
 
 
+@left_to_long_tests(
+    "test_more_tokens_than_a_dimension_of_a_grid_may_have",
+    "test_a_sequence_of_several_thousand_blocks",
+    "test_a_result_hardly_depends_on_the_rest_of_the_batch",
+    "test_the_same_batch_gives_the_same_bits",
+)
 class OverStandIns(AttentionConformance):
     """What takes long is left to the long tests: the stand-ins compute everything by one code."""
 
@@ -27,23 +34,10 @@ class OverStandIns(AttentionConformance):
         install(monkeypatch, *self.packages)
         yield
 
-    @pytest.mark.slow
     def test_more_tokens_than_a_dimension_of_a_grid_may_have(self) -> None:
         if self.block_multiple > 1:
             pytest.skip("66,000 sequences with a block of 256 tokens each take 4 GB")
         super().test_more_tokens_than_a_dimension_of_a_grid_may_have()
-
-    @pytest.mark.slow
-    def test_a_sequence_of_several_thousand_blocks(self) -> None:
-        super().test_a_sequence_of_several_thousand_blocks()
-
-    @pytest.mark.slow
-    def test_a_result_hardly_depends_on_the_rest_of_the_batch(self) -> None:
-        super().test_a_result_hardly_depends_on_the_rest_of_the_batch()
-
-    @pytest.mark.slow
-    def test_the_same_batch_gives_the_same_bits(self) -> None:
-        super().test_the_same_batch_gives_the_same_bits()
 
     @pytest.mark.slow
     @pytest.mark.parametrize("changes", [{}, {"sliding_window": 100}], ids=str)

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from conformance.lanes import left_to_long_tests
 from paged_backends.attention.cuda_attention import CudaAttention
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.compiler import find_compiler
 from paged_backends.kernels.cuda.emulation import EmulatedModule, Order
 from paged_backends.kernels.cuda.targets import EmulatedTarget
 from paged_core.interfaces.attention import AttentionBackend
-from paged_core.testing import AttentionConformance
-from paged_core.testing.attention_cases import SHAPES
+from paged_testing import AttentionConformance
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,6 +26,10 @@ def _compiled() -> None:
         EmulatedModule.load(checked=False)
 
 
+@left_to_long_tests(
+    "test_sequences_may_begin_with_the_same_blocks",
+    "test_more_tokens_than_a_dimension_of_a_grid_may_have",
+)
 class OnEmulatedGpu(AttentionConformance):
     component: ClassVar[Mapping[str, Any]] = {"name": "cuda", "target": "emulated"}
     dtypes = ("bfloat16",)
@@ -47,36 +51,20 @@ class OnEmulatedGpu(AttentionConformance):
         made.target.emulation.set_order(self.order, seed=5)
         return made
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
-    def test_sequences_may_begin_with_the_same_blocks(self, changes: dict[str, Any]) -> None:
-        super().test_sequences_may_begin_with_the_same_blocks(changes)
-
-    @pytest.mark.slow
-    def test_more_tokens_than_a_dimension_of_a_grid_may_have(self) -> None:
-        super().test_more_tokens_than_a_dimension_of_a_grid_may_have()
-
 
 class TestCuda(OnEmulatedGpu):
     pass
 
 
+@left_to_long_tests(
+    "test_a_sequence_of_several_thousand_blocks",
+    "test_the_same_batch_gives_the_same_bits",
+    "test_a_result_hardly_depends_on_the_rest_of_the_batch",
+)
 class Brief(OnEmulatedGpu):
     """What takes seconds is among the long versions of tests."""
 
     max_examples = 10
-
-    @pytest.mark.slow
-    def test_a_sequence_of_several_thousand_blocks(self) -> None:
-        super().test_a_sequence_of_several_thousand_blocks()
-
-    @pytest.mark.slow
-    def test_the_same_batch_gives_the_same_bits(self) -> None:
-        super().test_the_same_batch_gives_the_same_bits()
-
-    @pytest.mark.slow
-    def test_a_result_hardly_depends_on_the_rest_of_the_batch(self) -> None:
-        super().test_a_result_hardly_depends_on_the_rest_of_the_batch()
 
 
 class TestCudaFloat32(Brief):
@@ -95,16 +83,13 @@ class TestCudaByChance(Brief):
     order = "by chance"
 
 
+@left_to_long_tests("test_a_sequence_of_several_thousand_blocks")
 class TestCudaDeterministic(OnEmulatedGpu):
     """In tiles alone."""
 
     deterministic = True
     keeps_bits = True
     order = "down"
-
-    @pytest.mark.slow
-    def test_a_sequence_of_several_thousand_blocks(self) -> None:
-        super().test_a_sequence_of_several_thousand_blocks()
 
     @pytest.mark.slow
     def test_more_tokens_than_a_dimension_of_a_grid_may_have(self) -> None:

@@ -22,7 +22,7 @@ from paged_backends.kernels.cuda.variant import SOURCES, Variant
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
 from paged_core.interfaces.layer import KVCacheDtype
 from paged_core.settings import EngineSettings
-from paged_core.testing import AttentionConformance
+from paged_testing import AttentionConformance
 from unit.emulated_kernels import Workshop
 
 KERNELS = """\

@@ -15,7 +15,8 @@ from pydantic import create_model
 from architecture.snippets import ROOT, blocks
 from paged_core.component import Component, ComponentSettings
 from paged_core.registry import Registry
-from paged_core.testing import (
+from paged_plugins.lab.testing import CostModelConformance, RouterConformance
+from paged_testing import (
     BlockAllocatorConformance,
     ComponentConformance,
     EvictorConformance,
@@ -25,7 +26,6 @@ from paged_core.testing import (
     VictimConformance,
     registry_with,
 )
-from paged_plugins.lab.testing import CostModelConformance, RouterConformance
 
 SHOWN = {
     "block_allocator": "HighestFirst",

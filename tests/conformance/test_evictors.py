@@ -8,8 +8,8 @@ from typing import Any
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo
 from paged_core.interfaces.future import Future
-from paged_core.testing import EvictorConformance, IdleBlock
-from paged_core.testing.evictor_conformance import other_key
+from paged_testing import EvictorConformance, IdleBlock
+from paged_testing.evictor_model import other_key
 
 
 def lowest(held: Sequence[IdleBlock], rank: Any) -> BlockId:

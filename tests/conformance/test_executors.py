@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from paged_core.testing import ExecutorConformance
+import pytest
+
+from paged_testing import ExecutorConformance
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
 
 class TestSimulated(ExecutorConformance):

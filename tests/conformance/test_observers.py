@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paged_core.testing import ObserverConformance
+from paged_testing import ObserverConformance
 
 
 class TestDecisionLog(ObserverConformance):

@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paged_core.sequence import SequenceGroup
-from paged_core.testing import QueueOrderConformance
+from paged_testing import QueueOrderConformance
+
+OF_VARIANTS = 12
+"""Examples for each property of an order that has other options than one tested before it."""
 
 
 def by(groups: Sequence[SequenceGroup], key: Callable[[SequenceGroup], Any]) -> list[SequenceGroup]:
@@ -34,6 +37,7 @@ class TestPriority(QueueOrderConformance):
 
 class TestPriorityWithAging(QueueOrderConformance):
     component = {"name": "priority", "aging": 0.5}  # noqa: RUF012
+    max_examples = OF_VARIANTS
 
     def expected(
         self, groups: Sequence[SequenceGroup], now: float, /
@@ -47,6 +51,7 @@ class TestSjf(QueueOrderConformance):
 
 class TestSjfWithAging(QueueOrderConformance):
     component = {"name": "sjf", "aging": 5.0}  # noqa: RUF012
+    max_examples = OF_VARIANTS
 
 
 class TestHrrn(QueueOrderConformance):
@@ -66,6 +71,7 @@ class TestLongestPrefix(QueueOrderConformance):
 
 class TestLongestPrefixWithAging(TestLongestPrefix):
     component = {"name": "longest_prefix", "aging": 2.0}  # noqa: RUF012
+    max_examples = OF_VARIANTS
 
 
 class TestFair(QueueOrderConformance):
@@ -91,6 +97,7 @@ class TestEdf(QueueOrderConformance):
 
 class TestEdfWithSlo(QueueOrderConformance):
     component = {"name": "edf", "default_slo": 3.0}  # noqa: RUF012
+    max_examples = OF_VARIANTS
 
     def expected(
         self, groups: Sequence[SequenceGroup], now: float, /
@@ -119,6 +126,7 @@ def level(group: SequenceGroup) -> int:
 
 class TestMlfqWithoutPromotion(QueueOrderConformance):
     component = {"name": "mlfq", "num_levels": 3, "first_quantum": 4, "promote_after": None}  # noqa: RUF012
+    max_examples = OF_VARIANTS
 
     def expected(
         self, groups: Sequence[SequenceGroup], now: float, /
@@ -128,6 +136,7 @@ class TestMlfqWithoutPromotion(QueueOrderConformance):
 
 class TestMlfqWithPromotion(QueueOrderConformance):
     component = {"name": "mlfq", "num_levels": 3, "first_quantum": 4, "promote_after": 50.0}  # noqa: RUF012
+    max_examples = OF_VARIANTS
 
     def expected(
         self, groups: Sequence[SequenceGroup], now: float, /

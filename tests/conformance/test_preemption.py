@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paged_core.interfaces.preemption import PreemptionMode
 from paged_core.sequence import SequenceGroup
-from paged_core.testing import PreemptionConformance
+from paged_testing import PreemptionConformance
 
 
 class TestRecompute(PreemptionConformance):

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from paged_core.testing import RunnerConformance
+from paged_testing import RunnerConformance
 from unit.cpu_kernels import SETS, load
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
 EVERY_SET = [pytest.param(name, marks=pytest.mark.slow) for name in SETS]
 ONNX_FILES = Path(__file__).parents[1] / "data" / "onnx"
 

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from paged_core.testing import SchedulerConformance
+from conformance.lanes import left_to_long_tests
+from paged_testing import SchedulerConformance
+
+INHERITED = (
+    "test_plans_ahead_when",
+    "test_aborts_at_any_moment_when",
+    "test_steps_fail_at_any_moment_when",
+    "test_decides_the_same_again_when",
+    "test_serves_every_workload_with_each_step_planned_ahead",
+    "test_survives_aborts_at_any_time",
+    "test_survives_steps_that_fail",
+    "test_requests_end_even_if_every_quantum_is_always_over",
+    "test_no_request_is_preempted_for_one_that_comes_after_it",
+    "test_decides_the_same_again",
+)
+"""Cases about code of another scheduler, which is tested there."""
 
 
 class TestPrefillOrDecode(SchedulerConformance):
@@ -13,9 +28,15 @@ class TestTokenBudget(SchedulerConformance):
     component = "token_budget"
 
 
+@left_to_long_tests(*INHERITED)
 class TestIterationLevel(SchedulerConformance):
+    """``token_budget`` with whole prompts: that option is drawn there too."""
+
     component = "iteration_level"
 
 
+@left_to_long_tests(*INHERITED)
 class TestStaticBatch(SchedulerConformance):
+    """``prefill_or_decode`` that admits between batches only."""
+
     component = "static_batch"

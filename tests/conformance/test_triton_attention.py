@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from conformance.lanes import left_to_long_tests
 from paged_backends.kernels.triton.interpreter import is_interpreted
-from paged_core.testing import AttentionConformance
-from paged_core.testing.attention_cases import SHAPES
-from paged_core.testing.attention_scene import Scene
+from paged_core.interfaces.layer import LayerSpec
+from paged_testing import AttentionConformance
+from paged_testing.attention_scene import Scene
 from unit.writes_only import WritesOnly
 
 pytestmark = pytest.mark.skipif(
@@ -22,6 +23,12 @@ class Interpreted(AttentionConformance):
     component = "triton"
     max_examples = 8
     max_seconds = 60
+
+    def layer(self, dtype: str, **changes: Any) -> LayerSpec:
+        """A small layer with half of the heads, unless a case is about heads."""
+        if not changes.keys() & {"num_heads", "num_kv_heads", "alibi_slopes"}:
+            changes |= {"num_heads": 2, "num_kv_heads": 1}
+        return super().layer(dtype, **changes)
 
     def scene(self, *args: Any) -> Scene:
         """What is cached before a scene is only written: the interpreter is slow."""
@@ -38,15 +45,19 @@ class TestTriton(Interpreted):
     dtypes = ("float32",)
 
 
+@left_to_long_tests(
+    "test_sequences_may_begin_with_the_same_blocks",
+    "test_a_sequence_of_several_thousand_blocks",
+    "test_the_same_batch_gives_the_same_bits",
+    "test_a_result_hardly_depends_on_the_rest_of_the_batch",
+    "test_two_batches_in_turn_leave_nothing_behind",
+    "test_layers_of_different_windows_share_a_plan",
+    "test_each_query_head_has_its_key_head",
+)
 class TestTritonFloat8(Interpreted):
     dtypes = ("bfloat16",)
     kv_cache_dtype = "fp8_e4m3"
     max_examples = 5
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
-    def test_sequences_may_begin_with_the_same_blocks(self, changes: dict[str, Any]) -> None:
-        super().test_sequences_may_begin_with_the_same_blocks(changes)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paged_core.sequence import SequenceGroup
-from paged_core.testing import VictimConformance
+from paged_testing import VictimConformance
 
 
 class TestNewest(VictimConformance):

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from paged_core.interfaces.attention import AttentionBatch, SupportsGraphCapture
-from paged_core.testing import AttentionConformance
-from paged_core.testing.attention_batch import attention_batch
+from paged_testing import AttentionConformance
+from paged_testing.attention_scene import attention_batch
 from unit.attention_calls import LAYER, make
 
 

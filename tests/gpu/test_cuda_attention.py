@@ -26,9 +26,8 @@ from paged_backends.kernels.cuda.variant import Variant
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
-from paged_core.testing import AttentionConformance
-from paged_core.testing.attention_batch import attention_batch
-from paged_core.testing.attention_scene import Scene
+from paged_testing import AttentionConformance
+from paged_testing.attention_scene import Scene, attention_batch
 
 LAYER = LayerSpec(
     num_heads=16,

@@ -15,7 +15,7 @@ from paged_backends.executors.cuda_accelerator import CudaAccelerator
 from paged_backends.executors.model_timer import ModelTimer
 from paged_core import LLM, SamplingParams
 from paged_core.registry import Registry
-from paged_core.testing.registry import registry_with
+from paged_testing.engines import registry_with
 from unit.capturable_attention import CAPTURABLE
 
 

@@ -16,9 +16,8 @@ from paged_core import LLM, SamplingParams
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
-from paged_core.testing import AttentionConformance
-from paged_core.testing.attention_batch import attention_batch
-from paged_core.testing.attention_scene import Scene
+from paged_testing import AttentionConformance
+from paged_testing.attention_scene import Scene, attention_batch
 
 LAYER = LayerSpec(
     num_heads=16,

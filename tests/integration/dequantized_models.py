@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_core.interfaces.runner import Runner
-from paged_core.testing.dense_attention import DenseAttention
+from paged_testing.runner import DenseAttention
 
 
 def dequantized_model(folder: Path, weight_format: WeightFormat) -> Any:

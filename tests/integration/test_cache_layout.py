@@ -12,8 +12,8 @@ from paged_backends.executors.local import LocalExecutor
 from paged_core import LLM, SamplingParams
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_core.testing import AttentionConformance
-from paged_core.testing.registry import registry_with
+from paged_testing import AttentionConformance
+from paged_testing.engines import registry_with
 from unit.packed_attention import PACKED, PackedAttention
 
 PROMPTS = [[3, 5, 7, 11, 13, 17, 19], [23, 29, 31], [5] * 9, [8, 9, 10, 11, 12]]

@@ -93,7 +93,7 @@ from paged_backends.quantization.weight_format import WeightFormat
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
-from paged_core.testing.attention_scene import Scene
+from paged_testing.attention_scene import Scene
 
 poison = ctypes.CDLL(None).__asan_poison_memory_region
 unpoison = ctypes.CDLL(None).__asan_unpoison_memory_region

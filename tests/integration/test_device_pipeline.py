@@ -25,8 +25,8 @@ from paged_backends.executors.emulated_accelerator import EmulatedStream
 from paged_backends.executors.local import LocalExecutor
 from paged_backends.executors.pinned_buffers import PinnedBuffers
 from paged_core import LLM, SamplingParams
-from paged_core.testing import ExecutorConformance
-from paged_core.testing.registry import registry_with
+from paged_testing import ExecutorConformance
+from paged_testing.engines import registry_with
 from unit.capturable_attention import CAPTURABLE, CapturableAttention
 
 SHARED = list(range(60, 81))
@@ -80,6 +80,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("compiled_kernels")
 class TestPipeline(ExecutorConformance):
     component = EMULATED
     settings: ClassVar[Mapping[str, Any]] = {

@@ -43,7 +43,7 @@ from paged_core import LLM, SamplingParams
 from paged_core.cli import main
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.interfaces.runner import Runner
-from paged_core.testing.dense_attention import DenseAttention
+from paged_testing.runner import DenseAttention
 
 SHAPE = {
     "hidden_size": 64,

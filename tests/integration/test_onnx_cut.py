@@ -15,7 +15,7 @@ from paged_backends.runners.onnx.file.file_runner import OnnxFileRunner
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.runner import RunnerParts
-from paged_core.testing.dense_attention import DenseAttention
+from paged_testing.runner import DenseAttention
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 

@@ -19,8 +19,8 @@ from paged_core.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings import settings_class
-from paged_core.testing import ExecutorConformance, registry_with
 from paged_core.wiring import build_engine
+from paged_testing import ExecutorConformance, registry_with
 
 PROMPT = (5, 7, 11, 13, 17, 19)
 SMALL: dict[str, Any] = {
@@ -147,6 +147,7 @@ class TestRequests:
             engine.step()
 
 
+@pytest.mark.usefixtures("compiled_kernels")
 class TestPicklingEveryStep(ExecutorConformance):
     """Every field of a step or a result can be sent to another process."""
 

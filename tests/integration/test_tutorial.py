@@ -45,7 +45,7 @@ def test_installing_it_activates_nothing(installed: Path, tmp_path: Path) -> Non
 
 
 def test_its_scheduler_passes_the_conformance_kit(installed: Path, sources: Path) -> None:
-    fewer = "import paged_core.testing as kit\nkit.SchedulerConformance.max_examples = 12\n"
+    fewer = "import paged_testing as kit\nkit.SchedulerConformance.max_examples = 12\n"
     (sources / "conftest.py").write_text(fewer, "utf-8")
     command = f"{sys.executable} -m pytest -q -p no:cacheprovider test_turns.py"
     lines = run(command, sources, [installed])

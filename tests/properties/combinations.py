@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from paged_core.component import ComponentSettings
 from paged_core.registry import Registry
-from paged_core.testing.engine_settings import POLICY_SLOTS
+from paged_testing.engines import POLICY_SLOTS
 
 Table = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
-from paged_core.testing.workload import Workload
+from paged_testing.workloads import Workload
 
 ASKED: tuple[dict[str, Any], ...] = (
     {},

@@ -17,10 +17,9 @@ import pytest
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_core.settings import settings_class
-from paged_core.testing.engine_settings import POLICY_SLOTS
-from paged_core.testing.memory_engine import build_memory_engine, serve
-from paged_core.testing.text_alone import check_served
-from paged_core.testing.workload import Workload
+from paged_testing.engines import POLICY_SLOTS, build_memory_engine, serve
+from paged_testing.served import check_served
+from paged_testing.workloads import Workload
 from properties.combinations import LIMITS, Table, columns, settings_of, variants
 from properties.covering import pairwise_rows
 from properties.mixed_workloads import mixed_workload

@@ -21,11 +21,10 @@ from paged_core.interfaces.observer import Observer
 from paged_core.registry import Registry
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
-from paged_core.testing.background_executor import BackgroundExecutor
-from paged_core.testing.engine_settings import engine_settings
-from paged_core.testing.memory_engine import build_memory_engine
-from paged_core.testing.text_alone import check_nothing_leaked, check_said
-from paged_core.testing.workload import Workload, workloads
+from paged_testing.doubles import BackgroundExecutor
+from paged_testing.engines import build_memory_engine, engine_settings
+from paged_testing.served import check_nothing_leaked, check_said
+from paged_testing.workloads import Workload, workloads
 from properties.fault_injection import (
     InjectedFault,
     InjectedInterrupt,

@@ -16,8 +16,8 @@ from paged_core.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
-from paged_core.testing.memory_engine import build_memory_engine
-from paged_core.testing.workload import simple_request
+from paged_testing.engines import build_memory_engine
+from paged_testing.workloads import simple_request
 
 REGISTRY = Registry.discover()
 STEPS = 400

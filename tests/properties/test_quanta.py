@@ -11,17 +11,14 @@ from hypothesis import strategies as st
 from paged_core.component import ComponentSettings
 from paged_core.registry import Registry
 from paged_core.sequence import SequenceGroup
-from paged_core.testing.always_over_order import ALWAYS_OVER, AlwaysOverSettings
-from paged_core.testing.engine_settings import engine_settings
-from paged_core.testing.failing_executor import FailingExecutor
-from paged_core.testing.memory_engine import build_memory_engine, serve
-from paged_core.testing.text_alone import check_nothing_leaked, check_said, check_served
-from paged_core.testing.watched_scheduler import WatchedScheduler
-from paged_core.testing.workload import Workload, workloads
 from paged_policies.orders.mlfq import MlfqSettings
 from paged_policies.schedulers.iteration_level import IterationLevelSettings
 from paged_policies.schedulers.prefill_or_decode import PrefillOrDecodeSettings
 from paged_policies.schedulers.token_budget import TokenBudgetSettings
+from paged_testing.doubles import ALWAYS_OVER, AlwaysOverSettings, FailingExecutor, WatchedScheduler
+from paged_testing.engines import build_memory_engine, engine_settings, serve
+from paged_testing.served import check_nothing_leaked, check_said, check_served
+from paged_testing.workloads import Workload, workloads
 from properties.mixed_workloads import mixed_workload
 from properties.profile import profile
 

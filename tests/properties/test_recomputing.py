@@ -11,10 +11,9 @@ from paged_core.ids import SeqId
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.registry import Registry
 from paged_core.step import StepInput
-from paged_core.testing.engine_settings import engine_settings
-from paged_core.testing.memory_engine import build_memory_engine, serve
-from paged_core.testing.text_alone import check_served
-from paged_core.testing.workload import Workload, workloads
+from paged_testing.engines import build_memory_engine, engine_settings, serve
+from paged_testing.served import check_served
+from paged_testing.workloads import Workload, workloads
 from properties.profile import profile
 
 REGISTRY = Registry.discover()

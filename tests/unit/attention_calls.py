@@ -16,7 +16,7 @@ from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, At
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
-from paged_core.testing.attention_batch import attention_batch
+from paged_testing.attention_scene import attention_batch
 
 LAYER = LayerSpec(
     num_heads=4,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -20,6 +23,20 @@ def load(name: str, num_threads: int = 2) -> Kernels:
         return Kernels.load(name, num_threads)
     except (CannotCompile, NoSuchInstructions) as error:
         pytest.skip(str(error))
+
+
+def compile_all(names: Iterable[str]) -> None:
+    """Compile the kernels for some instruction sets, as far as this machine has them, in parallel.
+
+    For fixtures: in the tests of the conformance kit, a call may not take long.
+    """
+
+    def compile_one(name: str) -> None:
+        with suppress(CannotCompile, NoSuchInstructions):
+            Kernels.load(name, 1)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_one, names))
 
 
 def loadable(num_threads: int = 2) -> dict[str, Kernels]:

@@ -12,8 +12,8 @@ from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_core.step import NewSequence
-from paged_core.testing.memory_engine import build_memory_engine
-from paged_core.testing.text_alone import check_nothing_leaked
+from paged_testing.engines import build_memory_engine
+from paged_testing.served import check_nothing_leaked
 
 EOS = 7
 

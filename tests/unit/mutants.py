@@ -18,7 +18,7 @@ from paged_core.component import Component, ComponentSettings
 from paged_core.ids import BlockId
 from paged_core.registry import Registry
 from paged_core.sequence import SequenceGroup
-from paged_core.testing import (
+from paged_testing import (
     AttentionConformance,
     BlockAllocatorConformance,
     ComponentConformance,
@@ -33,7 +33,7 @@ from paged_core.testing import (
     VictimConformance,
     registry_with,
 )
-from paged_core.testing.call_watch import CallDoesNotReturn
+from paged_testing.call_watch import CallDoesNotReturn
 from unit import faulty_allocators as allocators
 from unit import faulty_attention as attention
 from unit import faulty_evictors as evictors

@@ -17,10 +17,9 @@ from paged_core.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.sequence import Status
 from paged_core.step import StepInput, StepResult
-from paged_core.testing.background_executor import BackgroundExecutor
-from paged_core.testing.failing_executor import FailingExecutor
-from paged_core.testing.memory_engine import build_memory_engine
-from paged_core.testing.text_alone import check_nothing_leaked, check_said, text_alone
+from paged_testing.doubles import BackgroundExecutor, FailingExecutor
+from paged_testing.engines import build_memory_engine
+from paged_testing.served import check_nothing_leaked, check_said, text_alone
 from unit.engines import EOS, engine_with, finish, request
 
 

@@ -17,7 +17,7 @@ from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, At
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
-from paged_core.testing.attention_batch import attention_batch
+from paged_testing.attention_scene import attention_batch
 
 CHUNKS = [(40, 1), (0, 9), (13, 1), (5, 6), (40, 1)]
 LAYER = LayerSpec(

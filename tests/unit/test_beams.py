@@ -13,8 +13,8 @@ from paged_core.llm import LLM
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
-from paged_core.testing.memory_engine import build_memory_engine
-from paged_core.testing.text_alone import check_nothing_leaked, check_said, search_alone
+from paged_testing.engines import build_memory_engine
+from paged_testing.served import check_nothing_leaked, check_said, search_alone
 from unit.engines import engine_with, finish, request, run
 
 

@@ -14,12 +14,12 @@ from paged_core.interfaces.future import Future
 from paged_core.registry import Registry
 from paged_core.request import Request
 from paged_core.settings import settings_class
-from paged_core.testing.memory_engine import build_memory_engine, serve
-from paged_core.testing.workload import Workload
 from paged_core.wiring import build_engine
 from paged_plugins.decisions.replay import replay
 from paged_plugins.decisions.scenario import Scenario
 from paged_plugins.workloads.rehearsal import LookUps
+from paged_testing.engines import build_memory_engine, serve
+from paged_testing.workloads import Workload
 
 REGISTRY = Registry.discover()
 

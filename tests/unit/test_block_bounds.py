@@ -11,7 +11,7 @@ import torch
 
 from paged_backends.attention.cache_layout import layout_of
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch
-from paged_core.testing.attention_batch import attention_batch
+from paged_testing.attention_scene import attention_batch
 from unit.test_attention_plans import LAYER, make
 
 NUM_BLOCKS = 6

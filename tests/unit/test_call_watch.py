@@ -9,23 +9,25 @@ from threading import Event, Thread
 from time import monotonic
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import strategies as st
 
 from paged_core.component import Component
 from paged_core.registry import Registry
-from paged_core.testing import (
+from paged_testing import (
     EvictorConformance,
     VictimConformance,
     Workload,
     build_memory_engine,
+    call_watch,
     registry_with,
     serve,
     simple_request,
 )
-from paged_core.testing.bounded_shrinking import MAX_RUNS
-from paged_core.testing.call_watch import CallDoesNotReturn, watched_calls
-from paged_core.testing.registry import first_party
+from paged_testing.call_watch import CallDoesNotReturn, watched_calls
+from paged_testing.component import MAX_RUNS
+from paged_testing.engines import first_party
 from unit.faulty_schedulers import CirclingScheduler, FaultyTokenBudgetSettings
 from unit.faulty_settings import FaultySettings
 
@@ -68,13 +70,24 @@ class TestWatchedCalls:
         assert "more for its next; " in note
         assert "of 6 blocks are free" in note
 
-    def test_a_call_that_waits_is_found_too(self) -> None:
+    @pytest.mark.parametrize(("share", "times"), [(1.0, 1), (0.0, 8)], ids=["idle", "busy"])
+    def test_a_call_that_waits_is_found_too(
+        self, share: float, times: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Later on a busy machine: what it waits for, such as the compiler of another process that
+        holds a lock, may be waiting for a processor."""
+        idle = share * (psutil.cpu_count() or 1)
+        monkeypatch.setattr(call_watch, "_idle_seconds", lambda: idle * monotonic())
         engine = build_memory_engine()
         engine.executor.submit = lambda step: Event().wait()  # type: ignore[method-assign]
+        started = monotonic()
         with pytest.raises(CallDoesNotReturn, match="step"), watched_calls(0.1):
             serve(engine, FORKED)
+        assert monotonic() - started > times * 4 * 0.1
 
-    def test_a_call_may_wait_longer_while_a_child_process_computes(self) -> None:
+    def test_a_call_may_wait_longer_while_a_child_process_computes(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def compute() -> None:
             with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
                 try:
@@ -82,6 +95,8 @@ class TestWatchedCalls:
                 finally:
                     child.kill()
 
+        idle = psutil.cpu_count() or 1
+        monkeypatch.setattr(call_watch, "_idle_seconds", lambda: idle * monotonic())
         engine = build_memory_engine()
         engine.executor.submit = lambda step: compute()  # type: ignore[assignment, return-value]
         started = monotonic()

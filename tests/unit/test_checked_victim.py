@@ -6,9 +6,9 @@ import pytest
 
 from paged_core.checked.victim import CheckedVictim
 from paged_core.component import Component
-from paged_core.testing import build_memory_engine, check_nothing_leaked, registry_with
-from paged_core.testing.workload import simple_request
 from paged_policies.victims.newest import NewestSettings, NewestVictim
+from paged_testing import build_memory_engine, check_nothing_leaked, registry_with
+from paged_testing.workloads import simple_request
 from unit.faulty_settings import FaultySettings
 
 

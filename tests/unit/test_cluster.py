@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from paged_core.errors import EngineError, SettingsError
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, settings_class
-from paged_core.testing import registry_with
 from paged_plugins.lab.cluster.load import Load
 from paged_plugins.lab.cluster.record import ClusterRecord
 from paged_plugins.lab.cluster.request_log import request_log
@@ -32,6 +31,7 @@ from paged_plugins.lab.runs.run_record import RequestRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.workload import ListedWorkload, Workload
+from paged_testing import registry_with
 from unit.cluster_doubles import IDLE, LOOKING, LookingRouter
 
 REGISTRY = registry_with()

@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 from paged_core.errors import EngineError, SettingsError
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
-from paged_core.testing import registry_with
 from paged_plugins.lab.cluster import shard, shard_process, simulate_cluster
 from paged_plugins.lab.cluster.build_shard import build_shard
 from paged_plugins.lab.cluster.pauses import Pauses
@@ -36,6 +35,7 @@ from paged_plugins.lab.cluster.shard_process import ShardProcess
 from paged_plugins.lab.cluster.workers import num_workers
 from paged_plugins.lab.runs.arrivals import Arrival
 from paged_plugins.workloads.request import WorkloadRequest
+from paged_testing import registry_with
 from unit.cluster_doubles import IDLE, IGNORING
 from unit.sequential_cluster import SequentialCluster
 from unit.test_cluster import REGISTRY, ROUTERS, STEP, asks, engine_settings, listed, served

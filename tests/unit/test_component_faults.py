@@ -24,12 +24,12 @@ from paged_core.requests.pins import PinState
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_core.step import StepResult
-from paged_core.testing import build_memory_engine, registry_with
-from paged_core.testing.text_alone import check_nothing_leaked, check_said
 from paged_policies.allocators.contiguous import ContiguousAllocator, ContiguousSettings
 from paged_policies.allocators.hash_cached import HashCachedAllocator
 from paged_policies.orders.fcfs import FcfsOrder
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
+from paged_testing import build_memory_engine, registry_with
+from paged_testing.served import check_nothing_leaked, check_said
 from unit.engines import finish
 from unit.faulty_settings import FaultyHashCachedSettings, FaultySettings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paged_core.testing.memory_engine import build_memory_engine
+from paged_testing.engines import build_memory_engine
 
 
 @pytest.mark.parametrize(

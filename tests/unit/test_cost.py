@@ -24,12 +24,11 @@ from paged_core.interfaces.future import Future
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsQuantum
 from paged_core.interfaces.service import service_of
 from paged_core.registry import Registry
-from paged_core.testing.evictor_cost import evictor_cost
-from paged_core.testing.policy_subjects import empty_cache, waiting_groups
-from paged_core.testing.work import Watched, work
-from paged_core.testing.workload import simple_request
 from paged_plugins.bench.null_executor import NULL_EXECUTOR
 from paged_plugins.bench.steady_state import SteadyState
+from paged_testing.evictor_model import Watched, evictor_cost, work
+from paged_testing.policy_subjects import empty_cache, waiting_groups
+from paged_testing.workloads import simple_request
 
 REGISTRY = Registry.discover()
 SMALL, LARGE = 1 << 8, 1 << 11

@@ -24,7 +24,7 @@ from paged_backends.kernels.cpu.compiler import CppCompiler
 from paged_backends.kernels.cpu.instruction_set import NoSuchInstructions, choose
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.settings import EngineSettings
-from paged_core.testing.attention_scene import Scene
+from paged_testing.attention_scene import Scene
 from unit.cpu_kernels import load
 from unit.test_cpu_attention import layer
 

@@ -18,7 +18,7 @@ from paged_backends.runners.native.fused_decoder import FusedDecoder, FusedLayer
 from paged_core.interfaces.attention import AttentionBatch, AttentionParts
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 from paged_core.settings import EngineSettings
-from paged_core.testing.attention_batch import attention_batch
+from paged_testing.attention_scene import attention_batch
 from unit.cpu_kernels import SETS, load
 
 HEADS, KV_HEADS, DIM, WIDTH, INNER, BLOCK = 6, 2, 32, 100, 96, 4

@@ -26,8 +26,7 @@ from paged_backends.kernels.nvidia import gpu_problem
 from paged_core.interfaces.attention import AttentionBatch, AttentionParts, SupportsGraphCapture
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
-from paged_core.testing.attention_batch import attention_batch
-from paged_core.testing.attention_scene import Scene
+from paged_testing.attention_scene import Scene, attention_batch
 from unit.cuda_fakes import FakeDriver, FakeModule, Launch, fake_module
 
 LAYER = LayerSpec(

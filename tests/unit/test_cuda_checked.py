@@ -25,7 +25,7 @@ from paged_backends.kernels.cuda.targets import EmulatedTarget
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
-from paged_core.testing.attention_scene import Scene
+from paged_testing.attention_scene import Scene
 from unit.test_cuda_attention import LAYER, step
 
 CHUNKS = [(37, 1), (0, 45), (130, 3), (270, 1), (0, 1)]

@@ -20,8 +20,6 @@ from paged_core.errors import RequestError, SettingsError
 from paged_core.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
-from paged_core.testing.memory_engine import build_memory_engine, serve
-from paged_core.testing.workload import Workload
 from paged_plugins.decisions.case import read_case
 from paged_plugins.decisions.diff import first_difference
 from paged_plugins.decisions.outcome import Outcome
@@ -39,6 +37,8 @@ from paged_plugins.decisions.trace import (
     read_traces,
     version_of,
 )
+from paged_testing.engines import build_memory_engine, serve
+from paged_testing.workloads import Workload
 
 REGISTRY = Registry.discover()
 

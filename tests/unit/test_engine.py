@@ -10,7 +10,7 @@ from paged_core.engine import Engine
 from paged_core.errors import RequestError
 from paged_core.request import FinishReason, Request
 from paged_core.sequence import SequenceState, Status
-from paged_core.testing.text_alone import check_nothing_leaked, text_alone
+from paged_testing.served import check_nothing_leaked, text_alone
 from unit.engines import EOS, engine_with, finish, request, run
 
 

@@ -15,10 +15,10 @@ from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_core.step import NewSequence, StepInput, StepResult
-from paged_core.testing.failing_executor import FailingExecutor
-from paged_core.testing.memory_engine import build_memory_engine, serve
-from paged_core.testing.text_alone import check_nothing_leaked, text_alone
-from paged_core.testing.workload import Workload, simple_request
+from paged_testing.doubles import FailingExecutor
+from paged_testing.engines import build_memory_engine, serve
+from paged_testing.served import check_nothing_leaked, text_alone
+from paged_testing.workloads import Workload, simple_request
 from unit.engines import engine_with, finish, request, run
 
 

@@ -23,7 +23,7 @@ from paged_core.interfaces.attention import AttentionBatch, SupportsGraphCapture
 from paged_core.interfaces.component_factory import make_attention
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
-from paged_core.testing.attention_scene import Scene
+from paged_testing.attention_scene import Scene
 from unit.attention_calls import LAYER, batch_of, layer, make, record, run, tokens
 from unit.attention_packages import flash_attn_2, flash_attn_3, flash_attn_4, torch_varlen
 from unit.attention_packages.install import install

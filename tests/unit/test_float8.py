@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paged_backends.attention.cache_layout import layout_of
 from paged_backends.attention.float8 import pack, unpack
-from paged_core.testing.attention_scene import Scene
+from paged_testing.attention_scene import Scene
 from unit.test_torch_attention import LAYER, backend
 
 FLOAT8 = replace(LAYER, kv_cache_dtype="fp8_e4m3")

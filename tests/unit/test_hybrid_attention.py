@@ -22,8 +22,8 @@ from paged_core.llm import LLM
 from paged_core.registry import Registry
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings import EngineSettings, settings_class
-from paged_core.testing.attention_scene import Scene
-from paged_core.testing.registry import registry_with
+from paged_testing.attention_scene import Scene
+from paged_testing.engines import registry_with
 from unit.attention_calls import LAYER, batch_of, layer
 from unit.attention_packages.install import install
 from unit.heads_first_attention import HEADS_FIRST

@@ -12,10 +12,10 @@ from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
 from paged_core.registry import Registry
 from paged_core.settings import settings_class
-from paged_core.testing.memory_engine import build_memory_engine
-from paged_core.testing.workload import simple_request
 from paged_plugins.decisions.replay import replay
 from paged_plugins.decisions.scenario import Scenario
+from paged_testing.engines import build_memory_engine
+from paged_testing.workloads import simple_request
 
 REGISTRY = Registry.discover()
 V0: dict[str, Any] = {

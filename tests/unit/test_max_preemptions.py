@@ -8,9 +8,9 @@ from paged_core.interfaces.victim import Victim, VictimParts
 from paged_core.kv_cache import KVCache
 from paged_core.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
-from paged_core.testing.policy_subjects import empty_cache, waiting_groups
-from paged_core.testing.workload import simple_request
 from paged_policies.victims.preemption_limit import below_limit
+from paged_testing.policy_subjects import empty_cache, waiting_groups
+from paged_testing.workloads import simple_request
 
 REGISTRY = Registry.discover()
 

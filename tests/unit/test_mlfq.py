@@ -11,11 +11,11 @@ import pytest
 from paged_core.interfaces.queue_order import OrderParts
 from paged_core.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
-from paged_core.testing.memory_engine import build_memory_engine, serve
-from paged_core.testing.policy_subjects import empty_cache
-from paged_core.testing.text_alone import check_served
-from paged_core.testing.workload import Workload, simple_request
 from paged_policies.orders.mlfq import MlfqOrder, MlfqSettings
+from paged_testing.engines import build_memory_engine, serve
+from paged_testing.policy_subjects import empty_cache
+from paged_testing.served import check_served
+from paged_testing.workloads import Workload, simple_request
 from unit.block_tables import make_group
 
 REGISTRY = Registry.discover()

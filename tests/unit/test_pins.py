@@ -17,11 +17,10 @@ from paged_core.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.requests.pins import Pin, PinState
 from paged_core.sampling_params import SamplingParams
-from paged_core.testing.engine_settings import engine_settings
-from paged_core.testing.failing_executor import FailingExecutor
-from paged_core.testing.memory_engine import build_memory_engine, serve
-from paged_core.testing.text_alone import check_nothing_leaked, check_said
-from paged_core.testing.workload import Workload, simple_request, workloads
+from paged_testing.doubles import FailingExecutor
+from paged_testing.engines import build_memory_engine, engine_settings, serve
+from paged_testing.served import check_nothing_leaked, check_said
+from paged_testing.workloads import Workload, simple_request, workloads
 from unit.engines import finish, request, run
 
 REGISTRY = Registry.discover()

@@ -14,12 +14,12 @@ from paged_core.kv_cache import KVCache
 from paged_core.preemptor import Preemptor
 from paged_core.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
-from paged_core.testing import SchedulerConformance
-from paged_core.testing.registry import registry_with
 from paged_policies.schedulers.prefill_or_decode import (
     PrefillOrDecodeScheduler,
     PrefillOrDecodeSettings,
 )
+from paged_testing import SchedulerConformance
+from paged_testing.engines import registry_with
 from unit.block_tables import make_cache, make_group
 
 

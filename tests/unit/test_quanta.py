@@ -11,12 +11,11 @@ from paged_core.engine import Engine
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup, Status
-from paged_core.testing.memory_engine import build_memory_engine
-from paged_core.testing.registry import registry_with
-from paged_core.testing.text_alone import check_nothing_leaked, check_said
-from paged_core.testing.workload import simple_request
 from paged_plugins.decisions.replay import replay
 from paged_plugins.decisions.scenario import Scenario
+from paged_testing.engines import build_memory_engine, registry_with
+from paged_testing.served import check_nothing_leaked, check_said
+from paged_testing.workloads import simple_request
 from unit.engines import finish
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from architecture.snippets import ROOT, blocks
-from paged_core.testing import VictimConformance, registry_with
+from paged_testing import VictimConformance, registry_with
 
 FOLDER = ROOT / "examples" / "recipes"
 PAGE = ROOT / "docs" / "recipes.md"

@@ -20,8 +20,6 @@ from paged_core.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings import EngineSettings
-from paged_core.testing.memory_engine import build_memory_engine
-from paged_core.testing.text_alone import check_nothing_leaked
 from paged_plugins.block_history import BlockHistory
 from paged_plugins.decisions.case import read_case
 from paged_plugins.decisions.outcome import Outcome
@@ -32,6 +30,8 @@ from paged_plugins.decisions.request_times import RequestTimes
 from paged_plugins.decisions.scenario import Scenario
 from paged_plugins.workloads.named import workload_spec
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
+from paged_testing.engines import build_memory_engine
+from paged_testing.served import check_nothing_leaked
 
 REGISTRY = Registry.discover()
 SETTINGS = {"num_blocks": 32, "block_size": 4}

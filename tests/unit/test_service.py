@@ -14,9 +14,8 @@ from paged_core.errors import PluginError
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.interfaces.service import service_of
 from paged_core.sequence import SequenceGroup
-from paged_core.testing.memory_engine import build_memory_engine, serve
-from paged_core.testing.registry import registry_with
-from paged_core.testing.workload import Workload, simple_request
+from paged_testing.engines import build_memory_engine, registry_with, serve
+from paged_testing.workloads import Workload, simple_request
 from unit.faulty_settings import FaultySettings
 
 

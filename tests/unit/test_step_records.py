@@ -10,7 +10,7 @@ from tests.unit.engines import engine_with, finish, request
 from paged_core.clock import VirtualClock
 from paged_core.engine import Engine
 from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
-from paged_core.testing.failing_executor import FailingExecutor
+from paged_testing.doubles import FailingExecutor
 
 
 class Records(Observer):

@@ -9,9 +9,9 @@ import pytest
 from paged_core.engine import Engine
 from paged_core.interfaces.scheduler import Schedule
 from paged_core.sequence import SequenceGroup
-from paged_core.testing.memory_engine import build_memory_engine
-from paged_core.testing.text_alone import check_nothing_leaked, check_said
-from paged_core.testing.workload import simple_request
+from paged_testing.engines import build_memory_engine
+from paged_testing.served import check_nothing_leaked, check_said
+from paged_testing.workloads import simple_request
 from unit.engines import finish
 
 pytestmark = pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -10,12 +12,13 @@ from typing import Literal
 import pytest
 from pydantic import field_validator
 
-from paged_core import testing
+import paged_testing
+from paged_core import testing as former
 from paged_core.component import Component, ComponentSettings
 from paged_core.errors import PluginError
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings import settings_class
-from paged_core.testing import (
+from paged_testing import (
     POLICY_SLOTS,
     FailingExecutor,
     Workload,
@@ -30,6 +33,8 @@ from paged_core.testing import (
 )
 from unit.faulty_settings import FaultySettings
 from unit.mutants import MUTANTS, Mutant, first_failure
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
 CAUGHT_BY = {
     "WaitingAllocator": "allocate.. has not returned",
@@ -110,13 +115,31 @@ def test_catches(
 def test_every_class_is_tried_with_at_least_eight_mutants() -> None:
     kinds = [
         kind
-        for name, kind in vars(testing).items()
+        for name, kind in vars(paged_testing).items()
         if name.endswith("Conformance") and hasattr(kind, "slot")
     ]
     assert {kind.slot for kind in kinds} >= set(POLICY_SLOTS)
     for kind in kinds:
         tried = {mutant.made for mutant in MUTANTS if issubclass(mutant.conformance, kind)}
         assert len(tried) >= 8, kind
+
+
+def test_its_former_name_has_the_same_names_with_assertions_rewritten(tmp_path: Path) -> None:
+    assert all(
+        getattr(former, name) is getattr(paged_testing, name) for name in paged_testing.__all__
+    )
+    test = tmp_path / "test_mine.py"
+    test.write_text(
+        "from paged_core.testing import VictimConformance, build_memory_engine, serve\n"
+        "import sys\n\n"
+        "def test_rewritten():\n"
+        "    for thing in (VictimConformance, build_memory_engine, serve):\n"
+        "        loader = sys.modules[thing.__module__].__loader__\n"
+        "        assert type(loader).__name__ == 'AssertionRewritingHook'\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 class TestHelpers:

@@ -28,7 +28,7 @@ from paged_core.interfaces.attention import AttentionParts, SupportsGraphCapture
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
-from paged_core.testing.attention_batch import attention_batch
+from paged_testing.attention_scene import attention_batch
 
 if not is_interpreted():
     pytest.skip("there is a GPU, and Triton interprets nothing", allow_module_level=True)

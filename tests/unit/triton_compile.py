@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from paged_backends.attention.triton import layer as triton_layer
-from paged_core.testing.attention_batch import attention_batch
+from paged_testing.attention_scene import attention_batch
 from unit.triton_kernels import LAYER, LaunchedFor
 
 KERNELS = ("write_tokens", "attend_tiles", "attend_splits", "merge_splits")

@@ -12,8 +12,8 @@ from paged_backends.attention.triton.layer import Gpu, TritonLayer
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
-from paged_core.testing import AttentionConformance
-from paged_core.testing.attention_scene import Scene
+from paged_testing import AttentionConformance
+from paged_testing.attention_scene import Scene
 from unit.writes_only import WritesOnly
 
 A100, RTX_3090, H200 = Gpu((8, 0), 108), Gpu((8, 6), 82), Gpu((9, 0), 132)

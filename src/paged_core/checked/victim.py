@@ -27,6 +27,6 @@ class CheckedVictim(Victim):
             raise PluginError(
                 f"{type(self.inner).__qualname__} chose {chosen!r}, which is none of the "
                 f"{len(offered)} candidates it was shown; choose() has to return one of them "
-                "(paged_core.testing.VictimConformance tests it)"
+                "(paged_testing.VictimConformance tests it)"
             )
         return chosen

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paged_backends.attention.torch_attention import PagedLayer, Plan
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.testing.attention_batch import attention_batch
+from paged_testing.attention_scene import attention_batch
 
 
 class Refused(RuntimeError):

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
-from paged_core.testing import EvictorConformance, ObserverConformance, SchedulerConformance
+from paged_testing import EvictorConformance, ObserverConformance, SchedulerConformance
 
 
 class TestRoundRobin(SchedulerConformance):

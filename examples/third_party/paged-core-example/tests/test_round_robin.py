@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from paged_core.interfaces.observer import Observer, StepRecord
-from paged_core.testing import Workload, build_memory_engine, check_served, serve, simple_request
+from paged_testing import Workload, build_memory_engine, check_served, serve, simple_request
 
 
 class Turns(Observer):

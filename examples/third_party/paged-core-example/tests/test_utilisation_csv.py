@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from paged_core.errors import SettingsError
-from paged_core.testing import Workload, build_memory_engine, serve, simple_request
+from paged_testing import Workload, build_memory_engine, serve, simple_request
 
 
 def rows(path: Path, every: int = 1) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""The conformance kit of the lab's slots, see :mod:`paged_core.testing`."""
+"""The conformance kit of the lab's slots, see :mod:`paged_testing`."""
 
 from pkgutil import iter_modules
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 
 from paged_core.settings import settings_class
-from paged_core.testing import ComponentConformance
 from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
+from paged_testing import ComponentConformance
 
 _PARTS = [field.name for field in fields(StepWork)]
 

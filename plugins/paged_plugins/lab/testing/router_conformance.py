@@ -11,7 +11,6 @@ from typing import ClassVar
 import pytest
 from hypothesis import strategies as st
 
-from paged_core.testing.component_conformance import ComponentConformance
 from paged_plugins.lab.router import Router, RouterParts
 from paged_plugins.lab.testing.router_scene import (
     Scene,
@@ -19,6 +18,7 @@ from paged_plugins.lab.testing.router_scene import (
     unrelated_requests,
     varied_requests,
 )
+from paged_testing.component import ComponentConformance
 
 _BLOCK_SIZE = 4
 _NUM_BLOCKS = 64

@@ -1,0 +1,387 @@
+"""Conformance of block allocators, on their own and as prefix caches."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import ClassVar
+
+import pytest
+
+from paged_core.block_key import BlockKey
+from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
+from paged_core.interfaces.allocator import (
+    AllocatorParts,
+    BlockAllocator,
+    SupportsPrefixCache,
+    SupportsReservation,
+)
+from paged_core.interfaces.evictor import BlockInfo, Evictor
+from paged_testing.allocator_model import (
+    AllocatorMachine,
+    AllocatorModel,
+    PrefixCacheMachine,
+    PrefixCacheModel,
+)
+from paged_testing.component import ComponentConformance, ServesEveryWorkload
+
+
+class PlainEvictor(Evictor):
+    """Evicts the smallest block number, and checks the calls that it gets."""
+
+    def __init__(self) -> None:
+        self.held: dict[BlockId, BlockInfo] = {}
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        assert block not in self.held, f"block {block} was added to the evictor twice"
+        self.held[block] = info
+
+    def remove(self, block: BlockId, /) -> None:
+        del self.held[block]
+
+    def evict(self) -> BlockId:
+        if not self.held:
+            raise OutOfBlocks("no block is idle")
+        block = min(self.held)
+        del self.held[block]
+        return block
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+
+class AllocatorCases(ComponentConformance):
+    """The cases of :class:`~paged_testing.BlockAllocatorConformance`."""
+
+    slot: ClassVar[str] = "block_allocator"
+    block_size = 2
+
+    def make(self, num_blocks: int, evictor: Evictor | None = None) -> BlockAllocator:
+        """A fresh allocator over this many blocks."""
+        made = self.build(
+            AllocatorParts(
+                max_model_len=2048,
+                num_blocks=num_blocks,
+                block_size=self.block_size,
+                evictor=PlainEvictor() if evictor is None else evictor,
+            )
+        )
+        assert isinstance(made, BlockAllocator)
+        return made
+
+    # ------------------------------------------------------------------ blocks
+
+    def test_everything_is_free_at_first(self) -> None:
+        allocator = self.make(5)
+        assert allocator.num_free == 5
+        assert [allocator.ref_count(BlockId(block)) for block in range(5)] == [0] * 5
+
+    def test_allocating_no_blocks_takes_none(self) -> None:
+        allocator = self.make(2)
+        assert allocator.allocate(0) == []
+        assert allocator.num_free == 2
+        taken = allocator.allocate(2)
+        assert allocator.allocate(0) == []
+        allocator.free(taken)
+
+    def test_hands_out_every_block_once(self) -> None:
+        allocator = self.make(6)
+        taken = [*allocator.allocate(2), *allocator.allocate(4)]
+        assert sorted(taken) == list(range(6))
+        assert allocator.num_free == 0
+        assert {allocator.ref_count(block) for block in taken} == {1}
+
+    def test_takes_all_or_nothing(self) -> None:
+        allocator = self.make(4)
+        held = allocator.allocate(2)
+        with pytest.raises(OutOfBlocks):
+            allocator.allocate(3)
+        assert allocator.num_free == 2
+        assert [allocator.ref_count(BlockId(block)) for block in range(4)].count(1) == 2
+        assert not set(allocator.allocate(2)) & set(held)
+
+    def test_a_shared_block_stays_until_its_last_reference_is_freed(self) -> None:
+        allocator = self.make(3)
+        (block,) = allocator.allocate(1)
+        allocator.share([block])
+        assert allocator.ref_count(block) == 2
+        allocator.free([block])
+        assert (allocator.num_free, allocator.ref_count(block)) == (2, 1)
+        allocator.free([block])
+        assert (allocator.num_free, allocator.ref_count(block)) == (3, 0)
+
+    def test_a_shared_block_may_be_freed_twice_in_one_call(self) -> None:
+        allocator = self.make(3)
+        (block,) = allocator.allocate(1)
+        allocator.share([block])
+        allocator.free([block, block])
+        assert allocator.num_free == 3
+
+    def test_takes_iterators(self) -> None:
+        allocator = self.make(3)
+        blocks = allocator.allocate(2)
+        allocator.share(iter(blocks))
+        allocator.free(iter(blocks))
+        allocator.free(reversed(blocks))
+        assert allocator.num_free == 3
+
+    def test_freed_blocks_are_handed_out_again(self) -> None:
+        allocator = self.make(3)
+        for _ in range(5):
+            blocks = allocator.allocate(3)
+            assert sorted(blocks) == [0, 1, 2]
+            allocator.free(reversed(blocks))
+            assert allocator.num_free == 3
+
+    def test_a_long_run_of_blocks_is_freed_at_once(self) -> None:
+        allocator = self.make(40)
+        taken = allocator.allocate(40)
+        allocator.share(taken[:30])
+        allocator.free(reversed(taken))
+        assert allocator.num_free == 10
+        allocator.free(reversed(taken[:30]))
+        assert allocator.num_free == 40
+
+    def test_two_allocators_share_nothing(self) -> None:
+        one, other = self.make(3), self.make(3)
+        one.allocate(2)
+        assert other.num_free == 3
+        assert sorted(other.allocate(3)) == [0, 1, 2]
+
+    def test_hands_out_the_same_again(self) -> None:
+        """Or no run could be repeated."""
+        runs = []
+        for allocator in (self.make(6), self.make(6)):
+            first = allocator.allocate(4)
+            allocator.free([first[2], first[0]])
+            runs.append((first, allocator.allocate(3)))
+        assert runs[0] == runs[1], f"a second allocator hands out {runs[1]}, the first {runs[0]}"
+
+    @pytest.mark.parametrize("seed", range(2))
+    def test_counts_the_same_as_the_model(self, seed: int) -> None:
+        kind = PrefixCacheModel if self._caches else AllocatorModel
+        kind(self.make, self.block_size).walk(300, seed)
+
+    # ------------------------------------------------------------------ the prefix cache
+
+    @property
+    def _caches(self) -> bool:
+        return isinstance(self.make(1), SupportsPrefixCache)
+
+    def _cache(self, num_blocks: int = 4) -> tuple[BlockAllocator, SupportsPrefixCache]:
+        allocator = self.make(num_blocks)
+        if not isinstance(allocator, SupportsPrefixCache):
+            pytest.skip("it caches no prefixes")
+        return allocator, allocator
+
+    def test_a_published_block_is_found_while_it_is_used_and_when_it_is_idle(self) -> None:
+        allocator, cache = self._cache()
+        (block,) = allocator.allocate(1)
+        assert cache.publish(block, BlockKey(None, (1, 2))) == block
+        assert cache.look_up([BlockKey(None, (1, 2))]) == [block]
+        allocator.free([block])
+        assert allocator.num_free == 4
+        assert cache.look_up([BlockKey(None, (1, 2))]) == [block]
+        assert allocator.ref_count(block) == 0, "looking up references nothing"
+        allocator.share([block])
+        assert (allocator.num_free, allocator.ref_count(block)) == (3, 1)
+
+    def test_a_block_that_is_allocated_again_is_not_found(self) -> None:
+        allocator, cache = self._cache(2)
+        (block,) = allocator.allocate(1)
+        cache.publish(block, BlockKey(None, (1, 2)))
+        allocator.free([block])
+        assert block in allocator.allocate(2)
+        assert cache.look_up([BlockKey(None, (1, 2))]) == []
+
+    def test_a_retracted_block_is_not_found(self) -> None:
+        allocator, cache = self._cache()
+        (block,) = allocator.allocate(1)
+        cache.publish(block, BlockKey(None, (1, 2)))
+        cache.retract([block])
+        assert cache.look_up([BlockKey(None, (1, 2))]) == []
+        assert allocator.ref_count(block) == 1
+        allocator.free([block])
+        assert allocator.num_free == 4
+        assert cache.look_up([BlockKey(None, (1, 2))]) == []
+
+    def test_of_equal_blocks_the_one_published_first_is_found(self) -> None:
+        allocator, cache = self._cache()
+        first, second = allocator.allocate(2)
+        assert cache.publish(first, BlockKey(None, (1, 2))) == first
+        held = cache.publish(second, BlockKey(None, (1, 2)))
+        assert cache.look_up([BlockKey(None, (1, 2))]) == [first]
+        if held == second:
+            cache.retract([first])
+            assert cache.look_up([BlockKey(None, (1, 2))]) == [second]
+        else:
+            assert held == first, "a block was merged into one with other content"
+            assert (allocator.ref_count(first), allocator.ref_count(second)) == (2, 0)
+
+    def test_hits_are_verified_against_the_tokens(self) -> None:
+        allocator, cache = self._cache()
+        (block,) = allocator.allocate(1)
+        ours, theirs = BlockKey(None, (1, 2)), BlockKey(None, (3, 4))
+        ours._hash = theirs._hash = 7
+        cache.publish(block, ours)
+        assert cache.look_up([theirs]) == [], "a hash was trusted"
+        assert cache.look_up([ours]) == [block]
+
+    def test_hits_are_verified_against_the_prefix(self) -> None:
+        allocator, cache = self._cache()
+        first, second = allocator.allocate(2)
+        one, other = BlockKey(None, (1, 2)), BlockKey(None, (3, 4))
+        below_one, below_other = BlockKey(one, (5, 6)), BlockKey(other, (5, 6))
+        for key in (one, other, below_one, below_other):
+            key._hash = 7
+        cache.publish(first, one)
+        cache.publish(second, below_one)
+        assert cache.look_up([one, below_one]) == [first, second]
+        assert cache.look_up([other, below_other]) == []
+        assert cache.look_up([one, below_other]) == [first]
+
+    def test_extra_keys_set_equal_tokens_apart(self) -> None:
+        allocator, cache = self._cache()
+        (block,) = allocator.allocate(1)
+        cache.publish(block, BlockKey(None, (1, 2), "salt"))
+        assert cache.look_up([BlockKey(None, (1, 2))]) == []
+        assert cache.look_up([BlockKey(None, (1, 2), "pepper")]) == []
+        assert cache.look_up([BlockKey(None, (1, 2), "salt")]) == [block]
+
+    def test_looks_up_to_the_first_miss(self) -> None:
+        allocator, cache = self._cache()
+        keys = [BlockKey(None, (0, 0))]
+        for token in range(1, 3):
+            keys.append(BlockKey(keys[-1], (token, token)))
+        blocks = allocator.allocate(3)
+        cache.publish(blocks[0], keys[0])
+        cache.publish(blocks[2], keys[2])
+        assert cache.look_up(keys) == blocks[:1]
+        assert cache.look_up([]) == []
+
+    def test_an_allocation_that_fails_evicts_nothing(self) -> None:
+        allocator, cache = self._cache(4)
+        blocks = allocator.allocate(3)
+        for number, block in enumerate(blocks):
+            cache.publish(block, BlockKey(None, (number, number)))
+        allocator.free(blocks[:2])
+        with pytest.raises(OutOfBlocks):
+            allocator.allocate(4)
+        assert allocator.num_free == 3
+        for number, block in enumerate(blocks):
+            assert cache.look_up([BlockKey(None, (number, number))]) == [block]
+
+    def test_blocks_without_cached_content_are_taken_before_others(self) -> None:
+        allocator, cache = self._cache(4)
+        (block,) = allocator.allocate(1)
+        cache.publish(block, BlockKey(None, (1, 2)))
+        allocator.free([block])
+        assert block not in allocator.allocate(3)
+        assert cache.look_up([BlockKey(None, (1, 2))]) == [block]
+
+    def test_a_shared_idle_block_is_not_evicted(self) -> None:
+        allocator, cache = self._cache(3)
+        (block,) = allocator.allocate(1)
+        cache.publish(block, BlockKey(None, (1, 2)))
+        allocator.free([block])
+        allocator.share(cache.look_up([BlockKey(None, (1, 2))]))
+        assert allocator.num_free == 2
+        assert block not in allocator.allocate(2)
+        with pytest.raises(OutOfBlocks):
+            allocator.allocate(1)
+
+    def test_a_block_that_is_retracted_while_it_is_idle_stays_free(self) -> None:
+        evictor = PlainEvictor()
+        allocator = self.make(2, evictor)
+        if not isinstance(allocator, SupportsPrefixCache):
+            pytest.skip("it caches no prefixes")
+        (block,) = allocator.allocate(1)
+        allocator.publish(block, BlockKey(None, (1, 2)))
+        allocator.free([block])
+        allocator.retract([block])
+        assert (allocator.num_free, len(evictor)) == (2, 0)
+        allocator.retract([block])
+        assert sorted(allocator.allocate(2)) == [0, 1]
+
+    def test_a_block_may_be_published_again_with_other_content(self) -> None:
+        allocator, cache = self._cache(1)
+        for token in range(3):
+            (block,) = allocator.allocate(1)
+            assert cache.publish(block, BlockKey(None, (token, token))) == block
+            allocator.free([block])
+            for other in range(3):
+                found = cache.look_up([BlockKey(None, (other, other))])
+                assert found == ([block] if other == token else [])
+
+    def test_tells_the_evictor_of_blocks_as_they_are_freed(self) -> None:
+        """Each once, in the order of the call, with the length of the prefix that it ends."""
+        evictor = PlainEvictor()
+        allocator = self.make(4, evictor)
+        if not isinstance(allocator, SupportsPrefixCache):
+            pytest.skip("it caches no prefixes")
+        blocks, key = allocator.allocate(3), None
+        for number, block in enumerate(blocks):
+            key = BlockKey(key, (number, number))
+            allocator.publish(block, key)
+        allocator.free(reversed(blocks[1:]))
+        first = list(evictor.held.items())
+        assert [block for block, _ in first] == blocks[:0:-1]
+        assert [info.num_tokens for _, info in first] == [6, 4]
+        assert first[0][1].last_use == first[1][1].last_use, "one request left them together"
+        allocator.free(blocks[:1])
+        last = evictor.held[blocks[0]]
+        assert last.num_tokens == 2
+        assert last.last_use > first[0][1].last_use
+
+    # ------------------------------------------------------------------ reservations
+
+    def test_reserves_blocks_that_are_adjacent(self) -> None:
+        allocator = self.make(6)
+        if not isinstance(allocator, SupportsReservation):
+            pytest.skip("it makes no reservations")
+        run = allocator.reserve(4)
+        assert run == list(range(run[0], run[0] + 4))
+        assert allocator.num_free == 2
+        with pytest.raises(OutOfBlocks):
+            allocator.reserve(3)
+        assert allocator.num_free == 2
+        allocator.free(run)
+        assert allocator.num_free == 6
+
+    def test_what_can_be_reserved_is_adjacent_after_any_order_of_frees(self) -> None:
+        for order in permutations(range(3)):
+            allocator = self.make(6)
+            if not isinstance(allocator, SupportsReservation):
+                pytest.skip("it makes no reservations")
+            runs = [allocator.reserve(2) for _ in range(3)]
+            allocator.free(runs[order[0]])
+            assert allocator.can_reserve(2)
+            assert not allocator.can_reserve(3)
+            allocator.free(runs[order[1]])
+            together = abs(runs[order[0]][0] - runs[order[1]][0]) == 2
+            assert allocator.can_reserve(4) == together, "runs that are adjacent make a longer one"
+            allocator.free(runs[order[2]])
+            assert allocator.can_reserve(6)
+            assert sorted(allocator.reserve(6)) == list(range(6))
+
+    def test_reserves_at_least_what_a_sequence_has(self) -> None:
+        allocator = self.make(64)
+        if not isinstance(allocator, SupportsReservation):
+            pytest.skip("it makes no reservations")
+        for num_tokens in range(1, 20):
+            for longest in range(num_tokens, 20):
+                count = allocator.blocks_to_reserve(num_tokens, longest)
+                needed = -(-num_tokens // self.block_size)
+                assert count >= needed, f"{count} blocks for {num_tokens} tokens"
+
+
+class BlockAllocatorConformance(ServesEveryWorkload, AllocatorCases):
+    """Subclass it for a block allocator; the optional protocols that it supports are detected::
+
+    class TestMyAllocator(BlockAllocatorConformance):
+        component = "my_allocator"
+    """
+
+    def test_behaves_like_the_model(self) -> None:
+        kind = PrefixCacheMachine if self._caches else AllocatorMachine
+        self.check_machine(lambda: kind(self.make, self.block_size))

@@ -1,0 +1,285 @@
+"""Block allocators driven side by side with a model, by written walks and by a state machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import cast
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from paged_core.block_key import BlockKey
+from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
+from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache
+
+Content = tuple[object, tuple[tuple[int, ...], ...]]
+"""Extra key, and the tokens of every block up to and including this one."""
+
+
+class AllocatorModel:
+    """Blocks are allocated, shared and freed; the model counts references.
+
+    Raises:
+        AssertionError: from any method; the message says what came and what was expected.
+    """
+
+    capacity = 8
+
+    def __init__(self, make: Callable[[int], BlockAllocator], block_size: int) -> None:
+        self.real = make(self.capacity)
+        self.block_size = block_size
+        self.references: Counter[BlockId] = Counter()
+
+    @property
+    def used(self) -> list[BlockId]:
+        """Blocks that are referenced."""
+        return sorted(block for block, count in self.references.items() if count)
+
+    @property
+    def shareable(self) -> list[BlockId]:
+        """Blocks that may be referenced once more."""
+        return self.used
+
+    def allocate(self, count: int) -> None:
+        """Take blocks; where too few are free, nothing may change."""
+        free = self.capacity - len(self.used)
+        if count > free:
+            before = self.findings()
+            with pytest.raises(OutOfBlocks):
+                self.real.allocate(count)
+            assert self.real.num_free == free, "an allocation that failed took blocks"
+            assert self.findings() == before, "an allocation that failed lost cached blocks"
+            return
+        taken = self.real.allocate(count)
+        assert len(taken) == count, f"{count} blocks were asked for, it allocated {taken}"
+        assert len(set(taken)) == count, f"it allocated a block twice: {taken}"
+        in_use = sorted(set(taken) & set(self.used))
+        assert not in_use, f"it allocated {in_use}, which are in use"
+        unknown = sorted(set(taken) - set(range(self.capacity)))
+        assert not unknown, f"it allocated {unknown}, which do not exist"
+        for block in taken:
+            self.forget(block)
+            self.references[block] = 1
+        self.check()
+
+    def share(self, blocks: Sequence[BlockId]) -> None:
+        """Reference each once more."""
+        self.real.share(blocks)
+        self.references.update(blocks)
+        self.check()
+
+    def free(self, blocks: Sequence[BlockId]) -> None:
+        """Drop a reference of each."""
+        self.real.free(blocks)
+        self.references.subtract(blocks)
+        self.check()
+
+    def check(self) -> None:
+        """Compare what can be asked."""
+        num_free, expected = self.real.num_free, self.capacity - len(self.used)
+        assert num_free == expected, f"{num_free} blocks are free, {expected} should be"
+        for number in range(self.capacity):
+            block = BlockId(number)
+            count, expected = self.real.ref_count(block), self.references[block]
+            assert count == expected, f"block {block} has {count} references, not {expected}"
+
+    def finish(self) -> None:
+        """At the end, all blocks can be freed, and allocated again."""
+        for block in self.used:
+            self.real.free([block] * self.references[block])
+        assert self.real.num_free == self.capacity, "blocks were lost"
+        taken = sorted(self.real.allocate(self.capacity))
+        assert taken == list(range(self.capacity)), f"it allocated {taken} as all of its blocks"
+
+    def walk(self, num_actions: int, seed: int = 0) -> None:
+        """Take so many actions, the same for the same seed, and finish."""
+        random = Random(seed)
+        for _ in range(num_actions):
+            self.act(random.randrange(8), random)
+        self.finish()
+
+    def act(self, action: int, random: Random) -> None:
+        """Take the action of this number: 0 to 7."""
+        if action < 3:
+            self.allocate(random.randint(0, 4))
+        elif action < 5 and self.shareable:
+            self.share(random.sample(self.shareable, min(len(self.shareable), 2)))
+        elif self.used:
+            self.free(random.sample(self.used, min(len(self.used), random.randint(1, 3))))
+
+    def forget(self, block: BlockId) -> None:
+        """The block was allocated, so its old content is gone."""
+
+    def findings(self) -> object:
+        """All cached content that the allocator finds."""
+        return None
+
+
+class PrefixCacheModel(AllocatorModel):
+    """Blocks are also published, looked up, retracted and evicted.
+
+    The model knows the content of every block, in the order of publication. It does not predict
+    what is evicted; it learns it when a block is allocated.
+    """
+
+    def __init__(self, make: Callable[[int], BlockAllocator], block_size: int) -> None:
+        super().__init__(make, block_size)
+        self.cache = cast("SupportsPrefixCache", self.real)
+        self.published: dict[BlockId, Content] = {}
+
+    @property
+    def shareable(self) -> list[BlockId]:
+        return sorted({*self.used, *self.published})
+
+    @property
+    def unpublished(self) -> list[BlockId]:
+        """Blocks that are used and have no known content."""
+        return [block for block in self.used if block not in self.published]
+
+    def publish(self, block: BlockId, content: Content) -> None:
+        """Publish a block, which may be merged into an equal one."""
+        equal = [other for other, held in self.published.items() if held == content]
+        held = self.cache.publish(block, keys_of(content)[-1])
+        if held == block:
+            self.published[block] = content
+        else:
+            assert held in equal, f"block {block} was merged into {held}, which has other content"
+            self.references[held] += 1
+            self.references[block] -= 1
+        self.check()
+
+    def retract(self, blocks: Sequence[BlockId]) -> None:
+        """Make published blocks unfindable."""
+        self.cache.retract(blocks)
+        for block in blocks:
+            del self.published[block]
+        self.check()
+
+    def look_up(self, content: Content) -> None:
+        """Find the leading blocks of some content."""
+        before = self.real.num_free
+        self._check_found(content)
+        assert self.real.num_free == before, "a look-up changed the number of free blocks"
+
+    def check(self) -> None:
+        super().check()
+        for content in set(self.published.values()):
+            if len(content[1]) == 1:
+                self._check_found(content)
+
+    def _check_found(self, content: Content) -> None:
+        found, expected = self.cache.look_up(keys_of(content)), self.expected(content)
+        assert found == expected, (
+            f"it found blocks {found} and not {expected}, which were published first and still "
+            f"hold {content}"
+        )
+
+    def expected(self, content: Content) -> list[BlockId]:
+        """Blocks that a look-up has to find."""
+        found: list[BlockId] = []
+        extra, chain = content
+        for length in range(1, len(chain) + 1):
+            wanted = extra, chain[:length]
+            first = next((b for b, held in self.published.items() if held == wanted), None)
+            if first is None:
+                break
+            found.append(first)
+        return found
+
+    def act(self, action: int, random: Random) -> None:
+        if action == 2 and self.published:
+            self.retract(random.sample(sorted(self.published), 1))
+        elif action in (3, 7) and self.unpublished:
+            self.publish(random.choice(self.unpublished), self._content(random))
+        elif action == 6:
+            self.look_up(self._content(random))
+        else:
+            super().act(action, random)
+
+    def _content(self, random: Random) -> Content:
+        """Some content over a tiny alphabet, so that it is often equal."""
+        length = random.choice((1, 1, 1, 2, 3))
+        blocks = [tuple(random.choices((0, 1), k=self.block_size)) for _ in range(length)]
+        return random.choice((None, None, "salt")), tuple(blocks)
+
+    def forget(self, block: BlockId) -> None:
+        self.published.pop(block, None)
+
+    def findings(self) -> object:
+        contents = sorted(set(self.published.values()), key=repr)
+        return [self.cache.look_up(keys_of(content)) for content in contents]
+
+
+def keys_of(content: Content) -> list[BlockKey]:
+    """The key of each block of some content."""
+    extra, chain = content
+    keys: list[BlockKey] = []
+    for tokens in chain:
+        keys.append(BlockKey(keys[-1] if keys else None, tokens, extra))
+    return keys
+
+
+class AllocatorMachine(RuleBasedStateMachine):
+    """Blocks are allocated, shared and freed."""
+
+    kind: type[AllocatorModel] = AllocatorModel
+
+    def __init__(self, make: Callable[[int], BlockAllocator], block_size: int) -> None:
+        super().__init__()
+        self.model = self.kind(make, block_size)
+
+    @rule(count=st.integers(0, 4))
+    def allocate(self, count: int) -> None:
+        self.model.allocate(count)
+
+    @precondition(lambda self: self.model.shareable)
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        known = st.sampled_from(self.model.shareable)
+        self.model.share(data.draw(st.lists(known, max_size=3, unique=True)))
+
+    @precondition(lambda self: self.model.used)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        used = st.sampled_from(self.model.used)
+        self.model.free(data.draw(st.lists(used, max_size=3, unique=True)))
+
+    def teardown(self) -> None:
+        self.model.finish()
+
+
+class PrefixCacheMachine(AllocatorMachine):
+    """Blocks are also published, looked up, retracted and evicted."""
+
+    kind = PrefixCacheModel
+
+    @property
+    def _cache(self) -> PrefixCacheModel:
+        return cast("PrefixCacheModel", self.model)
+
+    def _contents(self) -> st.SearchStrategy[Content]:
+        """Contents over a tiny alphabet, so that they are often equal."""
+        size = self.model.block_size
+        tokens = st.lists(st.integers(0, 1), min_size=size, max_size=size)
+        blocks = st.lists(tokens.map(tuple), min_size=1, max_size=3).map(tuple)
+        return st.tuples(st.sampled_from([None, None, "salt"]), blocks)
+
+    @precondition(lambda self: self._cache.unpublished)
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(self._cache.unpublished))
+        self._cache.publish(block, data.draw(self._contents()))
+
+    @precondition(lambda self: self._cache.published)
+    @rule(data=st.data())
+    def retract(self, data: st.DataObject) -> None:
+        known = st.sampled_from(sorted(self._cache.published))
+        self._cache.retract(data.draw(st.lists(known, max_size=3, unique=True)))
+
+    @rule(data=st.data())
+    def look_up(self, data: st.DataObject) -> None:
+        self._cache.look_up(data.draw(self._contents()))

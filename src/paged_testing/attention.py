@@ -1,0 +1,436 @@
+"""Conformance of attention components, compared with dense attention in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from paged_core.interfaces.attention import (
+    AttentionBackend,
+    AttentionParts,
+    SupportsBlockCopies,
+    SupportsCacheLayout,
+)
+from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
+from paged_core.settings import EngineSettings
+from paged_testing.attention_scene import Scene
+from paged_testing.component import ComponentConformance
+
+Chunks = list[tuple[int, int]]
+"""For each sequence, how many of its tokens are cached and how many are new."""
+
+SHORT: Sequence[Chunks] = (
+    [(0, 1)],
+    [(1, 1)],
+    [(3, 1), (4, 1), (5, 1)],
+    [(0, 4), (0, 5), (0, 3)],
+    [(15, 1), (16, 1), (17, 1), (16, 16)],
+    [(2, 3), (8, 8), (0, 17)],
+)
+"""At the edges of blocks."""
+
+LONG: Chunks = [(700, 1), (0, 150), (130, 70), (5, 1), (255, 1), (256, 1)]
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "grouped": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 128},
+    "odd": {"num_heads": 3, "num_kv_heads": 3, "head_dim": 80, "block_size": 5},
+    "window": {"sliding_window": 100},
+    "cap and alibi": {"soft_cap": 3.0, "alibi_slopes": (0.5, 0.1, 0.01, 0.0)},
+}
+"""Changes to a small layer."""
+
+
+class AttentionConformance(ComponentConformance):
+    """Subclass it for an attention component::
+
+        class TestMyAttention(AttentionConformance):
+            component = "my_attention"
+            dtypes = ("bfloat16",)
+
+    Memory that no sequence owns is NaN, so that reading any of it shows.
+    """
+
+    slot: ClassVar[str] = "attention"
+    head_dims: ClassVar[Sequence[int]] = (1, 6, 16, 33, 64, 80, 96, 128, 256)
+    dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16")
+    """Types of the cache that it serves."""
+    max_seconds: ClassVar[float] = 10
+    """What it computes with may have to be compiled."""
+    device: ClassVar[str] = "cpu"
+    kv_cache_dtype: ClassVar[KVCacheDtype] = "auto"
+    block_multiple: ClassVar[int] = 1
+    """The blocks of all cases are made multiples of this, for a component that serves no others."""
+    tolerance: ClassVar[dict[str, float]] = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
+    """Absolute and relative, by type."""
+    keeps_bits: ClassVar[bool] = False
+    """Whether a sequence's result is bit-identical whatever else is in the batch."""
+    deterministic: ClassVar[bool] = False
+    """The setting of that name."""
+
+    def make(self) -> AttentionBackend:
+        """A fresh component; the test is skipped where it cannot serve."""
+        reason = self.record.obstacle(self.options)
+        if reason:
+            pytest.skip(reason)
+        settings = EngineSettings(deterministic=self.deterministic)
+        made = self.build(AttentionParts(settings=settings, registry=self.registry))
+        assert isinstance(made, AttentionBackend)
+        reason = made.check(self.layer(self.dtypes[0]))
+        if reason:
+            pytest.skip(reason)
+        return made
+
+    def layer(self, dtype: str, **changes: Any) -> LayerSpec:
+        """A small layer."""
+        layer = LayerSpec(
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=64,
+            scale=0.125,
+            dtype=dtype,
+            device=self.device,
+            block_size=16,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
+        layer = replace(layer, **changes)
+        return replace(
+            layer, block_size=-(-layer.block_size // self.block_multiple) * self.block_multiple
+        )
+
+    def scene(
+        self, backend: AttentionBackend, layer: LayerSpec, chunks: Chunks, seed: int
+    ) -> Scene:
+        """A scene; the test is skipped if the component does not serve the layer."""
+        reason = backend.check(layer)
+        if reason:
+            pytest.skip(f"{layer}: {reason}")
+        return Scene(backend, layer, chunks, seed)
+
+    def check_outputs(self, scene: Scene, outputs: Sequence[Any], members: Sequence[int]) -> None:
+        """Compare with dense attention."""
+        bound = self.tolerance[scene.layer.dtype]
+        for index, out in zip(members, outputs, strict=True):
+            wanted, got = scene.expected(index), out.double().numpy()
+            wrong = ~(np.abs(got - wanted) <= bound + bound * np.abs(wanted))
+            place = tuple(int(at) for at in np.unravel_index(wrong.argmax(), wrong.shape))
+            cached, new = scene.chunks[index]
+            assert not wrong.any(), (
+                f"sequence {index} ({cached} tokens cached, {new} new): {wrong.sum()} of "
+                f"{wrong.size} values are wrong; the first, of new token {place[0]}, head "
+                f"{place[1]}, place {place[2]}, is {got[place]:.6g}, not {wanted[place]:.6g} "
+                f"({scene.layer.dtype}, {scene.layer.num_heads} heads of {scene.layer.head_dim})"
+            )
+
+    # ------------------------------------------------------------------ results
+
+    def check_equal(self, layer: LayerSpec, chunks: Chunks, seed: int) -> None:
+        """Check a batch against dense attention."""
+        scene = self.scene(self.make(), layer, chunks, seed)
+        members = list(range(len(chunks)))
+        self.check_outputs(scene, scene.run(members), members)
+
+    @pytest.mark.parametrize("chunks", SHORT, ids=str)
+    def test_equals_dense_attention_on_short_sequences(self, chunks: Chunks) -> None:
+        """One token, one block, the edges of blocks, a whole prompt and chunks of one."""
+        for dtype in self.dtypes:
+            for size in (1, 4):
+                self.check_equal(self.layer(dtype, block_size=size), chunks, 9)
+
+    @pytest.mark.parametrize("window", [1, 2, 4, 5, 16, 17])
+    def test_sees_no_further_than_the_sliding_window(self, window: int) -> None:
+        for dtype in self.dtypes:
+            layer = self.layer(dtype, block_size=4, sliding_window=window)
+            self.check_equal(layer, [(20, 1), (0, 19), (7, 9), (3, 1)], 11)
+
+    def test_the_sliding_window_may_begin_anywhere(self) -> None:
+        """At, before and after places where kernels begin a tile, for many tokens and for one."""
+        for dtype in self.dtypes:
+            layer = self.layer(dtype, num_heads=1, num_kv_heads=1, sliding_window=100)
+            chunks = [(133, 128), (261, 128), *((cached, 1) for cached in (162, 163, 164, 291))]
+            self.check_equal(layer, chunks, 16)
+
+    def test_layers_of_different_windows_share_a_plan(self) -> None:
+        backend = self.make()
+        for dtype in self.dtypes:
+            wide = self.layer(dtype, block_size=4)
+            narrow = replace(wide, sliding_window=3)
+            chunks = [(20, 1), (0, 9), (7, 5)]
+            scenes = [self.scene(backend, layer, chunks, 17) for layer in (wide, narrow, wide)]
+            members = list(range(len(chunks)))
+            for scene in scenes:
+                scene.write_cached(members)
+            plan = scenes[0].plan(members)
+            for scene in scenes:
+                outputs = scene.run(members, write_cached=False, plan=plan)
+                self.check_outputs(scene, outputs, members)
+
+    def test_what_it_is_given_and_what_it_gave_stay_as_they_are(self) -> None:
+        """Neither the inputs nor the result of a call are changed, by it or by later ones."""
+        backend = self.make()
+        torch: Any = import_module("torch")
+        for dtype in self.dtypes:
+            scenes = [self.scene(backend, self.layer(dtype), [(20, 1), (3, 9)], 18) for _ in "12"]
+            first = scenes[0].run([0, 1])
+            kept = [part.clone() for part in first]
+            assert all(map(torch.equal, scenes[0].given, scenes[0].inputs([0, 1])))
+            scenes[1].queries = [-query for query in scenes[1].queries]
+            scenes[1].run([0, 1])
+            assert all(map(torch.equal, first, kept))
+
+    def test_a_cache_of_more_than_2_31_numbers(self) -> None:
+        """Blocks at the end of a cache whose numbers cannot be counted in 32 bits."""
+        backend = self.make()
+        if isinstance(backend, SupportsCacheLayout):
+            pytest.skip("it has a cache layout of its own")
+        for dtype in self.dtypes:
+            layer = self.layer(dtype, num_heads=1, num_kv_heads=1)
+            block = 2 * layer.block_size * layer.head_dim
+            scene = Scene(backend, layer, [(40, 1), (17, 5)], 19, first_block=(1 << 31) // block)
+            self.check_outputs(scene, scene.run([0, 1]), [0, 1])
+
+    @pytest.mark.parametrize("heads", [(1, 1), (4, 1), (6, 3), (5, 5), (8, 2)], ids=str)
+    def test_each_query_head_has_its_key_head(self, heads: tuple[int, int]) -> None:
+        num_heads, num_kv_heads = heads
+        for dtype in self.dtypes:
+            layer = self.layer(dtype, num_heads=num_heads, num_kv_heads=num_kv_heads)
+            self.check_equal(layer, [(20, 1), (0, 19), (17, 3)], 12)
+
+    def test_two_batches_in_turn_leave_nothing_behind(self) -> None:
+        """What one plan says of lengths and tables does not hold for the next."""
+        backend = self.make()
+        for dtype in self.dtypes:
+            layer = self.layer(dtype, block_size=4)
+            scenes = [
+                self.scene(backend, layer, chunks, 13) for chunks in ([(30, 1), (9, 4)], [(2, 5)])
+            ]
+            for _ in range(2):
+                for scene in scenes:
+                    members = list(range(len(scene.chunks)))
+                    self.check_outputs(scene, scene.run(members), members)
+
+    @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+    def test_equals_dense_attention_on_long_sequences(self, changes: dict[str, Any]) -> None:
+        backend = self.make()
+        for dtype in self.dtypes:
+            scene = self.scene(backend, self.layer(dtype, **changes), LONG, 7)
+            members = list(range(len(LONG)))
+            self.check_outputs(scene, scene.run(members), members)
+
+    def test_rows_may_be_strided(self) -> None:
+        backend = self.make()
+        for dtype in self.dtypes:
+            scene = self.scene(backend, self.layer(dtype), [(20, 1), (3, 9)], 1)
+            fused = scene.run([0, 1], arrange=scene.side_by_side)
+            scene = self.scene(backend, self.layer(dtype), [(20, 1), (3, 9)], 1)
+            self.check_outputs(scene, fused, [0, 1])
+            self.check_outputs(scene, scene.run([0, 1], arrange=scene.heads_first), [0, 1])
+            self.check_outputs(scene, scene.run([0, 1], arrange=scene.values_aside), [0, 1])
+
+    def test_a_batch_is_written_before_any_of_it_is_read(self) -> None:
+        """A block that one sequence fills in this step, another reads in the same."""
+        backend = self.make()
+        for dtype in self.dtypes:
+            layer = self.layer(dtype)
+            scene = self.scene(backend, layer, [(0, 40), (16, 24)], 2)
+            scene.share_blocks(owner=0, other=1)
+            # the other comes first in the batch, so that order does not help
+            outputs = scene.run([1, 0], write_cached=False)
+            self.check_outputs(scene, outputs, [1, 0])
+
+    @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+    def test_sequences_may_begin_with_the_same_blocks(self, changes: dict[str, Any]) -> None:
+        """18 sequences with a common prefix, one with a shorter one, 3 with another, 3 others."""
+        backend = self.make()
+        for dtype in self.dtypes:
+            layer = self.layer(dtype, **changes)
+            size = layer.block_size
+            chunks = [(40 * size + extra % (3 * size), 1) for extra in range(18)]
+            chunks += [(25 * size + extra, 1) for extra in (0, 3, 2 * size)]
+            chunks += [(300, 1), (21 * size, 6), (3, 1)]
+            scene = self.scene(backend, layer, chunks, 8)
+            for other in range(1, 18):
+                scene.share_blocks(owner=0, other=other, count=40 if other != 7 else 33)
+            for other in (19, 20):
+                scene.share_blocks(owner=18, other=other, count=25)
+            scene.share_blocks(owner=0, other=22, count=20)
+            members = list(range(len(chunks)))
+            self.check_outputs(scene, scene.run(members), members)
+
+    def test_more_tokens_than_a_dimension_of_a_grid_may_have(self) -> None:
+        """66,000 tokens that each see themselves alone, of one sequence and of as many."""
+        backend, count = self.make(), 66_000
+        layer = self.layer(
+            self.dtypes[0], num_heads=1, num_kv_heads=1, sliding_window=1, block_size=1
+        )
+        batches: list[Chunks] = [[(0, count)]]
+        if layer.block_size == 1:  # else as many sequences would need gigabytes
+            batches.append([(0, 1)] * count)
+        for chunks in batches:
+            scene = self.scene(backend, layer, chunks, 14)
+            outputs = scene.run(range(len(chunks)))
+            for index in (0, len(chunks) // 2, len(chunks) - 1):
+                wanted = scene.values[index].cpu().float()
+                np.testing.assert_allclose(outputs[index].float(), wanted, atol=1e-4)
+
+    def test_a_sequence_of_several_thousand_blocks(self) -> None:
+        backend = self.make()
+        for dtype in self.dtypes:
+            layer = self.layer(dtype, num_heads=2, num_kv_heads=1, block_size=4)
+            scene = self.scene(backend, layer, [(20_001, 1), (3, 1), (9_000, 3)], 15)
+            self.check_outputs(scene, scene.run([0, 1, 2]), [0, 1, 2])
+
+    # ------------------------------------------------------------------ the cache
+
+    def test_writes_the_slots_of_the_batch_and_no_other(self) -> None:
+        backend = self.make()
+        for dtype in self.dtypes:
+            layer = self.layer(dtype, block_size=4)
+            scene = self.scene(backend, layer, [(5, 1), (0, 6)], 3)
+            unused = scene.unused_blocks()
+            scene.run([0, 1])
+            assert scene.unused_blocks() == unused
+            if not isinstance(backend, SupportsCacheLayout) and self.kv_cache_dtype == "auto":
+                written = int((~scene.cache.isnan()).sum())
+                assert written == (6 + 6) * 2 * layer.num_kv_heads * layer.head_dim
+
+    def test_blocks_can_be_copied(self) -> None:
+        backend = self.make()
+        for dtype in self.dtypes:
+            scene = self.scene(backend, self.layer(dtype), [(30, 1), (17, 5)], 4)
+            scene.write_cached([0, 1])
+            for distance in (1, -1):  # one of them overwrites, block by block, what is to be read
+                scene.move_blocks(distance)
+            self.check_outputs(scene, scene.run([0, 1], write_cached=False), [0, 1])
+
+    def test_blocks_can_be_swapped(self) -> None:
+        backend = self.make()
+        for dtype in self.dtypes:
+            scene = self.scene(backend, self.layer(dtype), [(30, 1), (17, 5)], 4)
+            scene.write_cached([0, 1])
+            scene.swap_blocks()
+            self.check_outputs(scene, scene.run([0, 1], write_cached=False), [0, 1])
+
+    def test_blocks_of_several_layers_are_copied_at_once(self) -> None:
+        """To other blocks, and in a circle, where each is read before it is overwritten."""
+        backend = self.make()
+        if not isinstance(backend, SupportsBlockCopies):
+            pytest.skip("it does not implement SupportsBlockCopies")
+        torch: Any = import_module("torch")
+        for dtype in self.dtypes:
+            layer = self.layer(dtype, block_size=5)
+            backend.bind(layer, Scene(backend, layer, [(0, 1)], 0).cache)
+            shape = (3, *backend.cache_shape(layer, 9))
+            stored = getattr(torch, dtype) if layer.kv_cache_dtype == "auto" else torch.uint8
+            caches = torch.arange(np.prod(shape)).remainder(251).view(shape)
+            caches = caches.to(layer.device, stored)
+            for origins, destinations in (([0, 5, 5], [3, 8, 1]), ([1, 2, 3, 8], [2, 3, 8, 1])):
+                expected = caches.clone()
+                expected[:, destinations] = caches[:, origins]
+                backend.copy_blocks_of_layers(caches, origins, destinations)
+                assert torch.equal(caches, expected)
+
+    def test_its_layout_counts_blocks(self) -> None:
+        backend = self.make()
+        layer = self.layer(self.dtypes[0])
+        if isinstance(backend, SupportsCacheLayout):
+            assert backend.block_bytes(layer) >= layer.block_size * layer.bytes_per_token // 8
+        else:
+            assert backend.cache_shape(layer, 7)[backend.block_dim()] == 7
+
+    # ------------------------------------------------------------------ independence
+
+    def test_a_result_hardly_depends_on_the_rest_of_the_batch(self) -> None:
+        backend = self.make()
+        for dtype in self.dtypes:
+            layer = self.layer(dtype)
+            together = self.scene(backend, layer, LONG, 5).run(list(range(len(LONG))))
+            for index, out in enumerate(together):
+                (alone,) = self.scene(backend, layer, LONG, 5).run([index])
+                bound = 0.0 if self.keeps_bits else self.tolerance[dtype]
+                np.testing.assert_allclose(
+                    out.double().numpy(), alone.double().numpy(), atol=bound, rtol=bound
+                )
+
+    def test_the_same_batch_gives_the_same_bits(self) -> None:
+        backend = self.make()
+        torch: Any = import_module("torch")
+        for dtype in self.dtypes:
+            runs = [
+                self.scene(backend, self.layer(dtype), LONG, 6).run(list(range(len(LONG))))
+                for _ in range(2)
+            ]
+            for first, second in zip(*runs, strict=True):
+                assert torch.equal(first, second)
+
+    def test_nan_in_a_sequence_spoils_no_other(self) -> None:
+        backend = self.make()
+        for dtype in self.dtypes:
+            scene = self.scene(backend, self.layer(dtype), [(30, 1), (20, 1), (0, 30)], 8)
+            scene.values[0][:] = float("nan")
+            scene.keys[0][:] = float("inf")
+            outputs = scene.run([0, 1, 2])
+            assert outputs[0].isnan().all()
+            self.check_outputs(scene, outputs[1:], [1, 2])
+
+    # ------------------------------------------------------------------ refusals
+
+    def test_says_what_it_cannot_serve(self) -> None:
+        backend = self.make()
+        layer = self.layer(self.dtypes[0])
+        assert backend.check(layer) is None
+        assert isinstance(backend.check(replace(layer, num_kv_heads=3)), str)
+        assert isinstance(backend.check(replace(layer, alibi_slopes=(1.0,))), str)
+
+    # ------------------------------------------------------------------ properties
+
+    def layers(self) -> st.SearchStrategy[LayerSpec]:
+        """Layers of any shape, with anything that a :class:`LayerSpec` may have, if it is served
+        at all."""
+        backend = self.make()
+
+        def served(values: st.SearchStrategy[Any], **example: Any) -> st.SearchStrategy[Any]:
+            layer = self.layer(self.dtypes[0], **example)
+            return values if backend.check(layer) is None else st.none()
+
+        windows = st.none() | st.integers(1, 9) | st.integers(30, 150)
+        return st.builds(
+            lambda dtype, kv, group, dim, window, cap, alibi, size: self.layer(
+                dtype,
+                num_heads=kv * group,
+                num_kv_heads=kv,
+                head_dim=dim,
+                scale=dim**-0.5,
+                block_size=size,
+                sliding_window=window,
+                soft_cap=cap,
+                alibi_slopes=tuple(0.5 / (i + 1) for i in range(kv * group)) if alibi else None,
+            ),
+            st.sampled_from(list(self.dtypes)),
+            st.integers(1, 3),
+            st.sampled_from([1, 2, 3, 4, 5, 8]),
+            st.sampled_from(list(self.head_dims)),
+            served(windows, sliding_window=9),
+            served(st.none() | st.sampled_from([0.5, 5.0, 50.0]), soft_cap=5.0),
+            served(st.booleans(), alibi_slopes=(0.1, 0.2, 0.3, 0.4)),
+            st.sampled_from([1, 2, 3, 4, 8, 16, 32]),
+        )
+
+    def test_equals_dense_attention(self) -> None:
+        backend = self.make()
+
+        def equal(layer: LayerSpec, chunks: Chunks, seed: int) -> None:
+            assume(backend.check(layer) is None)
+            self.check_equal(layer, chunks, seed)
+
+        lengths = st.tuples(st.integers(0, 40), st.just(1) | st.integers(1, 12))
+        batches = st.lists(lengths, min_size=1, max_size=5)
+        self.check(equal, self.layers(), batches, st.integers(0, 2**16))

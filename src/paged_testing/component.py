@@ -1,0 +1,245 @@
+"""The base of the conformance classes: the component, its options, checks of properties."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import wraps
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+
+from paged_core.component import Component, ComponentSettings
+from paged_core.engine import Engine
+from paged_core.errors import SettingsError
+from paged_core.registry import Registry
+from paged_core.settings import EngineSettings
+from paged_testing.call_watch import CallDoesNotReturn, watched_calls
+from paged_testing.engines import (
+    build_memory_engine,
+    engine_settings,
+    first_party,
+    registry_with,
+    serve,
+)
+from paged_testing.served import check_not_cut_short, check_served
+from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, workloads
+
+MAX_RUNS = 60
+"""Examples that are tried after the first that fails."""
+
+
+def bounded_shrinking(property_: Callable[..., None]) -> Callable[..., None]:
+    """Return a property that, once it has failed, looks at a bounded number of other examples.
+
+    Those beyond pass unseen, so that Hypothesis finds nothing smaller and reports what it has.
+    """
+    failed: set[str] = set()
+    num_runs = 0
+
+    @wraps(property_)
+    def bounded(**values: Any) -> None:
+        nonlocal num_runs
+        example = repr(values)
+        if failed and example not in failed:
+            num_runs += 1
+            if num_runs > MAX_RUNS:
+                return
+        try:
+            property_(**values)
+        except BaseException:
+            failed.add(example)
+            raise
+
+    return bounded
+
+
+def settings_round_trip(
+    subject: EngineSettings | ComponentSettings | Component | type[ComponentSettings], /
+) -> None:
+    """Check that settings are the same after JSON, plain data and pickle.
+
+    Args:
+        subject: the settings of an engine, the options of a component, or the component itself (or
+            its options class), whose defaults are then used.
+
+    Raises:
+        AssertionError: a value was lost; the message names the format.
+    """
+    if isinstance(subject, Component):
+        subject = subject.settings
+    if isinstance(subject, type):
+        subject = subject(**{})
+        for name, field in type(subject).model_fields.items():
+            assert name == "name" or field.description, (
+                f"option {name!r} of {type(subject).__name__} has no description"
+            )
+    kind: Any = type(subject)
+    as_json = subject.model_dump_json()
+    assert kind(**json.loads(as_json)) == subject, "JSON loses something"
+    assert kind(**subject.model_dump()) == subject, "plain data loses something"
+    assert pickle.loads(pickle.dumps(subject)) == subject, "pickling loses something"
+
+
+class ComponentConformance:
+    """Base of the conformance classes. A subclass names the component under test::
+
+        class TestMyOrder(QueueOrderConformance):
+            component = "my_order"
+
+    and inherits the tests: written cases first, then properties, which Hypothesis tries with many
+    examples. The component is looked up among the installed ones; to test one without an entry
+    point, override :meth:`make_registry` with ``return registry_with(Component(...))``.
+
+    The components beside it are those that come with the core, whatever else is installed.
+    """
+
+    slot: ClassVar[str]
+    """Settings key of the slot; each conformance class sets it."""
+    component: ClassVar[str | Mapping[str, Any]]
+    """The name, or a table with ``name`` and options, as in a settings file."""
+    max_examples: ClassVar[int] = 40
+    """Number of Hypothesis examples per property."""
+    max_seconds: ClassVar[float] = 3
+    """Of processor time for one call of the component; a call that takes longer fails the test."""
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Of the engines, where a conformance class needs any, such as the model."""
+    _registry: ClassVar[Registry]
+    _has_hung: ClassVar[bool] = False
+
+    def make_registry(self) -> Registry:
+        """The registry that has the component."""
+        return registry_with()
+
+    @property
+    def registry(self) -> Registry:
+        """The registry, made once for each class, without plugins that the tests do not name."""
+        kind = type(self)
+        if "_registry" not in vars(kind):
+            named = {**self.settings, self.slot: self._table}
+            tables = {s: {"name": t} if isinstance(t, str) else t for s, t in named.items()}
+            wanted = [(s, str(t.get("name"))) for s, t in tables.items() if isinstance(t, Mapping)]
+            kind._registry = first_party(self.make_registry(), *wanted)
+        return kind._registry
+
+    @property
+    def record(self) -> Component:
+        """The component's record, as its plugin yields it."""
+        return self.registry.get(self.slot, self._table["name"])
+
+    @property
+    def options(self) -> ComponentSettings:
+        """Its options."""
+        return self.record.settings(**self._table)
+
+    def build(self, parts: object) -> Any:
+        """Build the component as an engine does."""
+        return self.record.load()(self.options, parts)
+
+    @pytest.fixture(autouse=True)
+    def _every_call_returns(self) -> Iterator[None]:
+        with self.watched():
+            yield
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch the calls of the component; once one has hung, the next are given less time."""
+        with suppress(Exception):  # what it imports may take its time; errors are for the tests
+            self.record.load()
+        try:
+            with watched_calls(self.max_seconds / (6 if self._has_hung else 1)):
+                yield
+        except CallDoesNotReturn:
+            type(self)._has_hung = True
+            raise
+
+    # ------------------------------------------------------------------ tests for every slot
+
+    def test_settings_survive_a_round_trip(self) -> None:
+        settings_round_trip(self.record)
+        settings_round_trip(self.options)
+
+    def test_says_in_a_line_what_it_is(self) -> None:
+        assert self.record.summary, "its Component has no summary"
+        assert "\n" not in self.record.summary
+
+    def test_is_listed_under_the_present_interface(self) -> None:
+        assert self.record.interface_version == self.registry.slots[self.slot].version
+
+    # ------------------------------------------------------------------ for subclasses
+
+    @property
+    def _table(self) -> Mapping[str, Any]:
+        chosen = self.component
+        return {"name": chosen} if isinstance(chosen, str) else chosen
+
+    def check(
+        self,
+        property_: Callable[..., None],
+        *strategies: st.SearchStrategy[Any],
+        share: float = 1.0,
+    ) -> None:
+        """Check a property with many values of ``strategies``.
+
+        Args:
+            share: the share of :attr:`max_examples` to use.
+        """
+        given(*strategies)(self.profile(share)(bounded_shrinking(property_)))()
+
+    def profile(self, share: float = 1, **more: Any) -> hypothesis_settings:
+        """Settings of Hypothesis."""
+        return hypothesis_settings(
+            max_examples=max(1, int(self.max_examples * share)),
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+            **{"report_multiple_bugs": False, **more},
+        )
+
+    def check_machine(self, make: Callable[[], RuleBasedStateMachine]) -> None:
+        """Run a state machine with many sequences of rules."""
+        machine: Any = make
+        run_state_machine_as_test(machine, settings=self.profile(stateful_step_count=40))
+
+    def engine_values(self) -> st.SearchStrategy[dict[str, Any]]:
+        """Settings of small engines with this component; the other components are drawn."""
+        return engine_settings(self.registry, {self.slot: self.options})
+
+
+class ServesEveryWorkload(ComponentConformance):
+    """What every policy must do: it changes the schedule, and never the output.
+
+    Small engines with this component, and any others, serve workloads on the ``memory`` executor:
+    every request finishes with the output that it has alone, and no block leaks.
+    """
+
+    def make_engine(self, **values: Any) -> Engine:
+        """A small engine without a model that has the component."""
+        return build_memory_engine(self.registry, **{**values, self.slot: self._table})
+
+    def situation_engine(self, situation: Situation, **values: Any) -> Engine:
+        """A small engine for a situation of which the components combine, or skip."""
+        try:
+            return self.make_engine(**situation.values({self.slot: self._table, **values}))
+        except SettingsError as error:
+            pytest.skip(str(error))
+
+    @pytest.mark.parametrize("situation", FOR_EVERY_POLICY.values(), ids=FOR_EVERY_POLICY)
+    def test_serves_when(self, situation: Situation) -> None:
+        engine = self.situation_engine(situation)
+        groups = serve(engine, situation.workload)
+        check_served(engine, situation.workload, groups)
+        if not situation.outgrown:
+            check_not_cut_short(groups.values())
+
+    def test_serves_every_workload_as_if_each_request_were_alone(self) -> None:
+        def serves(values: dict[str, Any], workload: Workload) -> None:
+            engine = self.make_engine(**values)
+            check_served(engine, workload, serve(engine, workload))
+
+        self.check(serves, self.engine_values(), workloads(), share=0.4)

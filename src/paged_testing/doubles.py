@@ -1,0 +1,331 @@
+"""Executors that fail or run late, an order of endless preemption, a scheduler that is checked."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from typing import Any, Literal, Self
+
+from pydantic import Field
+
+from paged_core.component import Component, ComponentSettings
+from paged_core.engine import Engine
+from paged_core.interfaces.executor import Capacity, Executor
+from paged_core.interfaces.queue_order import OrderParts, QueueOrder
+from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
+from paged_core.kv_cache import KVCache
+from paged_core.sequence import SequenceGroup, Status
+from paged_core.step import StepInput, StepResult
+from paged_testing.policy_subjects import untouched
+
+
+class StepFailure(RuntimeError):
+    """A deliberate failure."""
+
+
+class FailingExecutor(Executor):
+    """Passes steps on to the executor of an engine, and raises in some.
+
+    Args:
+        before: numbers of submissions (from 0) that raise before the executor gets them.
+        after: numbers of submissions that raise after the executor ran them; the result is lost.
+    """
+
+    def __init__(
+        self, inner: Executor, *, before: Collection[int] = (), after: Collection[int] = ()
+    ) -> None:
+        self.inner = inner
+        self.num_submitted = 0
+        self._before = frozenset(before)
+        self._after = frozenset(after)
+
+    @classmethod
+    def install(cls, engine: Engine, **failures: Collection[int]) -> FailingExecutor:
+        """Wrap the executor of ``engine``."""
+        failing = cls(engine.executor, **failures)
+        engine.executor = failing
+        return failing
+
+    def start(self) -> Capacity:
+        return self.inner.start()
+
+    def submit(self, step: StepInput, /) -> Any:
+        number, self.num_submitted = self.num_submitted, self.num_submitted + 1
+        if number in self._before:
+            raise StepFailure(f"submission {number} fails before it runs")
+        return number, self.inner.submit(step)
+
+    def collect(self, handle: Any, /) -> StepResult:
+        number, inner = handle
+        result = self.inner.collect(inner)
+        if number in self._after:
+            raise StepFailure(f"submission {number} fails after it ran")
+        return result
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class BackgroundExecutor(Executor):
+    """Passes a step on only when it, or a later one, is collected.
+
+    So an engine that plans ahead cannot have seen any result by then, and one that changes a step
+    after it was submitted is found out.
+    """
+
+    runs_in_background = True
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self._submitted: deque[tuple[int, StepInput]] = deque()
+        self._results: dict[int, StepResult | BaseException] = {}
+        self._num_submitted = 0
+
+    @classmethod
+    def install(cls, engine: Engine) -> Self:
+        """Put one between ``engine`` and its executor."""
+        executor = cls(engine.executor)
+        engine.executor = executor
+        return executor
+
+    def start(self) -> Capacity:
+        return self.inner.start()
+
+    def submit(self, step: StepInput, /) -> int:
+        handle = self._num_submitted
+        self._num_submitted += 1
+        self._submitted.append((handle, step))
+        return handle
+
+    def collect(self, handle: Any, /) -> StepResult:
+        while self._submitted and self._submitted[0][0] <= handle:
+            number, step = self._submitted.popleft()
+            try:
+                self._results[number] = self.inner.collect(self.inner.submit(step))
+            except BaseException as error:  # noqa: BLE001 - raised again in ``collect``
+                self._results[number] = error
+        result = self._results.pop(handle)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class AlwaysOverSettings(ComponentSettings):
+    """Options of :class:`AlwaysOverOrder`."""
+
+    name: Literal["always_over"] = "always_over"
+    waiting_first: bool = Field(
+        default=True, description="whether waiting groups come before all running ones"
+    )
+
+
+class AlwaysOverOrder(QueueOrder):
+    """First come, first served, where every running group may be preempted at any time.
+
+    With ``waiting_first``, for any waiting group; otherwise for one that came earlier.
+    """
+
+    def __init__(self, options: AlwaysOverSettings, parts: OrderParts, /) -> None:
+        self._waiting_first = options.waiting_first
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return (self._waiting_first and group.status is Status.RUNNING, group.number)
+
+    def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
+        """Always true."""
+        return True
+
+
+ALWAYS_OVER = Component(
+    "queue_order",
+    AlwaysOverSettings,
+    f"{__name__}:AlwaysOverOrder",
+    summary="every quantum is always over",
+)
+
+
+class WatchedScheduler(Scheduler):
+    """Passes everything on to the scheduler of an engine.
+
+    Args:
+        budget: tokens that a step may compute; ``None``: any number.
+        max_num_seqs: sequences that may run; ``None``: any number.
+
+    Raises:
+        AssertionError: from ``schedule``; a decision breaks the contract, the message says how.
+    """
+
+    def __init__(
+        self,
+        inner: Scheduler,
+        kv_cache: KVCache,
+        budget: int | None,
+        max_num_seqs: int | None,
+    ) -> None:
+        self.inner = inner
+        self._kv = kv_cache
+        self._budget = budget
+        self._max_num_seqs = max_num_seqs
+        self.decisions: list[tuple[object, ...]] = []
+        """What was decided in each step: ids and numbers that can be compared."""
+        self.preempted: set[str] = set()
+        """Ids of requests that were preempted or swapped out in any step."""
+
+    @classmethod
+    def install(
+        cls, engine: Engine, budget: int | None, max_num_seqs: int | None
+    ) -> WatchedScheduler:
+        """Put one between ``engine`` and its scheduler."""
+        watched = cls(engine.scheduler, engine.kv_cache, budget, max_num_seqs)
+        engine.scheduler = watched
+        return watched
+
+    def may_run(self, num_tokens: int) -> bool:
+        """Whether one step may compute so many tokens."""
+        return self._budget is None or num_tokens <= self._budget
+
+    @property
+    def length_cap(self) -> int:
+        return self.inner.length_cap
+
+    @property
+    def max_num_seqs(self) -> int | None:
+        return self.inner.max_num_seqs
+
+    def add(self, group: SequenceGroup, /) -> None:
+        before = len(self.inner)
+        self.inner.add(group)
+        assert len(self.inner) == before + 1, "add() did not add the group"
+
+    def refuse(self, group: SequenceGroup, /) -> str | None:
+        before = len(self.inner)
+        with untouched([group]):
+            reason = self.inner.refuse(group)
+        assert len(self.inner) == before, "refuse() must change nothing"
+        return reason
+
+    def remove(self, group: SequenceGroup, /) -> None:
+        before = len(self.inner)
+        self.inner.remove(group)
+        assert len(self.inner) == before - 1, "remove() did not remove the group"
+
+    def queues(self) -> Queues:
+        return self.inner.queues()
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def schedule(self, now: float, /) -> Schedule:
+        try:
+            return self._checked(now)
+        except AssertionError as error:
+            error.args = (f"step {len(self.decisions)}: {error}",)
+            raise
+
+    def _checked(self, now: float) -> Schedule:
+        before = self.inner.queues()
+        status_before = {
+            group: group.status for group in (*before.running, *before.waiting, *before.swapped)
+        }
+        plan = self.inner.schedule(now)
+        self._check_batch(plan)
+        self._check_queues(plan, list(before.waiting))
+        self._check_moves(plan, status_before)
+        self.decisions.append(_comparable(plan))
+        self.preempted.update(group.id for group in (*plan.preempted, *plan.swapped_out))
+        return plan
+
+    def _check_batch(self, plan: Schedule) -> None:
+        assert len(plan.sequences) == len(plan.num_tokens), "sequences and num_tokens are parallel"
+        assert len(set(map(id, plan.sequences))) == len(plan.sequences), (
+            "a sequence is scheduled twice in one step"
+        )
+        size = self._kv.block_size
+        for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
+            assert num_tokens >= 1, f"{sequence} is scheduled for {num_tokens} tokens"
+            assert num_tokens <= sequence.num_pending, (
+                f"{sequence} is scheduled for {num_tokens} tokens, {sequence.num_pending} are left"
+            )
+            end = sequence.num_scheduled + num_tokens
+            assert len(sequence.table.blocks) * size >= end, f"{sequence} has too few blocks"
+            assert sequence in sequence.group.live, f"{sequence} is scheduled, but has ended"
+            assert sequence.group.status is Status.RUNNING, f"{sequence.group} is not RUNNING"
+        total = sum(plan.num_tokens)
+        assert self._budget is None or total <= self._budget, (
+            f"{total} tokens are scheduled, {self._budget} is the budget of a step"
+        )
+
+    def _check_queues(self, plan: Schedule, waiting: list[SequenceGroup]) -> None:
+        queues = self.inner.queues()
+        held = [*queues.running, *queues.waiting, *queues.swapped]
+        assert len(set(map(id, held))) == len(held), "a group is in two queues"
+        assert len(self.inner) == len(held), "len() disagrees with queues()"
+        num_seqs = sum(group.num_seqs for group in queues.running)
+        for limit in (self._max_num_seqs, self.inner.max_num_seqs):
+            assert limit is None or num_seqs <= limit, f"{num_seqs} sequences run, {limit} may"
+        for groups, status in (
+            (queues.running, Status.RUNNING),
+            (queues.waiting, Status.WAITING),
+            (queues.swapped, Status.SWAPPED),
+        ):
+            for group in groups:
+                assert group.status is status, f"{group} should be {status.name}"
+        for group in queues.waiting:
+            for sequence in group.live:
+                assert not sequence.table.blocks, f"{sequence} waits, but holds blocks"
+        for sequence in plan.sequences:
+            assert sequence.group in queues.running, f"{sequence} is scheduled, but does not run"
+        for group, _ in plan.admitted:
+            assert group in waiting, f"{group} is admitted, but did not wait"
+        for group, reason in plan.ignored:
+            assert group not in held, f"{group} is ignored, but still held"
+            assert reason, f"{group} is ignored without a reason"
+        for group in plan.preempted:
+            assert group not in queues.running, f"{group} is preempted, but runs"
+
+    def _check_moves(self, plan: Schedule, status_before: dict[SequenceGroup, Status]) -> None:
+        """What the plan says of whole groups is what became of them in this step."""
+        queues = self.inner.queues()
+        held = {*queues.running, *queues.waiting, *queues.swapped}
+        admitted = [group for group, _ in plan.admitted]
+        ignored = [group for group, _ in plan.ignored]
+        reported = {
+            (Status.WAITING, Status.RUNNING): ("admitted", admitted),
+            (Status.RUNNING, Status.WAITING): ("preempted", plan.preempted),
+            (Status.RUNNING, Status.SWAPPED): ("swapped_out", plan.swapped_out),
+            (Status.SWAPPED, Status.RUNNING): ("swapped_in", plan.swapped_in),
+        }
+        for group, status in status_before.items():
+            if group not in held:
+                assert group in ignored, f"{group} is held no more, but not among the ignored"
+            elif (status, group.status) in reported:
+                name, groups = reported[status, group.status]
+                assert group in groups, (
+                    f"{group} went from {status.name} to {group.status.name}, but is not among "
+                    f"the {name}"
+                )
+        for group in held:
+            assert group in status_before, f"{group} was not held before"
+        assert len(set(admitted)) == len(admitted), "a group is admitted twice in one step"
+        for group, cached in plan.admitted:
+            if group.status is Status.RUNNING:
+                skipped = sum(sequence.num_scheduled for sequence in group.live)
+                assert cached == skipped, (
+                    f"{group} is admitted with {cached} cached tokens, {skipped} were taken from "
+                    "the cache"
+                )
+
+
+def _comparable(plan: Schedule) -> tuple[object, ...]:
+    return (
+        [(sequence.group.id, sequence.index) for sequence in plan.sequences],
+        list(plan.num_tokens),
+        [(group.id, cached) for group, cached in plan.admitted],
+        [group.id for group in plan.preempted],
+        [group.id for group in plan.swapped_out],
+        [group.id for group in plan.swapped_in],
+        [(group.id, reason) for group, reason in plan.ignored],
+    )

@@ -1,0 +1,246 @@
+"""Engines without a model, and strategies for their settings: any policies, too few blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from hypothesis import reject
+from hypothesis import strategies as st
+
+from paged_core.component import ComponentSettings
+from paged_core.engine import Engine
+from paged_core.errors import RequestError, SettingsError
+from paged_core.interfaces.future import Future
+from paged_core.interfaces.observer import Observer
+from paged_core.registry import Registry
+from paged_core.sequence import SequenceGroup, Status
+from paged_core.settings import EngineSettings, settings_class
+from paged_core.step_outcome import StepOutcome
+from paged_core.wiring import build_engine
+from paged_testing.call_watch import described_by
+from paged_testing.workloads import Workload
+
+
+def registry_with(*parts: object) -> Registry:
+    """Return a registry of everything installed, with ``parts`` added.
+
+    Args:
+        parts: records (:class:`~paged_core.component.Component` and the like) or modules with
+            hooks, as an entry point would name them.
+
+    Raises:
+        PluginError: a part cannot be used; the message says why.
+    """
+    found = Registry.discover()
+    return found.extended(*parts, plugin="under_test") if parts else found
+
+
+def first_party(registry: Registry, *wanted: tuple[str, str]) -> Registry:
+    """Return the plugins of a registry that come with the core, and those with ``wanted`` parts.
+
+    Args:
+        wanted: slots and names of components.
+    """
+    core = next(plugin for plugin in registry.plugins if plugin.name == "core")
+    return Registry(
+        tuple(
+            plugin
+            for plugin in registry.plugins
+            if plugin.distribution == core.distribution
+            or any((part.slot, part.name) in wanted for part in plugin.components)
+        )
+    )
+
+
+MAX_IDLE_STEPS = 200
+"""Steps in a row that may plan nothing while requests wait and none is to come."""
+
+
+def build_memory_engine(
+    registry: Registry | None = None,
+    *,
+    observers: Sequence[Observer | str | Mapping[str, Any]] = (),
+    clock: Callable[[], float] | None = None,
+    future: Future | None = None,
+    **settings: Any,
+) -> Engine:
+    """Build an engine on the ``memory`` executor, which reads every scheduled sequence back.
+
+    Args:
+        registry: the source of components; by default, all that are installed.
+        observers: instances, and names or tables of others, as in settings.
+        clock: seconds; by default, the number of the step.
+        future: the look-ups that evictors for replays get; by default, none.
+        settings: of the engine; by default 64 blocks of 4 tokens and ``max_model_len`` 64.
+    """
+    registry = registry or Registry.discover()
+    named = [other for other in observers if not isinstance(other, Observer)]
+    return start_memory_engine(
+        memory_settings(registry, observers=named, **settings),
+        registry,
+        observers=[observer for observer in observers if isinstance(observer, Observer)],
+        clock=clock,
+        future=future,
+    )
+
+
+def memory_settings(registry: Registry, **settings: Any) -> EngineSettings:
+    """Settings for the ``memory`` executor; see :func:`build_memory_engine`."""
+    small = {"executor": "memory", "num_blocks": 64, "block_size": 4, "max_model_len": 64}
+    return settings_class(registry)(**{**small, **settings})
+
+
+def start_memory_engine(
+    settings: EngineSettings,
+    registry: Registry,
+    *,
+    observers: Sequence[Observer] = (),
+    clock: Callable[[], float] | None = None,
+    future: Future | None = None,
+) -> Engine:
+    """As :func:`build_memory_engine`, from settings that are made, and observers that are built."""
+    engine = build_engine(settings, registry, observers=observers, future=future or Future())
+    engine.clock = clock or (lambda: float(engine.num_steps))
+    return engine
+
+
+def serve(engine: Engine, workload: Workload, *, max_steps: int = 1000) -> dict[str, SequenceGroup]:
+    """Serve a workload to its end; return its groups by request id, without refused requests.
+
+    Raises:
+        AssertionError: it has not ended after ``max_steps``, nothing is planned any more (the
+            message says what waits for what), or a policy raised.
+    """
+    scheduler = engine.scheduler
+    groups: dict[str, SequenceGroup] = {}
+    to_come = list(workload.requests)
+    step = num_idle = 0
+    while to_come or engine.has_unfinished:
+        for request in [request for due, request in to_come if due <= step]:
+            try:
+                groups[request.id] = engine.add(request)
+            except RequestError:
+                continue
+        to_come = [item for item in to_come if item[0] > step]
+        due_aborts = [request_id for due, request_id in workload.aborts if due == step]
+        outcome = _step(engine, due_aborts, step)
+        if engine.scheduler is not scheduler:  # the policies were made anew
+            ended = outcome.finished
+            reason = ended[-1].sequences[0].error if ended else "a policy raised"
+            raise AssertionError(f"step {step}: {reason}")
+        num_idle = 0 if outcome.progressed or to_come else num_idle + 1
+        assert num_idle < MAX_IDLE_STEPS, (
+            f"step {step}: unfinished after {num_idle} steps without any progress: "
+            f"{what_waits(engine)}"
+        )
+        step += 1
+        assert step < max_steps, f"unfinished after {step} steps: {what_waits(engine)}"
+    return groups
+
+
+def what_waits(engine: Engine) -> str:
+    """Say in a line which requests run, and which wait for how many blocks."""
+    kv_cache, described = engine.kv_cache, []
+    for group in engine.groups:
+        lengths = "+".join(str(sequence.num_tokens) for sequence in group.live)
+        held = kv_cache.distinct_blocks(group)
+        if group.status is Status.WAITING:
+            state = f"waits for {kv_cache.blocks_to_restore(group)} blocks"
+        elif group.status is Status.SWAPPED:
+            needed = held + kv_cache.blocks_to_grow(group)
+            state = f"is swapped out and waits for {needed} blocks"
+        else:
+            state = f"runs in {held} blocks, {kv_cache.blocks_to_grow(group)} more for its next"
+        described.append(f"{group.id} ({lengths} tokens) {state}")
+    free = f"{kv_cache.num_free} of {kv_cache.num_blocks} blocks are free"
+    if kv_cache.num_host_blocks:
+        free += f", {kv_cache.num_free_host} of {kv_cache.num_host_blocks} on the host"
+    return "; ".join([*described, free])
+
+
+def _step(engine: Engine, aborts: Sequence[str], number: int) -> StepOutcome:
+    with described_by(lambda: f"in step {number}: {what_waits(engine)}"):
+        for request_id in aborts:
+            engine.abort(request_id)
+        return engine.step()
+
+
+POLICY_SLOTS = ("block_allocator", "evictor", "queue_order", "scheduler", "victim", "preemption")
+"""The slots of policies; a combination is valid, or refused when an engine is built from it."""
+
+
+def component_options(
+    kind: type[ComponentSettings], fixed: Mapping[str, Any] | None = None
+) -> st.SearchStrategy[dict[str, Any]]:
+    """Tables for one component: booleans and choices are drawn, limits are drawn small.
+
+    Other options that the kit does not know keep their defaults.
+
+    Args:
+        fixed: options that are not drawn.
+    """
+    chosen: dict[str, st.SearchStrategy[Any]] = {}
+    for name, field in kind.model_fields.items():
+        known = _KNOWN.get(name)
+        if known is not None:
+            chosen[name] = known
+        elif field.annotation is bool:
+            chosen[name] = st.booleans()
+        elif get_origin(field.annotation) is Literal:
+            chosen[name] = st.sampled_from(get_args(field.annotation))
+    if "max_num_batched_tokens" in kind.model_fields and "chunked_prefill" not in kind.model_fields:
+        chosen["max_num_batched_tokens"] = st.integers(24, 64)  # whole prompts must fit
+    for name, value in (fixed or {}).items():
+        chosen[name] = st.just(value)
+    return st.fixed_dictionaries(chosen)
+
+
+_KNOWN: Mapping[str, st.SearchStrategy[Any]] = {
+    "max_num_seqs": st.integers(3, 8),
+    "max_num_batched_tokens": st.integers(3, 40),
+    "chunked_prefill": st.sampled_from([True, True, True, False]),
+    "long_prefill_token_threshold": st.sampled_from([0, 0, 2, 5]),
+    "delay_factor": st.sampled_from([0.0, 0.0, 0.5]),
+    "num_levels": st.sampled_from([1, 3, 8]),
+    "first_quantum": st.sampled_from([2, 4, 32]),
+    "promote_after": st.sampled_from([None, 3.0, 20.0]),
+}
+
+
+@st.composite
+def engine_settings(
+    draw: st.DrawFn,
+    registry: Registry,
+    fixed: Mapping[str, ComponentSettings] | None = None,
+    max_blocks: int = 24,
+) -> dict[str, Any]:
+    """Settings for the ``memory`` executor, as keywords: any first-party policies, a small pool.
+
+    Args:
+        fixed: by slot, components that are not drawn; the options set on them are kept.
+    """
+    tables: dict[str, Any] = {}
+    ours = first_party(registry)
+    for slot in POLICY_SLOTS:
+        given = (fixed or {}).get(slot)
+        if given is None:
+            name = draw(st.sampled_from(sorted(ours.of(slot))))
+            tables[slot] = draw(component_options(ours.get(slot, name).settings))
+        else:
+            set_fields = {name: getattr(given, name) for name in given.model_fields_set}
+            tables[slot] = draw(component_options(type(given), set_fields))
+    values = {
+        **tables,
+        "executor": "memory",
+        "block_size": draw(st.sampled_from([1, 2, 3, 4, 8])),
+        "num_blocks": draw(st.integers(6, max_blocks)),
+        "num_host_blocks": draw(st.sampled_from([0, 4, 30])),
+        "max_model_len": 64,
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.1])),
+    }
+    try:
+        build_memory_engine(registry, **values).close()
+    except SettingsError:
+        reject()  # the engine refuses this combination when it is built, with a reason
+    return values

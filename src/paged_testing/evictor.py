@@ -1,0 +1,218 @@
+"""Conformance of evictors."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Sequence
+from itertools import count
+from typing import ClassVar
+
+import pytest
+
+from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
+from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.future import Future
+from paged_testing.component import ComponentConformance, ServesEveryWorkload
+from paged_testing.evictor_model import (
+    EvictorMachine,
+    EvictorModel,
+    IdleBlock,
+    Watched,
+    evictor_cost,
+)
+
+
+class EvictorCases(ComponentConformance):
+    """The cases of :class:`~paged_testing.EvictorConformance`."""
+
+    slot: ClassVar[str] = "evictor"
+
+    def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
+        """Return the block that must be evicted first; ``None``: not specified.
+
+        Args:
+            held: never empty, in the order in which blocks were added: by the request that left
+                them, and of each request the longest prefix first.
+        """
+        return None
+
+    def make(self, num_blocks: int = 16) -> Evictor:
+        """A fresh evictor for this many blocks; an evictor for replays gets an empty future."""
+        return self.make_foreseeing(Future(), num_blocks)
+
+    def make_foreseeing(self, future: Future, num_blocks: int = 16) -> Evictor:
+        """A fresh evictor; one for replays gets this future."""
+        parts = EvictorParts(num_blocks=num_blocks, block_size=4, seed=0, future=future)
+        made = self.build(parts)
+        assert isinstance(made, Evictor)
+        return made
+
+    def model(self) -> EvictorModel:
+        """Fresh evictors with their model."""
+        return EvictorModel(self.make, self.expected)
+
+    # ------------------------------------------------------------------ what it holds
+
+    def test_is_empty_at_first(self) -> None:
+        evictor = self.make()
+        assert len(evictor) == 0
+        with pytest.raises(OutOfBlocks):
+            evictor.evict()
+
+    def test_evicts_the_only_block(self) -> None:
+        evictor = self.make()
+        evictor.add(BlockId(3), BlockInfo(4, 0, 1))
+        assert len(evictor) == 1
+        assert evictor.evict() == 3
+        assert len(evictor) == 0
+
+    def test_evicts_every_block_once(self) -> None:
+        model = self.model()
+        for first in (0, 4):
+            model.leave(range(first, first + 4), range(first, first + 4), [0, 1, 2, 3], 1, 0)
+        model.finish()
+        model.evict()  # of none: it raises, and goes on working
+        model.leave([3], [3], [0], 1, 0)
+        model.finish()
+
+    def test_removing_a_block_that_it_does_not_hold_raises(self) -> None:
+        evictor = self.make()
+        evictor.add(BlockId(1), BlockInfo(4, 0, 1))
+        with pytest.raises(KeyError):
+            evictor.remove(BlockId(2))
+        assert len(evictor) == 1
+        evictor.remove(BlockId(1))
+        with pytest.raises(KeyError):
+            evictor.remove(BlockId(1))
+        assert len(evictor) == 0
+
+    def test_a_block_that_was_evicted_cannot_be_removed(self) -> None:
+        evictor = self.make()
+        evictor.add(BlockId(1), BlockInfo(4, 0, 1, content_key=5))
+        assert evictor.evict() == 1
+        with pytest.raises(KeyError):
+            evictor.remove(BlockId(1))
+
+    def test_does_not_evict_what_is_used_again(self) -> None:
+        model = self.model()
+        model.leave([5, 2, 8, 1], [1, 2, 3, 4], [0, 3, 1, 0], 1, 0)
+        for place in (0, 1):
+            model.come_back(model.held[place], is_forgotten=False)
+        model.finish()
+
+    def test_a_block_may_come_back_with_other_content_and_rank(self) -> None:
+        """What was known of a block when it was removed or evicted says nothing any more."""
+        for is_forgotten in (True, False):
+            model = self.model()
+            model.leave([0, 1, 2], [0, 1, 2], [0, 0, 0], 3, 0)
+            for times in range(4):
+                model.come_back(
+                    next(idle for idle in model.held if idle.block == 0), is_forgotten=is_forgotten
+                )
+                model.leave([3], [3], [times], 1, 0)
+                model.leave([0], [times + 4], [3 - times], 1 + times, 0)
+                model.evict()
+                model.leave(range(4), range(4), [0, 1, 2, 3], 1, 0)
+            model.finish()
+
+    def test_blocks_may_be_equal_in_all_it_is_told(self) -> None:
+        """Such as blocks of equal content, whose requests ended in the same step."""
+        evictor, info = self.make(), BlockInfo(8, 1, 3, 2, 7, 3)
+        for block in range(6):
+            evictor.add(BlockId(block), info)
+        assert len(evictor) == 6
+        evictor.remove(BlockId(2))
+        assert sorted(evictor.evict() for _ in range(5)) == [0, 1, 3, 4, 5]
+
+    def test_works_without_what_an_allocator_need_not_say(self) -> None:
+        evictor = self.make()
+        for block in range(4):
+            evictor.add(BlockId(block), BlockInfo(4, 0, block))
+        evictor.remove(BlockId(1))
+        evictor.add(BlockId(1), BlockInfo(4, 1, 9))
+        assert sorted(evictor.evict() for _ in range(4)) == [0, 1, 2, 3]
+
+    def test_two_evictors_share_nothing(self) -> None:
+        one, other = self.make(), self.make()
+        one.add(BlockId(1), BlockInfo(4, 0, 1))
+        assert len(other) == 0
+
+    # ------------------------------------------------------------------ the order
+
+    def test_evicts_in_the_expected_order(self) -> None:
+        """Prefixes of every length that were left, found and left again, evicted in between."""
+        model = self.model()
+        model.leave([4, 0, 7], [1, 2, 3], [0, 0, 0], 2, 0)
+        model.leave([9, 1], [3, 4], [2, 0], 1, 1)
+        model.leave([3], [5], [1], 4, 0)
+        model.come_back(model.held[0], is_forgotten=False)
+        model.evict()
+        model.leave([4], [6], [0], 1, 3)
+        model.leave([2, 5], [None, 4], [0, 1], 1, 0)
+        model.finish()
+
+    @pytest.mark.parametrize("seed", range(2))
+    def test_evicts_the_same_as_the_model(self, seed: int) -> None:
+        self.model().walk(300, seed)
+
+    # ------------------------------------------------------------------ the cost
+
+    def test_instructions_grow_no_faster_than_a_logarithm(self) -> None:
+        self._check_cost(int, "instructions")
+
+    def test_comparisons_grow_no_faster_than_a_logarithm(self) -> None:
+        """Covers built-ins, whose instructions are not counted."""
+        self._check_cost(Watched, "comparisons")
+
+    def _check_cost(self, number: type[int], what: str) -> None:
+        """Eight times the blocks may cost twice as much, which leaves a margin."""
+        small, large = (evictor_cost(self.make, size, number) for size in (64, 512))
+        assert large <= 2 * small + 8, (
+            f"removing, adding and evicting a block takes {small:.0f} {what} among 64 blocks, "
+            f"{large:.0f} among 512; it may grow no faster than the logarithm"
+        )
+
+    def test_its_memory_does_not_grow_with_the_number_of_evictions(self) -> None:
+        evictor, clock = self.make(16), count(1)
+
+        def add(block: BlockId, num_hits: int) -> None:
+            now = next(clock)
+            content_key = hash((now, num_hits))
+            evictor.add(block, BlockInfo(4, num_hits, now, now, content_key, now))
+
+        def replace_many(times: int) -> None:
+            for number in range(times):
+                add(evictor.evict(), 0)
+                used = BlockId(number % 16)
+                evictor.remove(used)
+                add(used, 1)
+
+        for block in range(16):
+            add(BlockId(block), 0)
+        replace_many(500)
+        tracemalloc.start()
+        try:
+            replace_many(3000)
+            grown, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert grown < 60_000, (
+            f"3000 evictions among 16 blocks left {grown} bytes allocated; what is kept about "
+            "evicted content must be bounded by the number of blocks"
+        )
+
+
+class EvictorConformance(ServesEveryWorkload, EvictorCases):
+    """Subclass it for an evictor. State the exact order by overriding :meth:`expected`::
+
+    class TestMru(EvictorConformance):
+        component = "mru"
+
+        def expected(self, held):
+            return held[-1].block
+    """
+
+    def test_behaves_like_the_model(self) -> None:
+        make, expected = self.make, self.expected
+        self.check_machine(lambda: EvictorMachine(make, expected))

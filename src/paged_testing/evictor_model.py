@@ -1,0 +1,312 @@
+"""Evictors driven side by side with a model, the list of idle blocks; what their calls cost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId
+from paged_core.interfaces.evictor import BlockInfo, Evictor
+
+CONTENTS = (*range(8), None)
+"""Content keys that the model uses; ``None``: the allocator gives no key."""
+
+
+def other_key(content_key: int) -> int:
+    """Another key for the same content: neither the order nor the low digits of keys matter."""
+    return -(content_key + 1) << 40
+
+
+@dataclass(frozen=True)
+class IdleBlock:
+    """A block that the evictor under test holds."""
+
+    block: BlockId
+    info: BlockInfo
+
+
+class EvictorModel:
+    """Blocks become idle, are used again and are evicted, in the evictor and in the model.
+
+    A second evictor with the same calls, and a third with other content keys, must evict the same.
+
+    Raises:
+        AssertionError: from any method; the message says what came and what was expected.
+    """
+
+    num_blocks = 10
+
+    def __init__(
+        self,
+        make: Callable[[int], Evictor],
+        expected: Callable[[Sequence[IdleBlock]], BlockId | None],
+    ) -> None:
+        self.real, self.twin, self.renamed = (make(self.num_blocks) for _ in range(3))
+        self.expected = expected
+        self.held: list[IdleBlock] = []
+        self.used: dict[BlockId, BlockInfo] = {}
+        self.departures = 0
+        self.publications = 0
+
+    def leave(
+        self,
+        blocks: Sequence[int],
+        contents: Sequence[int | None],
+        hits: Sequence[int],
+        shortest: int,
+        steps_ago: int,
+    ) -> None:
+        """A request frees its blocks, the last one, which ends the longest prefix, first."""
+        known = {idle.block for idle in self.held}
+        leaving = [BlockId(block) for block in blocks if block not in known]
+        self.departures += 1
+        for place, block in enumerate(leaving):
+            num_tokens = 4 * (shortest + len(leaving) - 1 - place)
+            self.publications += 1
+            info = BlockInfo(
+                num_tokens,
+                hits[place],
+                self.departures,
+                self.publications,
+                contents[place],
+                self.departures - steps_ago,
+            )
+            if block in self.used:
+                was = self.used.pop(block)
+                info = replace(
+                    info,
+                    num_hits=was.num_hits + 1 + hits[place],
+                    published=was.published,
+                    content_key=was.content_key,
+                )
+            self._add(IdleBlock(block, info))
+
+    def come_back(self, idle: IdleBlock, *, is_forgotten: bool) -> None:
+        """A block is used again for its content, or it is retracted because it was never computed.
+
+        A retracted block (``is_forgotten``) is added later with other content.
+        """
+        for evictor in (self.real, self.twin, self.renamed):
+            evictor.remove(idle.block)
+        self.held.remove(idle)
+        if not is_forgotten:
+            self.used[idle.block] = idle.info
+        self._check_count()
+
+    def remove_absent(self, block: int) -> None:
+        """Removing a block that is not held raises, and changes nothing."""
+        if all(idle.block != block for idle in self.held):
+            with pytest.raises(KeyError):
+                self.real.remove(BlockId(block))
+            self._check_count()
+
+    def evict(self) -> None:
+        """Evict a block, if one is idle."""
+        if not self.held:
+            with pytest.raises(OutOfBlocks):
+                self.real.evict()
+            return
+        wanted = self.expected(tuple(self.held))
+        block, of_twin, of_renamed = (e.evict() for e in (self.real, self.twin, self.renamed))
+        held, gone = self.held, [idle for idle in self.held if idle.block == block]
+        self.held = [idle for idle in held if idle.block != block]
+        assert gone, f"evicted block {block}, which it does not hold"
+        assert wanted is None or block == wanted, (
+            f"evicted {gone[0]}, but block {wanted} must be evicted first of {held}"
+        )
+        assert of_twin == block, (
+            f"evicted block {block}, a second evictor with the same seed and the same calls block "
+            f"{of_twin}: runs cannot be repeated"
+        )
+        assert of_renamed == block, (
+            f"evicted block {block}, a second evictor with the same calls but other content keys "
+            f"block {of_renamed}: content keys may only be compared for equality"
+        )
+        self._check_count()
+
+    def finish(self) -> None:
+        """At the end, every block can be evicted, once and in the expected order."""
+        while self.held:
+            self.evict()
+        assert len(self.real) == 0, f"{len(self.real)} blocks are left of none"
+
+    def walk(self, num_actions: int, seed: int = 0) -> None:
+        """Take so many actions, the same for the same seed, and finish."""
+        random = Random(seed)
+        for _ in range(num_actions):
+            action = random.randrange(8)
+            if action < 4:
+                self.leave(
+                    random.sample(range(self.num_blocks), random.randint(1, 4)),
+                    random.choices(CONTENTS, k=4),
+                    random.choices(range(4), k=4),
+                    random.randint(1, 3),
+                    random.choice((0, 0, 1, 3, 6)),
+                )
+            elif action == 4 and self.held:
+                self.come_back(random.choice(self.held), is_forgotten=random.random() < 0.5)
+            elif action == 5:
+                self.remove_absent(random.randrange(self.num_blocks))
+            else:
+                self.evict()
+        self.finish()
+
+    def _add(self, idle: IdleBlock) -> None:
+        block, info = idle.block, idle.info
+        self.real.add(block, info)
+        self.twin.add(block, info)
+        if info.content_key is not None:
+            info = replace(info, content_key=other_key(info.content_key))
+        self.renamed.add(block, info)
+        self.held.append(idle)
+        self._check_count()
+
+    def _check_count(self) -> None:
+        count, expected = len(self.real), len(self.held)
+        assert count == expected, f"its length is {count}, it was given {expected} blocks to hold"
+
+
+class EvictorMachine(RuleBasedStateMachine):
+    """The actions of the model, in any order."""
+
+    def __init__(
+        self,
+        make: Callable[[int], Evictor],
+        expected: Callable[[Sequence[IdleBlock]], BlockId | None],
+    ) -> None:
+        super().__init__()
+        self.model = EvictorModel(make, expected)
+
+    @rule(
+        blocks=st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True),
+        contents=st.lists(st.sampled_from(CONTENTS), min_size=4, max_size=4),
+        hits=st.lists(st.integers(0, 3), min_size=4, max_size=4),
+        shortest=st.integers(1, 3),
+        steps_ago=st.sampled_from([0, 0, 1, 3, 6]),
+    )
+    def leave(
+        self,
+        blocks: list[int],
+        contents: list[int | None],
+        hits: list[int],
+        shortest: int,
+        steps_ago: int,
+    ) -> None:
+        self.model.leave(blocks, contents, hits, shortest, steps_ago)
+
+    @precondition(lambda self: self.model.held)
+    @rule(data=st.data(), is_forgotten=st.booleans())
+    def come_back(self, data: st.DataObject, is_forgotten: bool) -> None:
+        idle = data.draw(st.sampled_from(self.model.held))
+        self.model.come_back(idle, is_forgotten=is_forgotten)
+
+    @rule(block=st.integers(0, 9))
+    def remove_what_is_not_there(self, block: int) -> None:
+        self.model.remove_absent(block)
+
+    @rule()
+    def evict(self) -> None:
+        self.model.evict()
+
+    def teardown(self) -> None:
+        self.model.finish()
+
+
+def work(function: Callable[[], object]) -> int:
+    """Return the number of bytecode instructions that a call takes.
+
+    A call of a built-in counts as one; :class:`Watched` counts the comparisons in it.
+    """
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+class Watched(int):
+    """An integer that counts comparisons and hashes of integers, inside built-ins too."""
+
+    touched = 0
+
+    def __eq__(self, other: object) -> bool:
+        Watched.touched += 1
+        return int(self) == other
+
+    def __lt__(self, other: int) -> bool:
+        Watched.touched += 1
+        return int(self) < int(other)
+
+    def __gt__(self, other: int) -> bool:
+        Watched.touched += 1
+        return int(self) > int(other)
+
+    def __neg__(self) -> Watched:
+        return Watched(-int(self))
+
+    def __hash__(self) -> int:
+        Watched.touched += 1
+        return hash(int(self))
+
+
+def evictor_cost(make: Callable[[int], Evictor], num_blocks: int, number: type[int]) -> float:
+    """Return the cost of removing, adding and evicting a block among ``num_blocks`` idle ones.
+
+    The mean over ``num_blocks`` rounds, so that deferred work is counted. Some content returns
+    after its eviction, and some requests finish later than others that ran after them.
+
+    Args:
+        make: makes an evictor for a number of blocks.
+        number: the type of block numbers and of the fields of a block:
+            :class:`Watched` counts comparisons, any other instructions.
+    """
+    evictor, random = make(num_blocks), Random(0)
+    idle = [BlockId(number(block)) for block in range(num_blocks)]
+    infos = iter([_info(now, num_blocks, random, number) for now in range(1, 3 * num_blocks + 1)])
+    used = random.choices(idle, k=num_blocks)
+
+    def remove_add_evict() -> None:
+        for block in used:
+            evictor.remove(block)
+            evictor.add(block, next(infos))
+            evictor.add(evictor.evict(), next(infos))
+
+    for block in idle:
+        evictor.add(block, next(infos))
+    if number is Watched:
+        Watched.touched = 0
+        remove_add_evict()
+        return Watched.touched / num_blocks
+    return work(remove_add_evict) / num_blocks
+
+
+def _info(now: int, num_blocks: int, random: Random, number: type[int]) -> BlockInfo:
+    departure = now // 4
+    facts = {
+        "num_tokens": random.randrange(1, 4000),
+        "num_hits": random.randrange(4),
+        "last_use": departure,
+        "published": now,
+        "content_key": random.randrange(2 * num_blocks),
+        "last_step": departure - random.choice((0, 0, 0, 2)),
+    }
+    return BlockInfo(**{name: number(fact) for name, fact in facts.items()})

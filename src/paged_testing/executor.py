@@ -1,0 +1,383 @@
+"""Conformance of executors, driven by an engine and step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+
+from paged_core.engine import Engine
+from paged_core.ids import BlockId, SeqId
+from paged_core.interfaces.executor import Executor
+from paged_core.request import FinishReason, Request
+from paged_core.sampling_params import SamplingParams
+from paged_core.step import NewSequence, StepInput, StepResult
+from paged_testing.component import ComponentConformance
+from paged_testing.engines import build_memory_engine, serve
+from paged_testing.served import check_nothing_leaked
+from paged_testing.workloads import Workload, simple_request, workloads
+
+TIGHT: Sequence[Mapping[str, Any]] = (
+    {"scheduler": {"name": "token_budget", "max_num_batched_tokens": 7}},
+    {"scheduler": {"name": "prefill_or_decode"}, "preemption": "swap", "num_host_blocks": 40},
+    {"block_allocator": {"name": "hash_cached", "merge_duplicates": True}, "preemption": "auto"},
+    {"block_allocator": "uncached", "block_size": 3},
+)
+"""Settings under which blocks run out, are shared, copied, merged and swapped."""
+
+WRITTEN: Sequence[Workload] = (
+    Workload(tuple((0, simple_request(name, (1, 2, 3, 1, 2), 9)) for name in "ABC")),
+    Workload(
+        (
+            (0, simple_request("A", (1, 1, 2, 1, 1, 2, 1), 12)),
+            (0, simple_request("B", (2, 1, 2), 10, n=3)),
+            (2, simple_request("C", (1, 1, 2, 1, 1, 2, 3, 1, 1), 7)),
+            (3, simple_request("D", (3,), 4, n=2)),
+        )
+    ),
+)
+"""With equal prompts, forks and late arrivals."""
+
+
+class ExecutorConformance(ComponentConformance):
+    """Subclass it for an executor. One with a model names the model and takes few examples::
+
+        class TestMyExecutor(ExecutorConformance):
+            component = "my_executor"
+            settings = {"model": "demo", "dtype": "float32"}
+            max_examples = 8
+
+    Greedy output must be the same alone and in a batch. That needs a model with a clear argmax: in
+    16-bit dtypes, ties can be broken differently in another batch.
+    """
+
+    slot: ClassVar[str] = "executor"
+    max_examples: ClassVar[int] = 40
+    max_seconds: ClassVar[float] = 15
+    """It may load a model, and compile what computes it."""
+
+    @contextmanager
+    def engine(self, **values: Any) -> Iterator[Engine]:
+        """An engine on the executor, closed afterwards."""
+        engine = build_memory_engine(
+            self.registry, **{**self.settings, **values, "executor": self._table}
+        )
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    # ------------------------------------------------------------------ driven by an engine
+
+    def test_has_the_capacity_that_the_settings_give(self) -> None:
+        values = {"num_blocks": 9, "num_host_blocks": 5, "block_size": 4, "max_model_len": 32}
+        with self.engine(**values, preemption="swap") as engine:
+            capacity = engine.capacity
+            assert (capacity.num_blocks, capacity.num_host_blocks) == (9, 5)
+            assert 0 < capacity.max_model_len <= 32
+            assert capacity.vocab_size is None or capacity.vocab_size > 0
+            tokens = capacity.eos_token_ids
+            assert all(0 <= token < (capacity.vocab_size or token + 1) for token in tokens)
+
+    @pytest.mark.parametrize("tight", TIGHT, ids=("budget", "swap", "merge", "plain"))
+    def test_written_requests_have_the_same_output_alone_and_in_a_batch(
+        self, tight: Mapping[str, Any]
+    ) -> None:
+        """With blocks shared, copied, merged, swapped and recomputed."""
+        with self.engine(block_allocator="uncached") as single:
+            values = {"num_blocks": 20, "block_size": 2, **tight}
+            for workload in WRITTEN:
+                with self.engine(**values) as batched:
+                    self.check_same_output(single, batched, workload)
+
+    def check_same_output(self, single: Engine, batched: Engine, workload: Workload) -> None:
+        """Check that greedy requests generate the same in both engines."""
+        workload = Workload(tuple((step, _greedy(r)) for step, r in workload.requests))
+        alone = {}
+        for _, request in workload.requests:
+            one_sequence = replace(request, sampling=replace(request.sampling, n=1))
+            (group,) = serve(single, Workload(((0, one_sequence),))).values()
+            alone[request.id] = group.sequences[0].output
+        for group in serve(batched, workload).values():
+            for sequence in group.sequences:
+                assert sequence.finish_reason is not FinishReason.ERROR, sequence.error
+                output, whole = sequence.output, alone[group.id]
+                assert output == whole[: len(output)], f"{sequence}: {output}, alone {whole}"
+                assert output == whole or sequence.error, f"{sequence} ended early"
+        check_nothing_leaked(batched)
+
+    # ------------------------------------------------------------------ driven step by step
+
+    def test_samples_when_the_last_prompt_token_is_computed_and_not_before(self) -> None:
+        with self.engine() as engine:
+            executor = engine.executor
+            result = run(executor, 0, [(0, 3)], added=[new_sequence(0, 5)])
+            assert (result.sequence_ids, result.token_ids) == ([], [])
+            result = run(executor, 1, [(0, 2)])
+            assert (result.sequence_ids, len(result.token_ids)) == ([0], 1)
+            result = run(executor, 2, [(0, 1)])
+            assert (result.sequence_ids, len(result.token_ids)) == ([0], 1)
+
+    def test_returns_results_in_the_order_of_the_batch(self) -> None:
+        with self.engine() as engine:
+            executor = engine.executor
+            added = [new_sequence(number, 4 + number) for number in range(3)]
+            first = run(executor, 0, [(0, 4), (1, 5), (2, 6)], added=added)
+            assert first.sequence_ids == [0, 1, 2]
+            turned = run(executor, 1, [(2, 1), (0, 1), (1, 1)])
+            assert turned.sequence_ids == [2, 0, 1]
+        with self.engine() as engine:
+            alone = []
+            for number, new in enumerate(added):
+                tokens = [(number, len(new.tokens))]
+                drawn = run(engine.executor, 2 * number, tokens, added=[new])
+                drawn = run(engine.executor, 2 * number + 1, [(number, 1)])
+                alone.append(drawn.token_ids[0])
+            assert turned.token_ids == [alone[2], alone[0], alone[1]]
+
+    def test_samples_a_token_for_each_sequence_of_a_fan_out(self) -> None:
+        with self.engine() as engine:
+            new = replace(new_sequence(0, 5), fan_out=3)
+            result = run(engine.executor, 0, [(0, 5)], added=[new])
+            assert result.sequence_ids == [0, 0, 0]
+            assert len(result.token_ids) == 3
+            assert run(engine.executor, 1, [(0, 1)]).sequence_ids == [0]
+
+    def test_ranks_the_candidates_of_a_beam_and_samples_nothing(self) -> None:
+        sampling = SamplingParams(beam_width=2, max_tokens=8, ignore_eos=True)
+        new = replace(new_sequence(0, 5), sampling=sampling, num_candidates=4)
+        with self.engine() as engine:
+            executor = engine.executor
+            early = run(executor, 0, [(0, 3)], added=[new])
+            assert not early.candidates, "its tokens are not all computed yet"
+            result = run(executor, 1, [(0, 2)])
+            assert not result.sequence_ids
+            (found,) = result.candidates.values()
+            assert len(found) == 4
+            assert list(found.values()) == sorted(found.values(), reverse=True)
+            assert max(found.values()) <= 0
+            longer = replace(new, tokens=[*new.tokens, next(iter(found))], num_computed=5)
+            whole = replace(longer, num_computed=0, blocks=[BlockId(9 + i) for i in range(4)])
+            cached = run(executor, 2, [(0, 1)], added=[longer], removed=[0]).candidates[SeqId(0)]
+            again = run(executor, 3, [(0, 6)], added=[whole], removed=[0]).candidates[SeqId(0)]
+            assert list(again) == list(cached)
+
+    def test_a_removed_sequence_can_be_added_again(self) -> None:
+        with self.engine() as engine:
+            executor = engine.executor
+            once = run(executor, 0, [(0, 5)], added=[new_sequence(0, 5)])
+            again = run(executor, 1, [(0, 5)], added=[new_sequence(0, 5, 8)], removed=[0])
+            assert (again.sequence_ids, again.token_ids) == ([0], once.token_ids)
+
+    def test_moves_blocks_in_the_order_swap_out_swap_in_copy(self) -> None:
+        """A block is swapped out, swapped in and copied in one step, then computed on."""
+        with self.engine(num_blocks=32, num_host_blocks=4, preemption="swap") as engine:
+            run(engine.executor, 0, [(0, 3)], added=[new_sequence(0, 5)])
+            plain = run(engine.executor, 1, [(0, 2)])
+        with self.engine(num_blocks=32, num_host_blocks=4, preemption="swap") as engine:
+            run(engine.executor, 0, [(0, 3)], added=[new_sequence(0, 5)])
+            moved = run(
+                engine.executor,
+                1,
+                [(0, 2)],
+                swap_out_sources=[BlockId(0)],
+                swap_out_targets=[BlockId(3)],
+                swap_in_sources=[BlockId(3)],
+                swap_in_targets=[BlockId(20)],
+                copy_sources=[BlockId(20)],
+                copy_targets=[BlockId(21)],
+                edit_ids=[SeqId(0)],
+                edit_indices=[0],
+                edit_blocks=[BlockId(21)],
+            )
+            assert moved.token_ids == plain.token_ids
+
+    def test_may_be_closed_more_than_once(self) -> None:
+        with self.engine() as engine:
+            engine.executor.close()
+            engine.executor.close()
+
+    def test_reads_all_blocks_before_it_writes_any(self) -> None:
+        """Blocks are copied and swapped in a circle in one step."""
+        with self.engine(num_blocks=32) as engine:
+            plain = self._two_sequences(engine.executor)
+        with self.engine(num_blocks=32) as engine:
+            turned = self._two_sequences(
+                engine.executor,
+                copy_sources=[BlockId(0), BlockId(4)],
+                copy_targets=[BlockId(4), BlockId(0)],
+                edit_ids=[SeqId(0), SeqId(1)],
+                edit_indices=[0, 0],
+                edit_blocks=[BlockId(4), BlockId(0)],
+            )
+        assert turned == plain, f"with two blocks exchanged it draws {turned}, else {plain}"
+
+    def test_a_swapped_block_is_kept_on_the_host(self) -> None:
+        """While others are computed where it was."""
+        values = {"num_blocks": 32, "num_host_blocks": 4, "preemption": "swap"}
+        with self.engine(**values) as engine:
+            run(engine.executor, 0, [(0, 3)], added=[new_sequence(0, 5)])
+            plain = run(engine.executor, 1, [(0, 2)])
+        with self.engine(**values) as engine:
+            executor, first = engine.executor, new_sequence(0, 5)
+            run(executor, 0, [(0, 3)], added=[first])
+            run(
+                executor,
+                1,
+                [(1, 6)],
+                added=[new_sequence(1, 6, first_block=0)],
+                removed=[0],
+                swap_out_sources=[BlockId(0)],
+                swap_out_targets=[BlockId(2)],
+            )
+            again = run(
+                executor,
+                2,
+                [(0, 2)],
+                added=[replace(first, num_computed=3, blocks=[BlockId(9), *first.blocks[1:]])],
+                removed=[1],
+                swap_in_sources=[BlockId(2)],
+                swap_in_targets=[BlockId(9)],
+            )
+            assert again.token_ids == plain.token_ids, (
+                f"after a swap it draws {again.token_ids}, without one {plain.token_ids}"
+            )
+
+    def test_a_block_may_be_appended_to_a_table(self) -> None:
+        size = 4
+        with self.engine() as engine:
+            whole = run(engine.executor, 0, [(0, size + 2)], added=[new_sequence(0, size + 2)])
+        with self.engine() as engine:
+            short = replace(new_sequence(0, size + 2), blocks=[BlockId(0)])
+            run(engine.executor, 0, [(0, size)], added=[short])
+            edits: dict[str, Any] = {
+                "edit_ids": [SeqId(0)],
+                "edit_indices": [1],
+                "edit_blocks": [BlockId(7)],
+            }
+            grown = run(engine.executor, 1, [(0, 2)], **edits)
+        assert (grown.sequence_ids, grown.token_ids) == ([0], whole.token_ids)
+
+    def test_a_sequence_in_few_chunks_draws_the_same_as_in_many(self) -> None:
+        drawn = []
+        for chunks in ((5,), (1, 4), (2, 2, 1), (1, 1, 1, 1, 1)):
+            with self.engine() as engine:
+                for number, count in enumerate(chunks):
+                    added = [new_sequence(0, 5)] if number == 0 else []
+                    result = run(engine.executor, number, [(0, count)], added=added)
+                drawn.append(result.token_ids + run(engine.executor, 9, [(0, 1)]).token_ids)
+        assert all(each == drawn[0] for each in drawn), f"in other chunks it draws {drawn}"
+
+    def test_a_prefix_that_others_computed_may_be_shared(self) -> None:
+        with self.engine() as engine:
+            executor, tokens = engine.executor, [1, 2, 3] * 2
+            first = replace(new_sequence(0, 6), tokens=tokens)
+            whole = run(executor, 0, [(0, 6)], added=[first])
+            blocks = [first.blocks[0], *new_sequence(1, 6).blocks[1:]]
+            second = replace(first, id=SeqId(1), num_computed=4, blocks=blocks)
+            shared = run(executor, 1, [(1, 2)], added=[second])
+            assert (shared.sequence_ids, shared.token_ids) == ([1], whole.token_ids)
+
+    def test_a_step_may_be_submitted_before_the_last_one_is_collected(self) -> None:
+        with self.engine() as engine:
+            plain = [run(engine.executor, 0, [(0, 5)], added=[new_sequence(0, 5)])]
+            plain.append(run(engine.executor, 1, [(0, 1)]))
+        with self.engine() as engine:
+            executor = engine.executor
+            steps = [
+                StepInput(
+                    number=0,
+                    sequence_ids=[SeqId(0)],
+                    num_tokens=[5],
+                    added=[new_sequence(0, 5)],
+                ),
+                StepInput(number=1, sequence_ids=[SeqId(0)], num_tokens=[1]),
+            ]
+            handles = [executor.submit(step) for step in steps]
+            ahead = [executor.collect(handle) for handle in handles]
+            assert [r.token_ids for r in ahead] == [r.token_ids for r in plain]
+
+    def test_a_step_may_only_remove_what_is_known(self) -> None:
+        with self.engine() as engine:
+            run(engine.executor, 0, [(0, 5)], added=[new_sequence(0, 5)])
+            result = run(engine.executor, 1, [], removed=[0])
+            assert (result.sequence_ids, result.token_ids) == ([], [])
+            again = run(engine.executor, 2, [(0, 5)], added=[new_sequence(0, 5)])
+            assert again.sequence_ids == [0]
+
+    def test_two_executors_share_nothing(self) -> None:
+        with self.engine() as one, self.engine() as other:
+            alone = run(one.executor, 0, [(0, 5)], added=[new_sequence(0, 5)])
+            run(other.executor, 0, [(0, 4)], added=[new_sequence(0, 4)])
+            assert run(one.executor, 1, [(0, 1)]).sequence_ids == [0]
+        assert len(alone.token_ids) == 1
+
+    def _two_sequences(self, executor: Executor, **changes: Any) -> list[int]:
+        """What two sequences draw in a second step, after some changes."""
+        added = [new_sequence(0, 5), new_sequence(1, 7)]
+        run(executor, 0, [(0, 3), (1, 3)], added=added)
+        return run(executor, 1, [(0, 2), (1, 4)], **changes).token_ids
+
+    # ------------------------------------------------------------------ properties
+
+    def test_output_is_the_same_alone_and_in_a_batch(self) -> None:
+        """With blocks shared, copied, merged, swapped and recomputed."""
+        with self.engine(block_allocator="uncached") as single:
+            for tight in TIGHT:
+                with self.engine(**{"num_blocks": 20, "block_size": 2, **tight}) as batched:
+                    self._check_many(single, batched)
+
+    def _check_many(self, single: Engine, batched: Engine) -> None:
+        def generates_the_same(workload: Workload) -> None:
+            self.check_same_output(single, batched, workload)
+
+        self.check(generates_the_same, workloads(max_aborts=0), share=1 / len(TIGHT))
+
+
+def new_sequence(number: int, length: int, first_block: int | None = None) -> NewSequence:
+    """A greedy request of small token ids, in blocks of its own that hold 16 tokens or more."""
+    first = 4 * number if first_block is None else first_block
+    return NewSequence(
+        id=SeqId(number),
+        request_id=f"r{number}",
+        tokens=[1 + (number + place) % 3 for place in range(length)],
+        num_prompt_tokens=length,
+        num_computed=0,
+        blocks=[BlockId(first + place) for place in range(4)],
+        sampling=SamplingParams(max_tokens=8, ignore_eos=True),
+    )
+
+
+def run(
+    executor: Executor,
+    number: int,
+    batch: Sequence[tuple[int, int]],
+    *,
+    added: Sequence[NewSequence] = (),
+    removed: Sequence[int] = (),
+    **changes: Any,
+) -> StepResult:
+    """Run one step: ``batch`` gives sequences and their numbers of tokens, applied after the
+    changes.
+    """
+    step = StepInput(
+        number=number,
+        sequence_ids=[SeqId(seq_id) for seq_id, _ in batch],
+        num_tokens=[num_tokens for _, num_tokens in batch],
+        added=list(added),
+        removed=[SeqId(seq_id) for seq_id in removed],
+        **changes,
+    )
+    return executor.collect(executor.submit(step))
+
+
+def _greedy(request: Request) -> Request:
+    """The same request, greedy and ignoring end-of-sequence tokens."""
+    asked = request.sampling
+    return replace(
+        request,
+        sampling=SamplingParams(n=asked.n, max_tokens=asked.max_tokens, ignore_eos=True),
+    )

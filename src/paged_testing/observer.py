@@ -1,0 +1,173 @@
+"""Conformance of observers: they watch, and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from paged_core.engine import Engine
+from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
+from paged_core.sequence import SequenceGroup
+from paged_testing.component import ComponentConformance
+from paged_testing.doubles import FailingExecutor
+from paged_testing.engines import build_memory_engine, engine_settings, serve
+from paged_testing.served import check_served
+from paged_testing.workloads import SITUATIONS, Situation, Workload, simple_request, workloads
+
+
+class ObserverConformance(ComponentConformance):
+    """Subclass it for an observer. Override :meth:`table` if its options name files::
+
+    class TestMyLog(ObserverConformance):
+        component = "my_log"
+
+        def table(self, folder):
+            return {"name": "my_log", "path": str(folder / "log")}
+    """
+
+    slot: ClassVar[str] = "observers"
+    max_examples: ClassVar[int] = 20
+
+    @pytest.fixture(autouse=True)
+    def _in_a_folder_of_its_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        self._folder = tmp_path
+
+    def table(self, folder: Path) -> dict[str, Any]:
+        """The component with its options; it must write its files into ``folder``."""
+        return dict(self._table)
+
+    def watched_engine(self, **values: Any) -> tuple[Engine, Witness]:
+        """An engine with the observer, and a witness that gets the same events after it."""
+        witness = Witness()
+        engine = build_memory_engine(
+            self.registry, observers=[self.table(self._folder), witness], **values
+        )
+        engine.observers.sort(key=lambda observer: observer is witness)
+        return engine, witness
+
+    def check_still_there(self, engine: Engine) -> None:
+        """Check that no observer was dropped because it raised."""
+        left = len(engine.observers)
+        assert left == 2, "the observer raised and was dropped; the log says why"
+
+    def test_two_engines_have_observers_of_their_own(self) -> None:
+        one = self.build_one()
+        other = self.build_one()
+        assert one is not other
+        one.close()
+        other.close()
+
+    def test_may_be_closed_without_any_event(self) -> None:
+        self.build_one().close()
+
+    def test_handles_a_request_from_start_to_finish(self) -> None:
+        engine, witness = self.watched_engine()
+        serve(engine, Workload(((0, simple_request("A", 5, 3, n=2)),)))
+        self.check_still_there(engine)
+        engine.close()
+        assert ("A", "finished") in witness.events
+
+    def build_one(self) -> Observer:
+        """An observer as an engine would have it."""
+        engine, _ = self.watched_engine()
+        (mine, *_) = [o for o in engine.observers if not isinstance(o, Witness)]
+        return mine
+
+    def test_handles_steps_in_which_nothing_is_planned(self) -> None:
+        engine, _ = self.watched_engine()
+        for _ in range(3):
+            engine.step()
+        self.check_still_there(engine)
+        engine.close()
+        self.check_still_there(engine)
+
+    def test_handles_requests_that_never_ran(self) -> None:
+        """Aborted before their first step, and still there when the engine closes."""
+        engine, witness = self.watched_engine()
+        engine.add(simple_request("A", 5, 3))
+        engine.abort("A")
+        engine.add(simple_request("B", 5, 3))
+        engine.close()
+        self.check_still_there(engine)
+        assert ("A", "finished") in witness.events
+        assert ("B", "finished") in witness.events
+
+    def test_handles_an_id_that_is_used_again(self) -> None:
+        engine, _ = self.watched_engine()
+        for _ in range(3):
+            serve(engine, Workload(((0, simple_request("A", 5, 3)),)))
+        self.check_still_there(engine)
+        engine.close()
+        self.check_still_there(engine)
+
+    def test_handles_steps_that_fail(self) -> None:
+        for failures in ({"before": {1}}, {"after": {1}}):
+            engine, _ = self.watched_engine()
+            FailingExecutor.install(engine, **failures)
+            serve(
+                engine, Workload(((0, simple_request("A", 5, 3)), (2, simple_request("B", 5, 3))))
+            )
+            self.check_still_there(engine)
+            engine.close()
+            self.check_still_there(engine)
+
+    @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
+    def test_handles_every_event_when(self, situation: Situation) -> None:
+        """Requests are admitted, preempted, swapped out and in, ignored, aborted and finished."""
+        self.check_handles(situation.values({}), situation.workload)
+
+    @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
+    def test_changes_nothing_when(self, situation: Situation) -> None:
+        self.check_changes_nothing(situation.values({}), situation.workload)
+
+    # ------------------------------------------------------------------ what is checked
+
+    def check_handles(self, values: Mapping[str, Any], workload: Workload) -> None:
+        """Check that the observer handles every event of a workload."""
+        engine, _ = self.watched_engine(**values)
+        groups = serve(engine, workload)
+        self.check_still_there(engine)
+        check_served(engine, workload, groups)
+        engine.close()
+        self.check_still_there(engine)
+
+    def check_changes_nothing(self, values: Mapping[str, Any], workload: Workload) -> None:
+        """Check that the same happens with and without the observer."""
+        engine, watched = self.watched_engine(**values)
+        serve(engine, workload)
+        engine.close()
+        alone = Witness()
+        serve(build_memory_engine(self.registry, observers=[alone], **values), workload)
+        for number, (event, other) in enumerate(zip(watched.events, alone.events, strict=False)):
+            assert event == other, f"event {number} is {event}, without the observer {other}"
+        count, expected = len(watched.events), len(alone.events)
+        assert count == expected, f"{count} events with the observer, {expected} without it"
+
+    # ------------------------------------------------------------------ properties
+
+    def test_handles_every_event_without_raising(self) -> None:
+        self.check(self.check_handles, engine_settings(self.registry), workloads())
+
+    def test_changes_nothing(self) -> None:
+        self.check(self.check_changes_nothing, engine_settings(self.registry), workloads())
+
+
+class Witness(Observer):
+    """Records the events as values that can be compared."""
+
+    def __init__(self) -> None:
+        self.events: list[object] = []
+
+    def on_step(self, step: StepRecord, /) -> None:
+        decided = (dict(step.scheduled), step.finished, list(step.evicted), dict(step.hits))
+        self.events.append((step.number, *decided, step.free_blocks))
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        self.events.append((group.id, event))
+
+    def on_block(self, event: BlockEvent, /) -> None:
+        self.events.append(event)

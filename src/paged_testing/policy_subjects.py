@@ -1,0 +1,147 @@
+"""Groups and caches as policies see them, without an engine; a check that they stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from hypothesis import strategies as st
+
+from paged_core.errors import OutOfBlocks
+from paged_core.ids import SeqId
+from paged_core.kv_cache import KVCache
+from paged_core.registry import Registry
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
+from paged_core.sequence import SequenceGroup, Status
+from paged_testing.engines import memory_settings, start_memory_engine
+from paged_testing.workloads import requests as any_request
+
+_FACTS: Sequence[tuple[int, int, int, float | None, str, int, float]] = (
+    # tokens of the prompt, max_tokens, priority, deadline, tenant, n, arrival
+    (5, 4, 1, None, "a", 1, 0.0),
+    (7, 12, 0, 50.0, "", 2, 1.0),
+    (1, 1, 2, 5.0, "b", 1, 2.0),
+    (16, 8, 1, None, "a", 1, 3.0),
+    (5, 4, 1, 5.0, "a", 3, 4.0),
+    (12, 2, 0, None, "b", 1, 5.0),
+    (3, 10, 2, 50.0, "", 1, 6.0),
+    (5, 4, 1, None, "", 1, 7.0),
+)
+
+
+def written_requests() -> list[Request]:
+    """Eight requests that differ in every property a policy may look at; some are equal in most."""
+    return [
+        Request(
+            id=f"r{number}",
+            prompt=tuple((number + place) % 2 for place in range(length)),
+            sampling=SamplingParams(n=n, max_tokens=max_tokens),
+            priority=priority,
+            deadline=deadline,
+            tenant=tenant,
+            arrival=arrival,
+        )
+        for number, (length, max_tokens, priority, deadline, tenant, n, arrival) in enumerate(
+            _FACTS
+        )
+    ]
+
+
+WRITTEN_SHARES = (3, 15, 0, 8, 2, 11, 1, 4)
+"""For :func:`running_groups`: some have their whole prompt computed, some have just begun."""
+
+
+def empty_cache(registry: Registry) -> KVCache:
+    """An empty cache of 64 blocks."""
+    if "settings of an empty cache" not in registry.memo:  # to check settings takes the longest
+        registry.memo["settings of an empty cache"] = memory_settings(registry)
+    return start_memory_engine(registry.memo["settings of an empty cache"], registry).kv_cache
+
+
+def waiting_groups(requests: Sequence[Request]) -> list[SequenceGroup]:
+    """Groups of these requests in arrival order; none has run."""
+    groups = []
+    for number, request in enumerate(requests):
+        group = SequenceGroup(request, number, SeqId(number))
+        group.max_length = len(request.prompt) + (request.sampling.max_tokens or 64)
+        groups.append(group)
+    return groups
+
+
+def running_groups(
+    cache: KVCache, requests: Sequence[Request], computed: Sequence[int]
+) -> list[SequenceGroup]:
+    """Running groups of these requests, partly prefilled, as many as the cache has blocks for.
+
+    Args:
+        computed: for each request, a number that determines how much of its prompt is computed.
+    """
+    groups = []
+    for group, share in zip(waiting_groups(requests), computed, strict=False):
+        (sequence,) = group.live
+        count = 1 + share % len(sequence.tokens)
+        try:
+            cache.admit(sequence, count)
+        except OutOfBlocks:
+            break
+        sequence.num_scheduled = sequence.num_computed = count
+        group.status = Status.RUNNING
+        groups.append(group)
+    return groups
+
+
+def shares() -> st.SearchStrategy[list[int]]:
+    """Values of ``computed`` for :func:`running_groups`."""
+    return st.lists(st.integers(0, 15), min_size=8, max_size=8)
+
+
+@st.composite
+def request_lists(draw: st.DrawFn, max_size: int = 8) -> list[Request]:
+    """Requests that differ in every property that a policy may look at."""
+    size = draw(st.integers(1, max_size))
+    return [draw(any_request("r", number)) for number in range(size)]
+
+
+@contextmanager
+def untouched(groups: Iterable[SequenceGroup]) -> Iterator[None]:
+    """Check that no field of ``groups``, their sequences or block tables changes in the block.
+
+    Content keys are left out: a look-up in the cache computes and keeps them.
+
+    Raises:
+        AssertionError: a field has changed; the message names it.
+    """
+    watched = list(groups)
+    before = _facts(watched)
+    yield
+    after = _facts(watched)
+    for field, value in before.items():
+        assert after.get(field) == value, f"it changed {field} from {value} to {after.get(field)}"
+    assert len(after) == len(before), f"it added {sorted(after.keys() - before.keys())}"
+
+
+def _facts(groups: Iterable[SequenceGroup]) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for group in groups:
+        name = f"group {group.id!r}"
+        _add(facts, name, group)
+        for sequence in group.sequences:
+            _add(facts, f"{name}.sequences[{sequence.index}]", sequence)
+            _add(facts, f"{name}.sequences[{sequence.index}].table", sequence.table)
+    return facts
+
+
+def _add(facts: dict[str, Any], name: str, subject: object) -> None:
+    for kind in type(subject).__mro__:
+        for field in getattr(kind, "__slots__", ()):
+            if field != "keys":
+                facts[f"{name}.{field}"] = _frozen(getattr(subject, field))
+
+
+def _frozen(value: Any) -> Any:
+    """The present value of a field; containers are copied."""
+    if isinstance(value, list):
+        return [_frozen(item) for item in value]
+    return dict(value) if isinstance(value, dict) else value

@@ -1,0 +1,265 @@
+"""Conformance of victims, which choose who is preempted, and of preemptions, which choose how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import strategies as st
+
+from paged_core.interfaces.observer import Observer, StepRecord
+from paged_core.interfaces.preemption import Preemption, PreemptionMode, PreemptionParts
+from paged_core.interfaces.victim import Victim, VictimParts
+from paged_core.kv_cache import KVCache
+from paged_core.request import Request
+from paged_core.sequence import SequenceGroup, Status
+from paged_testing.component import ComponentConformance, ServesEveryWorkload
+from paged_testing.engines import build_memory_engine, serve
+from paged_testing.policy_subjects import (
+    WRITTEN_SHARES,
+    empty_cache,
+    request_lists,
+    running_groups,
+    shares,
+    untouched,
+    waiting_groups,
+    written_requests,
+)
+from paged_testing.served import check_served, check_serves_what_fits
+from paged_testing.workloads import SITUATIONS, Workload, workloads
+
+
+class PreemptionCases(ComponentConformance):
+    """The cases of :class:`~paged_testing.PreemptionConformance`."""
+
+    slot: ClassVar[str] = "preemption"
+
+    def expected(self, group: SequenceGroup, /) -> PreemptionMode | None:
+        """Return how the group must be preempted; ``None``: any answer will do."""
+        return None
+
+    def make(self, block_size: int = 4) -> Preemption:
+        """A fresh component."""
+        made = self.build(PreemptionParts(block_size=block_size))
+        assert isinstance(made, Preemption)
+        return made
+
+    # ------------------------------------------------------------------ written cases
+
+    def test_answers_for_written_requests(self) -> None:
+        self.check_modes(written_requests(), WRITTEN_SHARES)
+        self.check_modes(written_requests(), WRITTEN_SHARES[::-1])
+
+    @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+    def test_reserves_for_written_requests(self, block_size: int) -> None:
+        self.check_reservations(written_requests(), WRITTEN_SHARES, block_size)
+
+    def test_refuses_nothing_that_fits_alone(self) -> None:
+        check_serves_what_fits(build_memory_engine(self.registry, preemption=self._table))
+
+    @pytest.mark.parametrize("num_host_blocks", [0, 1, 3, 8, 40])
+    def test_serves_with_so_many_host_blocks(self, num_host_blocks: int) -> None:
+        for name in ("three requests grow until one is preempted", "two forked groups compete"):
+            values = SITUATIONS[name].values({"preemption": self._table})
+            self.check_swaps(values, SITUATIONS[name].workload, num_host_blocks)
+
+    # ------------------------------------------------------------------ what is checked
+
+    def check_modes(self, requests: Sequence[Request], computed: Sequence[int]) -> None:
+        """Check that it returns modes that depend on the group alone."""
+        preemption, twin = self.make(), self.make()
+        groups = self._groups(requests, computed)
+        twins = [twin.mode(group) for group in reversed(groups)][::-1]
+        for group, of_twin in zip(groups, twins, strict=True):
+            with untouched([group]):
+                mode = preemption.mode(group)
+            assert isinstance(mode, PreemptionMode), f"{mode!r} is no PreemptionMode"
+            assert mode is not PreemptionMode.SWAP or preemption.may_swap, (
+                "it swaps, but may_swap is False, so there are no host blocks"
+            )
+            again = preemption.mode(group)
+            assert again is mode is of_twin, (
+                f"for the same group, it must return the same mode, not {mode}, {again}, {of_twin}"
+            )
+            wanted = self.expected(group)
+            assert wanted is None or mode is wanted, f"{group}: its mode is {mode}, not {wanted}"
+
+    def check_reservations(
+        self, requests: Sequence[Request], computed: Sequence[int], block_size: int
+    ) -> None:
+        """Check that it reserves between the present and the maximum length."""
+        preemption, twin = self.make(block_size), self.make(block_size)
+        for group in self._groups(requests, computed):
+            with untouched([group]):
+                tokens = preemption.tokens_to_reserve(group)
+            assert preemption.tokens_to_reserve(group) == tokens, (
+                "for the same group, it must reserve the same number of tokens"
+            )
+            assert twin.tokens_to_reserve(group) == tokens, (
+                "for the same group, it must reserve the same number of tokens"
+            )
+            longest = max(len(sequence.tokens) for sequence in group.live)
+            whole = -(-group.max_length // block_size) * block_size
+            assert tokens is None or longest <= tokens <= whole, (
+                f"{tokens} tokens are reserved for a sequence that has {longest} and may grow "
+                f"to {group.max_length}"
+            )
+
+    def check_swaps(
+        self, values: Mapping[str, Any], workload: Workload, num_host_blocks: int
+    ) -> None:
+        """Check a workload, and that it is swapped only where that is possible."""
+        recorder = _SwapRecorder()
+        values = {**values, "num_host_blocks": num_host_blocks}
+        engine = build_memory_engine(self.registry, observers=[recorder], **values)
+        check_served(engine, workload, serve(engine, workload))
+        assert not recorder.swapped or (self.make().may_swap and num_host_blocks), (
+            f"{recorder.swapped} groups were swapped to {num_host_blocks} host blocks"
+        )
+
+    def _groups(self, requests: Sequence[Request], computed: Sequence[int]) -> list[SequenceGroup]:
+        """Some waiting groups, and the same requests running."""
+        return [
+            *waiting_groups(requests),
+            *running_groups(empty_cache(self.registry), requests, computed),
+        ]
+
+
+class _SwapRecorder(Observer):
+    def __init__(self) -> None:
+        self.swapped = 0
+
+    def on_step(self, step: StepRecord, /) -> None:
+        self.swapped += len(step.swapped_out)
+
+
+class PreemptionConformance(ServesEveryWorkload, PreemptionCases):
+    """Subclass it for a preemption. State its mode by overriding :meth:`expected`::
+
+    class TestAlwaysSwap(PreemptionConformance):
+        component = "always_swap"
+
+        def expected(self, group):
+            return PreemptionMode.SWAP
+    """
+
+    def test_returns_a_mode_and_swaps_only_if_may_swap(self) -> None:
+        self.check(self.check_modes, request_lists(), shares())
+
+    def test_reserves_between_the_present_and_the_maximum_length(self) -> None:
+        self.check(self.check_reservations, request_lists(), shares(), st.integers(1, 8))
+
+    def test_serves_workloads_with_any_number_of_host_blocks(self) -> None:
+        numbers = st.integers(0, 12)
+        self.check(self.check_swaps, self.engine_values(), workloads(), numbers, share=0.5)
+
+
+class VictimCases(ComponentConformance):
+    """The cases of :class:`~paged_testing.VictimConformance`."""
+
+    slot: ClassVar[str] = "victim"
+
+    def expected(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup | None:
+        """Return the group that must be preempted; ``None``: any answer will do.
+
+        Args:
+            candidates: running groups that hold blocks, worst last; never empty.
+            now: seconds.
+        """
+        return None
+
+    def make(self, kv_cache: KVCache | None = None) -> Victim:
+        """A fresh component."""
+        cache = kv_cache or empty_cache(self.registry)
+        made = self.build(VictimParts(kv_cache=cache))
+        assert isinstance(made, Victim)
+        return made
+
+    # ------------------------------------------------------------------ written cases
+
+    def test_chooses_the_only_written_candidate(self) -> None:
+        self.check_only_candidate(written_requests())
+
+    @pytest.mark.parametrize("now", [0.0, 50.0])
+    def test_chooses_among_written_candidates(self, now: float) -> None:
+        self.check_choices(written_requests(), WRITTEN_SHARES, now)
+        self.check_choices(written_requests()[::-1], WRITTEN_SHARES[::-1], now)
+
+    def test_chooses_among_equal_candidates(self) -> None:
+        self.check_choices([written_requests()[0]] * 6, (4,) * 6, 1.0)
+
+    def test_chooses_one_though_all_were_preempted_often(self) -> None:
+        cache = empty_cache(self.registry)
+        candidates = running_groups(cache, written_requests(), WRITTEN_SHARES)
+        component = self.make(cache)
+        for number, group in enumerate(candidates):
+            group.num_preemptions = 100 + number
+        chosen = component.choose(candidates, 5.0)
+        assert any(chosen is group for group in candidates), f"it chose {chosen}"
+
+    def test_takes_any_sequence_of_candidates(self) -> None:
+        cache = empty_cache(self.registry)
+        candidates = running_groups(cache, written_requests(), WRITTEN_SHARES)
+        chosen = self.make(cache).choose(tuple(candidates), 5.0)
+        of_list = self.make(cache).choose(candidates, 5.0)
+        assert chosen is of_list, f"of a tuple it chose {chosen}, of the same list {of_list}"
+
+    def test_what_it_was_shown_before_does_not_matter(self) -> None:
+        """It is asked about others, and then about groups that have arrived since."""
+        cache = empty_cache(self.registry)
+        candidates = running_groups(cache, written_requests(), WRITTEN_SHARES)
+        component = self.make(cache)
+        for shown in (candidates[:3], candidates[3:], candidates[2:5], candidates[::-1]):
+            chosen = component.choose(list(shown), 1.0)
+            assert any(chosen is group for group in shown), f"it chose {chosen}, not of {shown}"
+
+    # ------------------------------------------------------------------ what is checked
+
+    def check_only_candidate(self, requests: Sequence[Request]) -> None:
+        """Check that the only candidate is chosen."""
+        component = self.make()
+        for group in waiting_groups(requests):
+            group.status = Status.RUNNING
+            chosen = component.choose([group], 0.0)
+            assert chosen is group, f"it chose another group, {chosen}, and not {group}"
+
+    def check_choices(
+        self, requests: Sequence[Request], computed: Sequence[int], now: float
+    ) -> None:
+        """Check the choices of one component, each time without the groups chosen before."""
+        cache = empty_cache(self.registry)
+        candidates = running_groups(cache, requests, computed)
+        component, twin = self.make(cache), self.make(cache)
+        while candidates:
+            before, free = list(candidates), cache.num_free
+            with untouched(before):
+                victim = component.choose(candidates, now)
+            assert candidates == before, "it changed the list of candidates"
+            assert any(victim is group for group in candidates), f"it chose another group: {victim}"
+            assert cache.num_free == free, "it freed blocks; that is for the scheduler"
+            wanted = self.expected(before, now)
+            assert wanted is None or victim is wanted, f"it chose {victim} instead of {wanted}"
+            again = twin.choose(list(before), now)
+            assert again is victim, (
+                f"it chose {victim}, a second component {again}: runs cannot be repeated"
+            )
+            candidates = [group for group in before if group is not victim]
+
+
+class VictimConformance(ServesEveryWorkload, VictimCases):
+    """Subclass it for a victim component. State the choice by overriding :meth:`expected`::
+
+    class TestOldest(VictimConformance):
+        component = "oldest"
+
+        def expected(self, candidates, now):
+            return candidates[0]
+    """
+
+    def test_chooses_the_only_candidate(self) -> None:
+        self.check(self.check_only_candidate, request_lists(), share=0.5)
+
+    def test_chooses_one_of_the_candidates_and_changes_nothing(self) -> None:
+        """One component is called repeatedly, each time without the groups chosen before."""
+        self.check(self.check_choices, request_lists(), shares(), st.floats(0, 100))

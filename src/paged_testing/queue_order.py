@@ -1,0 +1,253 @@
+"""Conformance of queue orders."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import ClassVar
+
+import pytest
+from hypothesis import strategies as st
+
+from paged_core.ids import SeqId
+from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsQuantum
+from paged_core.interfaces.service import service_of
+from paged_core.request import Request
+from paged_core.sequence import SequenceGroup, Status
+from paged_core.waiting_queue import WaitingQueue
+from paged_testing.component import ComponentConformance, ServesEveryWorkload
+from paged_testing.policy_subjects import (
+    WRITTEN_SHARES,
+    empty_cache,
+    request_lists,
+    running_groups,
+    untouched,
+    waiting_groups,
+    written_requests,
+)
+from paged_testing.workloads import simple_request
+
+TIMES = (0.0, 3.5, 100.0)
+"""Seconds at which the written requests are looked at."""
+SERVED = (3, 1, 40, 2, 7, 1, 1, 12)
+"""Tokens of each request that are served first."""
+
+
+class QueueOrderCases(ComponentConformance):
+    """The cases of :class:`~paged_testing.QueueOrderConformance`."""
+
+    slot: ClassVar[str] = "queue_order"
+
+    def expected(
+        self, groups: Sequence[SequenceGroup], now: float, /
+    ) -> Sequence[SequenceGroup] | None:
+        """Return the groups in the order in which they must be served; ``None``: not specified.
+
+        Args:
+            groups: in arrival order.
+            now: seconds.
+        """
+        return None
+
+    def make(self) -> QueueOrder:
+        """A fresh order with an empty cache."""
+        made = self.build(OrderParts(kv_cache=empty_cache(self.registry)))
+        assert isinstance(made, QueueOrder)
+        return made
+
+    # ------------------------------------------------------------------ written cases
+
+    @pytest.mark.parametrize("now", TIMES)
+    def test_compares_written_requests(self, now: float) -> None:
+        self.check_comparisons(written_requests(), now)
+
+    @pytest.mark.parametrize("now", TIMES)
+    def test_asked_twice_it_answers_the_same(self, now: float) -> None:
+        self.check_answers(written_requests(), now)
+
+    @pytest.mark.parametrize("later", [0.5, 1e6])
+    def test_keeps_the_order_of_written_requests_that_wait(self, later: float) -> None:
+        self.check_stability(written_requests(), 1.0, later)
+
+    @pytest.mark.parametrize("now", TIMES)
+    def test_serves_written_requests_in_the_expected_order(self, now: float) -> None:
+        self.check_order(written_requests(), now)
+        turned = reversed(written_requests())
+        self.check_order([replace(r, arrival=float(at)) for at, r in enumerate(turned)], now)
+
+    def test_counts_service_of_written_requests(self) -> None:
+        self.check_service(written_requests(), SERVED)
+
+    def test_quanta_of_written_requests(self) -> None:
+        for served in ((), (1,), (1, 1, 9), (9, 9, 1, 1, 1, 9) * 6):
+            self.check_quanta(written_requests(), served, 100.0)
+
+    def test_compares_groups_that_wait_run_and_were_preempted(self) -> None:
+        """Schedulers also ask for the keys of running groups, to choose which is preempted."""
+        cache = empty_cache(self.registry)
+        order = self.build(OrderParts(kv_cache=cache))
+        groups = running_groups(cache, written_requests(), WRITTEN_SHARES)
+        for group in groups[::2]:
+            cache.release_group(group)
+            group.status, group.waiting_since, group.num_preemptions = Status.WAITING, 9.0, 1
+        with untouched(groups):
+            keys = [order.key(group, 10.0) for group in groups]
+            assert keys == [order.key(group, 10.0) for group in groups]
+            sorted(keys)
+
+    def test_a_request_may_leave_before_it_was_served(self) -> None:
+        service = service_of(self.make())
+        if service is not None:
+            for group in waiting_groups(written_requests()):
+                service.left(group)
+
+    def test_keeps_nothing_of_requests_that_have_left(self) -> None:
+        """Ids are arbitrary, so what is kept for each request grows for ever."""
+        order = self.make()
+        service = service_of(order)
+
+        def serve_many(first: int, count: int) -> None:
+            for number in range(first, first + count):
+                group = SequenceGroup(simple_request(f"id{number}", 2, 1), number, SeqId(number))
+                order.key(group, 1.0)
+                if service is not None:
+                    service.served(group, 3, 1.0)
+                    service.left(group)
+
+        serve_many(0, 200)
+        tracemalloc.start()
+        try:
+            serve_many(200, 1000)
+            gc.collect()
+            grown, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert grown < 50_000, f"1000 requests that have left still take {grown} bytes"
+
+    # ------------------------------------------------------------------ what is checked
+
+    def check_comparisons(self, requests: Sequence[Request], now: float) -> None:
+        """Check that any two keys have an order."""
+        order = self.make()
+        keys = [order.key(group, now) for group in waiting_groups(requests)]
+        for one in keys:
+            for other in keys:
+                smaller, larger, equal = one < other, other < one, one == other
+                assert smaller + larger + equal == 1, f"{one!r} and {other!r} have no order"
+        ranked = sorted(keys)
+        assert all(not later < sooner for sooner, later in pairwise(ranked))
+
+    def check_answers(self, requests: Sequence[Request], now: float) -> None:
+        """Check that a key depends on the group and the time alone."""
+        order, twin = self.make(), self.make()
+        groups = waiting_groups(requests)
+        with untouched(groups):
+            before = [order.key(group, now) for group in groups]
+        assert [order.key(group, now) for group in reversed(groups)] == before[::-1], (
+            "a second call for the same group returns another key"
+        )
+        assert [twin.key(group, now) for group in groups] == before, (
+            "a second order returns other keys for the same groups: runs cannot be repeated"
+        )
+
+    def check_stability(self, requests: Sequence[Request], now: float, later: float) -> None:
+        """Check that a stable order stays the same while groups wait."""
+        order = self.make()
+        if order.stable:
+            for group in waiting_groups(requests):
+                assert order.key(group, now) == order.key(group, now + later), (
+                    "the key changes with time; set stable = False"
+                )
+
+    def check_order(self, requests: Sequence[Request], now: float) -> None:
+        """Check that a queue under the order serves in the expected one."""
+        queue = WaitingQueue(self.make())
+        groups = waiting_groups(requests)
+        for group in groups:
+            queue.push(group, now)
+        wanted = self.expected(groups, now)
+        got = [queue.pop() for _ in groups]
+        assert sorted(group.number for group in got) == list(range(len(groups)))
+        assert wanted is None or got == list(wanted), (
+            f"at {now} s it serves {[g.id for g in got]}, not {[g.id for g in wanted or ()]}"
+        )
+
+    def check_service(self, requests: Sequence[Request], served: Sequence[int]) -> None:
+        """Check that service is counted and changes nothing about the groups."""
+        order = self.make()
+        assert hasattr(order, "served") == hasattr(order, "left"), (
+            "an order needs both served() and left(); with one, the engine calls neither"
+        )
+        groups = waiting_groups(requests)
+        with untouched(groups):
+            _tell(order, groups, served)
+            sorted(order.key(group, 100.0) for group in groups)
+            service = service_of(order)
+            if service is not None:
+                for group in groups:
+                    service.left(group)
+
+    def check_quanta(self, requests: Sequence[Request], served: Sequence[int], now: float) -> None:
+        """Check that the end of a quantum depends on the group, its service and the time alone."""
+        order, twin = self.make(), self.make()
+        if not isinstance(order, SupportsQuantum):
+            return
+        assert isinstance(twin, SupportsQuantum)
+        groups = waiting_groups(requests)
+        for group in groups:
+            group.status, group.first_token_at = Status.RUNNING, 0.0
+        with untouched(groups):
+            answers = [order.quantum_over(group, now) for group in groups]
+            assert all(isinstance(answer, bool) for answer in answers), f"{answers}: not bools"
+            for each in (order, twin):
+                _tell(each, groups[:-1] * len(served), list(served) * len(groups))
+            answers = [order.quantum_over(group, now) for group in groups]
+            again = [order.quantum_over(group, now) for group in reversed(groups)]
+        assert again == answers[::-1], "a second call returns something else"
+        assert [twin.quantum_over(group, now) for group in groups] == answers, (
+            "a second order returns something else for the same calls: runs cannot be repeated"
+        )
+
+
+def _tell(order: QueueOrder, groups: Sequence[SequenceGroup], served: Sequence[int]) -> None:
+    """Report service to an order that counts it, one second apart."""
+    service = service_of(order)
+    if service is not None:
+        for now, (group, num_tokens) in enumerate(zip(groups, served, strict=False)):
+            service.served(group, num_tokens, float(now))
+
+
+class QueueOrderConformance(ServesEveryWorkload, QueueOrderCases):
+    """Subclass it for a queue order. State the exact order by overriding :meth:`expected`::
+
+    class TestLastComeFirst(QueueOrderConformance):
+        component = "last_come_first"
+
+        def expected(self, groups, now):
+            return list(reversed(groups))
+    """
+
+    def test_any_two_groups_can_be_compared(self) -> None:
+        self.check(self.check_comparisons, request_lists(), st.floats(0, 100))
+
+    def test_a_key_depends_on_the_group_and_the_time_alone(self) -> None:
+        self.check(self.check_answers, request_lists(), st.floats(0, 100))
+
+    def test_a_stable_order_stays_the_same_while_groups_wait(self) -> None:
+        times = st.floats(0, 100), st.floats(0, 1e6)
+        self.check(self.check_stability, request_lists(), *times)
+
+    def test_serves_in_the_expected_order(self) -> None:
+        self.check(self.check_order, request_lists(), st.floats(0, 100))
+
+    def test_counts_service_without_losing_the_order(self) -> None:
+        counts = st.lists(st.integers(1, 50), min_size=8, max_size=8)
+        self.check(self.check_service, request_lists(), counts)
+
+    def test_quantum_over_depends_on_the_group_and_its_service_alone(self) -> None:
+        """If it has quanta: in any order of calls."""
+        counts = st.lists(st.sampled_from([1, 1, 1, 9]), max_size=40)
+        self.check(self.check_quanta, request_lists(), counts, st.floats(100, 200))

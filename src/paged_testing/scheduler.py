@@ -1,0 +1,371 @@
+"""Conformance of schedulers: every plan is checked before the engine sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import strategies as st
+
+from paged_core.component import ComponentSettings
+from paged_core.engine import Engine
+from paged_core.errors import SettingsError
+from paged_core.registry import Registry
+from paged_core.request import FinishReason
+from paged_core.sequence import SequenceGroup
+from paged_core.settings import EngineSettings
+from paged_testing.component import ComponentConformance
+from paged_testing.doubles import (
+    ALWAYS_OVER,
+    AlwaysOverSettings,
+    BackgroundExecutor,
+    FailingExecutor,
+    WatchedScheduler,
+)
+from paged_testing.engines import (
+    component_options,
+    engine_settings,
+    memory_settings,
+    serve,
+    start_memory_engine,
+)
+from paged_testing.served import (
+    check_not_cut_short,
+    check_nothing_leaked,
+    check_said,
+    check_served,
+    check_serves_what_fits,
+)
+from paged_testing.workloads import SITUATIONS, Situation, Workload, simple_request, workloads
+
+SMALL: Mapping[str, int] = {"max_num_batched_tokens": 6, "max_num_seqs": 3}
+"""Limits under which prompts take several steps, and requests wait for others."""
+UNCHUNKED_BUDGET = 30
+"""The same for schedulers that compute a prompt in one step."""
+
+DISTURBED = (
+    "a forked group that is swapped outgrows the cache",
+    "a forked group outgrows the cache without prefixes",
+    "of equal prompts the first is aborted",
+    "three requests grow and are swapped",
+    "the best of several are wanted",
+)
+"""Situations in which requests are aborted and steps fail at any moment."""
+
+
+class SchedulerConformance(ComponentConformance):
+    """Subclass it for a scheduler; override :meth:`budget` and :meth:`max_num_seqs` if its options
+    for them have other names than ``max_num_batched_tokens`` and ``max_num_seqs``::
+
+        class TestMyScheduler(SchedulerConformance):
+            component = "my_scheduler"
+
+    Every plan is checked in every test: a sequence is scheduled once and holds the blocks it needs,
+    the limits are kept, and what the plan says of whole groups is what became of them.
+    """
+
+    slot: ClassVar[str] = "scheduler"
+    max_examples: ClassVar[int] = 60
+
+    def budget(self, options: ComponentSettings) -> int | None:
+        """Tokens that a step may compute; ``None``: there is no limit."""
+        limit: int | None = getattr(options, "max_num_batched_tokens", None)
+        return limit
+
+    def max_num_seqs(self, options: ComponentSettings) -> int | None:
+        """Sequences that may run; ``None``: there is no limit."""
+        limit: int | None = getattr(options, "max_num_seqs", None)
+        return limit
+
+    def make_engine(self, registry: Registry | None = None, **values: Any) -> Engine:
+        """An engine without a model that has the scheduler, watched."""
+        registry = registry or self.registry
+        return self.start(
+            memory_settings(registry, **{"scheduler": self._table, **values}), registry
+        )
+
+    def start(self, settings: EngineSettings, registry: Registry | None = None) -> Engine:
+        """Such an engine from settings that are made, which takes most of the time."""
+        engine = start_memory_engine(settings, registry or self.registry)
+        WatchedScheduler.install(
+            engine, self.budget(settings.scheduler), self.max_num_seqs(settings.scheduler)
+        )
+        return engine
+
+    def test_holds_nothing_at_first_and_plans_nothing(self) -> None:
+        engine = self.make_engine()
+        assert len(engine.scheduler) == 0
+        plan = engine.scheduler.schedule(0.0)
+        assert not plan.sequences
+        assert not plan.admitted
+
+    def test_serves_one_request(self) -> None:
+        engine = self.make_engine()
+        workload = Workload(((0, simple_request("A", 9, 5)),))
+        check_served(engine, workload, serve(engine, workload))
+
+    def test_refuses_nothing_that_fits_alone(self) -> None:
+        budget, max_num_seqs = self.budget(self.options), self.max_num_seqs(self.options)
+        check_serves_what_fits(self.make_engine(), budget, max_num_seqs)
+
+    def test_says_what_the_prefix_cache_served(self) -> None:
+        """None has to be; but tokens that are not computed are reported."""
+        engine = self.make_engine(block_allocator="hash_cached")
+        prompt = tuple(range(20))
+        workload = Workload(
+            ((0, simple_request("A", prompt, 2)), (9, simple_request("B", prompt, 2)))
+        )
+        check_served(engine, workload, serve(engine, workload))
+
+    def test_keeps_within_the_length_of_the_model(self) -> None:
+        engine = self.make_engine(max_model_len=32)
+        assert engine.scheduler.length_cap in (32, 33)
+        serve(engine, Workload(((0, simple_request("A", 9, 100)),)))
+        check_nothing_leaked(engine)
+
+    def test_runs_several_at_once(self) -> None:
+        """Two small requests together take fewer steps than one after the other."""
+        steps = []
+        for names in ("A", "AB"):
+            engine = self.make_engine()
+            serve(engine, Workload(tuple((0, simple_request(n, 4, 8)) for n in names)))
+            steps.append(engine.num_steps)
+        assert steps[1] < 2 * steps[0]
+
+    def test_leaves_out_what_waits_for_a_step_under_way(self) -> None:
+        """A running sequence with nothing pending: its group is left out, and is not disturbed."""
+        engine = self.make_engine()
+        group = engine.add(simple_request("A", 5, 8))
+        (sequence,) = group.live
+        while sequence.num_tokens == 5:
+            engine.step()
+        sequence.num_scheduled = sequence.num_tokens
+        plan = engine.scheduler.schedule(engine.clock())
+        assert not plan.sequences, f"{sequence} is scheduled, but has nothing pending"
+        assert group in engine.scheduler.queues().running, f"{group} should go on running"
+        sequence.num_scheduled = sequence.num_computed
+        serve(engine, Workload(()))
+        check_said(engine, group)
+        check_nothing_leaked(engine)
+
+    # ------------------------------------------------------------------ written situations
+
+    def tables(self) -> Iterator[dict[str, Any]]:
+        """The component as it is named, and with small limits, as far as its table sets none."""
+        yield dict(self._table)
+        fields, small = type(self.options).model_fields, dict(self._table)
+        for name, limit in SMALL.items():
+            if name in fields:
+                small.setdefault(name, limit)
+        if "chunked_prefill" not in fields and small.get("max_num_batched_tokens") == 6:
+            small["max_num_batched_tokens"] = UNCHUNKED_BUDGET
+        if small != self._table:
+            yield small
+
+    def settings_for(self, situation: Situation, **values: Any) -> Iterator[EngineSettings]:
+        """Settings for a situation, as far as the components combine."""
+        for table in self.tables():
+            with suppress(SettingsError):
+                combined = situation.values({**values, "scheduler": table})
+                settings = memory_settings(self.registry, **combined)
+                self.start(settings).close()
+                yield settings
+
+    def engines(self, situation: Situation, **values: Any) -> Iterator[Engine]:
+        """Fresh engines for a situation, as far as the components combine."""
+        return map(self.start, self.settings_for(situation, **values))
+
+    @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
+    def test_serves_when(self, situation: Situation) -> None:
+        longest = situation.num_tokens
+        for engine in self.engines(situation):
+            groups = serve(engine, situation.workload)
+            check_served(engine, situation.workload, groups)
+            assert isinstance(engine.scheduler, WatchedScheduler)
+            if not situation.outgrown and engine.scheduler.may_run(longest):
+                check_not_cut_short(groups.values())
+
+    @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
+    def test_plans_ahead_when(self, situation: Situation) -> None:
+        """A running sequence may have nothing pending: a step under way draws its next token."""
+        for engine in self.engines(situation, async_scheduling=True):
+            BackgroundExecutor.install(engine)
+            check_served(engine, situation.workload, serve(engine, situation.workload))
+
+    @pytest.mark.parametrize("name", DISTURBED)
+    def test_aborts_at_any_moment_when(self, name: str) -> None:
+        """Each request, while it waits, is computed, decodes, is preempted or swapped out."""
+        situation = SITUATIONS[name]
+        requests = situation.workload.requests
+        for settings in self.settings_for(situation):
+            for step, (_, request) in product(range(16), requests):
+                engine = self.start(settings)
+                workload = Workload(requests, ((step, request.id),))
+                check_served(engine, workload, serve(engine, workload))
+
+    @pytest.mark.parametrize("name", DISTURBED)
+    def test_steps_fail_at_any_moment_when(self, name: str) -> None:
+        situation = SITUATIONS[name]
+        for settings in self.settings_for(situation):
+            for step, moment in product(range(12), ("before", "after")):
+                engine = self.start(settings)
+                FailingExecutor.install(engine, **{moment: {step}})
+                groups = serve(engine, situation.workload)
+                check_after_failures(engine, groups.values())
+
+    @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
+    def test_decides_the_same_again_when(self, situation: Situation) -> None:
+        """Or no run could be repeated."""
+        for one, other in zip(self.engines(situation), self.engines(situation), strict=True):
+            decided = []
+            for engine in (one, other):
+                serve(engine, situation.workload)
+                assert isinstance(engine.scheduler, WatchedScheduler)
+                decided.append(engine.scheduler.decisions)
+            check_same(*decided)
+
+    # ------------------------------------------------------------------ orders that have quanta
+
+    def test_a_request_that_is_alone_is_not_preempted(self) -> None:
+        engine = self.make_engine(self._registry_with_quanta(), queue_order="always_over")
+        workload = Workload(((0, simple_request("A", 9, 8)),))
+        check_served(engine, workload, serve(engine, workload))
+        assert preempted_in(engine) == set(), "it was preempted, and there was no other request"
+
+    def test_no_request_is_preempted_for_a_later_one(self) -> None:
+        for table in self.tables():
+            self.check_not_preempted_for_later(table)
+
+    def check_not_preempted_for_later(self, table: Mapping[str, Any]) -> None:
+        """Where there are blocks for all: for ``max_num_seqs`` or tokens, the order decides."""
+        registry = self._registry_with_quanta()
+        order = {"name": "always_over", "waiting_first": False}
+        workload = Workload(tuple((i, simple_request(f"r{i}", 5 + i, 6)) for i in range(10)))
+        engine = self.make_engine(
+            registry, scheduler=table, queue_order=order, num_blocks=200, watermark=0.0
+        )
+        check_served(engine, workload, serve(engine, workload))
+        preempted = sorted(preempted_in(engine))
+        assert not preempted, f"{preempted} were preempted for what came later"
+
+    @pytest.mark.parametrize("waiting_first", [True, False])
+    def test_requests_end_though_every_quantum_is_always_over(self, waiting_first: bool) -> None:
+        """A scheduler that ends quanta makes sure that a token is generated in each."""
+        registry = self._registry_with_quanta()
+        order = {"name": "always_over", "waiting_first": waiting_first}
+        for situation in SITUATIONS.values():
+            for table in self.tables():
+                values = situation.values({"scheduler": table, "queue_order": order})
+                with suppress(SettingsError):
+                    engine = self.make_engine(registry, **values)
+                    groups = serve(engine, situation.workload, max_steps=2000)
+                    check_served(engine, situation.workload, groups)
+
+    def _registry_with_quanta(self) -> Registry:
+        return self.registry.extended(ALWAYS_OVER, plugin="conformance")
+
+    # ------------------------------------------------------------------ properties
+
+    def test_serves_every_workload_as_if_each_request_were_alone(self) -> None:
+        def serves(values: dict[str, Any], workload: Workload) -> None:
+            engine = self.make_engine(**values)
+            check_served(engine, workload, serve(engine, workload))
+
+        self.check(serves, self.engine_values(), workloads())
+
+    def test_serves_every_workload_with_each_step_planned_ahead(self) -> None:
+        """A running sequence may have nothing pending: a step under way draws its next token."""
+
+        def serves(values: dict[str, Any], workload: Workload) -> None:
+            engine = self.make_engine(**values, async_scheduling=True)
+            BackgroundExecutor.install(engine)
+            check_served(engine, workload, serve(engine, workload))
+
+        self.check(serves, self.engine_values(), workloads(max_aborts=2))
+
+    def test_survives_aborts_at_any_time(self) -> None:
+        def survives(values: dict[str, Any], workload: Workload) -> None:
+            engine = self.make_engine(**values)
+            check_served(engine, workload, serve(engine, workload))
+
+        self.check(survives, self.engine_values(), workloads(max_aborts=6), share=0.5)
+
+    def test_survives_steps_that_fail(self) -> None:
+        def survives(
+            values: dict[str, Any], workload: Workload, before: set[int], after: set[int]
+        ) -> None:
+            engine = self.make_engine(**values)
+            FailingExecutor.install(engine, before=before, after=after)
+            check_after_failures(engine, serve(engine, workload).values())
+
+        numbers = st.sets(st.integers(0, 20), max_size=3)
+        self.check(survives, self.engine_values(), workloads(), numbers, numbers, share=0.5)
+
+    # ------------------------------------------------------------------ orders that have quanta
+
+    def test_requests_end_even_if_every_quantum_is_always_over(self) -> None:
+        """A scheduler that ends quanta makes sure that a token is generated in each."""
+        registry = self._registry_with_quanta()
+        order = AlwaysOverSettings(waiting_first=True)
+        workload = Workload(
+            (
+                (0, simple_request("A", 11, 5)),
+                (1, simple_request("B", 9, 4, n=2)),
+                (2, simple_request("C", 6, 4)),
+                (3, simple_request("D", 10, 3)),
+            )
+        )
+
+        def end(values: dict[str, Any]) -> None:
+            engine = self.make_engine(registry, **values)
+            check_served(engine, workload, serve(engine, workload, max_steps=2000))
+
+        small = engine_settings(
+            registry, {"scheduler": self.options, "queue_order": order}, max_blocks=12
+        )
+        self.check(end, small, share=2)
+
+    def test_no_request_is_preempted_for_one_that_comes_after_it(self) -> None:
+        given = {name: getattr(self.options, name) for name in self.options.model_fields_set}
+        tables = component_options(type(self.options), given)
+        self.check(self.check_not_preempted_for_later, tables, share=0.2)
+
+    def test_decides_the_same_again(self) -> None:
+        """Or no run could be repeated."""
+
+        def repeats(values: dict[str, Any], workload: Workload) -> None:
+            decided = []
+            for _ in range(2):
+                engine = self.make_engine(**values)
+                serve(engine, workload)
+                assert isinstance(engine.scheduler, WatchedScheduler)
+                decided.append(engine.scheduler.decisions)
+            check_same(*decided)
+
+        self.check(repeats, self.engine_values(), workloads(), share=0.2)
+
+
+def check_after_failures(engine: Engine, groups: Iterable[SequenceGroup]) -> None:
+    """Check the requests of an engine in which steps failed on purpose."""
+    for group in groups:
+        check_said(engine, group)
+        for sequence in group.sequences:
+            if sequence.finish_reason is FinishReason.ERROR:
+                assert "StepFailure" in (sequence.error or ""), sequence.error
+    check_nothing_leaked(engine)
+
+
+def check_same(first: Sequence[object], again: Sequence[object]) -> None:
+    """Check that the decisions of two runs are the same."""
+    for step, (one, other) in enumerate(zip(first, again, strict=True)):
+        assert one == other, f"in step {step} it decides {other}, {one} the first time"
+
+
+def preempted_in(engine: Engine) -> set[str]:
+    """Ids of the requests that were preempted in any step."""
+    watched = engine.scheduler
+    assert isinstance(watched, WatchedScheduler)
+    return watched.preempted
