@@ -14,7 +14,7 @@ from paged_backends.attention.settings import (
     TritonSettings,
 )
 from paged_backends.executors.settings import LocalSettings, MemorySettings
-from paged_backends.kernels.triton.obstacle import rank as triton_rank
+from paged_backends.kernels.triton.availability import rank as triton_rank
 from paged_backends.runners.settings import (
     NativeSettings,
     OnnxRuntimeSettings,
@@ -37,8 +37,8 @@ def paged_core_components() -> Iterator[Component]:
         CpuSettings,
         "paged_backends.attention.cpu_attention:CpuAttention",
         rank=10,
-        check="paged_backends.kernels.cpu.obstacle:obstacle",
-        details="paged_backends.kernels.cpu.obstacle:details",
+        check="paged_backends.kernels.cpu.availability:unavailable_reason",
+        details="paged_backends.kernels.cpu.availability:details",
         summary="our own kernels for CPUs (AVX-512, AVX2, portable), compiled on first use",
     )
     yield Component(
@@ -46,8 +46,8 @@ def paged_core_components() -> Iterator[Component]:
         TritonSettings,
         "paged_backends.attention.triton.backend:TritonAttention",
         rank=triton_rank(),
-        check="paged_backends.kernels.triton.obstacle:obstacle",
-        details="paged_backends.kernels.triton.obstacle:details",
+        check="paged_backends.kernels.triton.availability:unavailable_reason",
+        details="paged_backends.kernels.triton.availability:details",
         summary="our own kernels in Triton, for CUDA devices; compiled on first use",
     )
     yield Component(
@@ -55,8 +55,8 @@ def paged_core_components() -> Iterator[Component]:
         CudaSettings,
         "paged_backends.attention.cuda_attention:CudaAttention",
         rank=20,
-        check="paged_backends.kernels.cuda.obstacle:obstacle",
-        details="paged_backends.kernels.cuda.obstacle:details",
+        check="paged_backends.kernels.cuda.targets:unavailable_reason",
+        details="paged_backends.kernels.cuda.targets:details",
         summary="our own CUDA C++ kernels, compiled on first use; emulated on the CPU for tests",
     )
     yield Component(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paged_backends.kernels.triton.interpreter import is_interpreted
+from paged_backends.kernels.triton.availability import is_interpreted
 from paged_core.testing import AttentionConformance
 from paged_core.testing.attention_cases import SHAPES
 from paged_core.testing.attention_scene import Scene

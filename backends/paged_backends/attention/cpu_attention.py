@@ -27,7 +27,7 @@ from paged_backends.attention.layer_checks import dtype_problem, heads_problem
 from paged_backends.attention.settings import CpuSettings
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.bindings import Bindings
-from paged_backends.kernels.cpu.instruction_set import NoSuchInstructions
+from paged_backends.kernels.cpu.compiler import NoSuchInstructions
 from paged_backends.kernels.cpu.structs import INT32S, AttentionCall
 from paged_core.interfaces.attention import (
     AttentionBackend,

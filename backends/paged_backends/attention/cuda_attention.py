@@ -29,17 +29,22 @@ from paged_backends.attention.head_major_layout import head_major_shape
 from paged_backends.attention.layer_checks import dtype_problem, heads_problem
 from paged_backends.attention.settings import CudaSettings
 from paged_backends.kernels.build import CannotCompile
-from paged_backends.kernels.cuda.block_copier import BlockCopier
-from paged_backends.kernels.cuda.kernel import Grid, Kernel, KernelError, KernelModule
-from paged_backends.kernels.cuda.key_splits import KeySplits
-from paged_backends.kernels.cuda.structs import Argument, Call, divider
-from paged_backends.kernels.cuda.targets import EmulatedTarget, GpuTarget, Target
-from paged_backends.kernels.cuda.variant import (
+from paged_backends.kernels.cuda.kernel import (
     DTYPES,
     HEAD_DIM_MULTIPLE,
     MAX_HEAD_DIM,
+    Argument,
+    BlockCopier,
+    Call,
+    Grid,
+    Kernel,
+    KernelError,
+    KernelModule,
     Variant,
+    divider,
 )
+from paged_backends.kernels.cuda.key_splits import KeySplits
+from paged_backends.kernels.cuda.targets import EmulatedTarget, GpuTarget, Target
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from paged_backends.attention.optional_import import Unavailable, function_of
-from paged_backends.kernels.cuda.nvcc import candidates
+from paged_backends.kernels.cuda.toolkit import candidates
 from paged_backends.kernels.nvidia import gpu_problem
 
 _INSTALL = "pip install flashinfer-python"

@@ -23,7 +23,7 @@ from paged_backends.attention.layer_checks import dtype_problem, heads_problem
 from paged_backends.attention.settings import TritonSettings
 from paged_backends.attention.triton.plan import Plan
 from paged_backends.kernels.nvidia import capability_problem
-from paged_backends.kernels.triton.interpreter import INTERPRETER, is_interpreted
+from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -82,7 +82,7 @@ class TritonAttention(AttentionBackend):
         self, caches: Tensor, origins: Sequence[int], destinations: Sequence[int], /
     ) -> None:
         """See :class:`~paged_core.interfaces.attention.SupportsBlockCopies`."""
-        from paged_backends.kernels.triton.attention_copy import copy_blocks
+        from paged_backends.kernels.triton.cache import copy_blocks
 
         copy_blocks(caches, origins, destinations)
 

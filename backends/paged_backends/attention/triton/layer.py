@@ -14,17 +14,17 @@ from torch import Tensor
 
 from paged_backends.attention.contiguous_rows import contiguous_rows
 from paged_backends.attention.triton.plan import Plan
-from paged_backends.kernels.triton.attention_decode import attend_splits, merge_splits
-from paged_backends.kernels.triton.attention_splits import MAX_SPLITS, num_splits
-from paged_backends.kernels.triton.attention_tiles import attend_tiles
-from paged_backends.kernels.triton.attention_tuning import (
+from paged_backends.kernels.triton.attention import attend_splits, attend_tiles, merge_splits
+from paged_backends.kernels.triton.availability import is_interpreted
+from paged_backends.kernels.triton.cache import write_tokens
+from paged_backends.kernels.triton.tuning import (
     INTERPRETED,
+    MAX_SPLITS,
     Capability,
     TileSizes,
+    num_splits,
     tuning,
 )
-from paged_backends.kernels.triton.attention_write import write_tokens
-from paged_backends.kernels.triton.interpreter import is_interpreted
 from paged_core.interfaces.layer import LayerSpec
 
 _NATIVE_FLOAT8 = (8, 9)

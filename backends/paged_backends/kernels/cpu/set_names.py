@@ -14,4 +14,4 @@ InstructionSetName = Literal[
     "avx512_amx_emulated",
     "portable_amx_emulated",
 ]
-"""See :mod:`paged_backends.kernels.cpu.instruction_set`."""
+"""See :mod:`paged_backends.kernels.cpu.compiler`."""

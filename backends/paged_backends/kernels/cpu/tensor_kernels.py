@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.kernels.cpu.bindings import Bindings
-from paged_backends.kernels.cpu.memory import Arena
-from paged_backends.kernels.cpu.packed_weight import PANEL, PackedWeight, code_format, halved
+from paged_backends.kernels.cpu.packed_weight import PANEL, Arena, PackedWeight, code_format, halved
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.workers import in_threads
 

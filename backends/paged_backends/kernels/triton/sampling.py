@@ -22,15 +22,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_backends.kernels.triton.sampling_selection import place_of, select
-from paged_backends.kernels.triton.sampling_weights import (
+from paged_backends.kernels.triton.sampling_selection import (
     best_of_row,
     bounded,
     is_filtered_by_rank,
     is_random,
     keys_of,
     logits_of,
+    place_of,
     reach_of,
+    select,
     share_of,
     weights_of,
 )

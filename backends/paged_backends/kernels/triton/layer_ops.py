@@ -1,15 +1,147 @@
-"""What is done to query and key heads before attention: RMSNorm, then the rotary embedding.
+"""Operations of a layer beside attention and matrix products: gated activations, norms, and what is
+done to query and key heads before attention (RMSNorm, then the rotary embedding).
 
-Shapes: T tokens, H query heads, K key heads, D head_dim, F rotated pairs of a head: half of D.
+Shapes: T rows or tokens, I the width of a gate, E the width of a row, H query heads, K key heads,
+D head_dim, F rotated pairs of a head: half of D.
 """
 
-# ruff: noqa: N803, N806 - constants of a kernel are upper-case, and so is the shape of an array
+# ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+_BLOCK = 1024
+
+
+@triton.jit
+def gate_rows(gate_up, out, row_stride, width, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    """A program computes BLOCK columns of one row, which holds gate and up side by side."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    places = gate_up + row * row_stride + columns
+    gate = tl.load(places, inside, 0.0).to(tl.float32)
+    up = tl.load(places + width, inside, 0.0).to(tl.float32)
+    if ACTIVATION == "silu":
+        gate = gate * tl.sigmoid(gate)
+    elif ACTIVATION == "gelu":
+        gate = gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":  # (1 + tanh(x)) / 2 is sigmoid(2 x)
+        gate = gate * tl.sigmoid(1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate))
+    else:
+        gate = tl.where(gate < 0, 0.0, gate)  # a NaN stays one
+    tl.store(out + row * width + columns, (gate * up).to(out.dtype.element_ty), inside)
+
+
+def gated(gate_up_TI: Tensor, activation: Literal["silu", "gelu", "gelu_tanh", "relu"]) -> Tensor:
+    """Return ``activation(gate) * up`` [T, I] of rows [T, 2 I], whose columns are contiguous."""
+    count, width = len(gate_up_TI), gate_up_TI.shape[1] // 2
+    out_TI = torch.empty((count, width), dtype=gate_up_TI.dtype, device=gate_up_TI.device)
+    if count:
+        with torch.cuda.device(gate_up_TI.get_device()):
+            gate_rows[(count, triton.cdiv(width, _BLOCK))](
+                gate_up_TI, out_TI, gate_up_TI.stride(0), width, ACTIVATION=activation, BLOCK=_BLOCK
+            )
+    return out_TI
+
+
+@triton.jit
+def normalize_rows(
+    rows, weight, bias, residual, out,
+    row_stride, residual_stride, width, eps, offset,
+    CENTERED: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """A program computes one row; it adds to the residual in place if there is one."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, WIDTH)
+    inside = columns < width
+    values = tl.load(rows + row * row_stride + columns, inside, 0.0).to(tl.float32)
+    if CENTERED:
+        values = tl.where(inside, values - tl.sum(values, 0) / width, 0.0)
+    values = values * tl.rsqrt(tl.sum(values * values, 0) / width + eps)
+    if HAS_WEIGHT:
+        values = values * (tl.load(weight + columns, inside, 0.0).to(tl.float32) + offset)
+    if HAS_BIAS:
+        values += tl.load(bias + columns, inside, 0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        places = residual + row * residual_stride + columns
+        values += tl.load(places, inside, 0.0).to(tl.float32)
+        tl.store(places, values.to(residual.dtype.element_ty), inside)
+    else:
+        tl.store(out + row * width + columns, values.to(out.dtype.element_ty), inside)
+
+
+def rms_norm(
+    rows_TE: Tensor,
+    weight_E: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    residual_TE: Tensor | None = None,
+) -> Tensor:
+    """Return RMSNorm [T, E] of rows whose last dimension is contiguous.
+
+    Args:
+        offset: added to the weight.
+        residual_TE: if given, the result is added to it in place, and it is returned.
+    """
+    return _normalize(rows_TE, weight_E, None, eps, offset, residual_TE, centered=False)
+
+
+def layer_norm(
+    rows_TE: Tensor,
+    weight_E: Tensor | None,
+    bias_E: Tensor | None,
+    eps: float,
+    residual_TE: Tensor | None = None,
+) -> Tensor:
+    """Return LayerNorm [T, E]; see :func:`rms_norm`."""
+    return _normalize(rows_TE, weight_E, bias_E, eps, 0.0, residual_TE, centered=True)
+
+
+def _normalize(
+    rows_TE: Tensor,
+    weight_E: Tensor | None,
+    bias_E: Tensor | None,
+    eps: float,
+    offset: float,
+    residual_TE: Tensor | None,
+    *,
+    centered: bool,
+) -> Tensor:
+    count, width = rows_TE.shape
+    out_TE = residual_TE
+    if out_TE is None:
+        out_TE = torch.empty((count, width), dtype=rows_TE.dtype, device=rows_TE.device)
+    if not count:
+        return out_TE
+    padded = triton.next_power_of_2(width)
+    with torch.cuda.device(rows_TE.get_device()):
+        normalize_rows[(count,)](
+            rows_TE,
+            rows_TE if weight_E is None else weight_E,
+            rows_TE if bias_E is None else bias_E,
+            out_TE,
+            out_TE,
+            rows_TE.stride(0),
+            out_TE.stride(0),
+            width,
+            eps,
+            offset,
+            CENTERED=centered,
+            HAS_WEIGHT=weight_E is not None,
+            HAS_BIAS=bias_E is not None,
+            HAS_RESIDUAL=residual_TE is not None,
+            WIDTH=padded,
+            num_warps=min(max(padded // 512, 1), 16),
+        )
+    return out_TE
+
 
 _NUMBERS = 2048
 """Numbers of heads that a program holds."""

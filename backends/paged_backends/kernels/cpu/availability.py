@@ -1,17 +1,15 @@
-"""Whether the kernels for CPUs can be compiled here, and for which instruction sets."""
+"""Availability of the kernels for CPUs: whether they can be compiled here, and for which sets."""
 
 from __future__ import annotations
 
 import os
 
-from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.build import CannotCompile, is_cached
 from paged_backends.kernels.cpu.bindings import kernels_build
-from paged_backends.kernels.cpu.compiler import find_compiler
-from paged_backends.kernels.cpu.instruction_set import SETS, available
-from paged_backends.kernels.library_cache import is_cached
+from paged_backends.kernels.cpu.compiler import SETS, available, find_compiler
 
 
-def obstacle() -> str | None:
+def unavailable_reason() -> str | None:
     """Return why not, or ``None``; nothing is compiled or loaded."""
     if os.name != "posix":
         return (

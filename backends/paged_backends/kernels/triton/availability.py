@@ -1,12 +1,20 @@
-"""Whether the Triton kernels can run here; triton is not imported."""
+"""Availability of the Triton kernels, on a GPU or interpreted; Triton is not imported."""
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from importlib.util import find_spec
 
 from paged_backends.kernels.nvidia import gpu_problem
-from paged_backends.kernels.triton.interpreter import INTERPRETER, is_interpreted
+
+INTERPRETER = "TRITON_INTERPRET"
+"""The environment variable with which Triton interprets kernels; Triton reads it when imported."""
+
+
+def is_interpreted() -> bool:
+    """Whether kernels are executed by Triton's interpreter, on the CPU."""
+    return os.environ.get(INTERPRETER, "").lower() in ("1", "true", "yes", "on", "y")
 
 
 def rank() -> int:
@@ -14,7 +22,7 @@ def rank() -> int:
     return -1 if is_interpreted() else 25
 
 
-def obstacle() -> str | None:
+def unavailable_reason() -> str | None:
     """Return why not, or ``None``; nothing is compiled."""
     if find_spec("triton") is None:
         return "triton is not installed: pip install 'paged-core[gpu]' (Linux)"
