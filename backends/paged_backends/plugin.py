@@ -44,7 +44,7 @@ def paged_core_components() -> Iterator[Component]:
     yield Component(
         "attention",
         TritonSettings,
-        "paged_backends.attention.triton.backend:TritonAttention",
+        "paged_backends.attention.triton_attention:TritonAttention",
         rank=triton_rank(),
         check="paged_backends.kernels.triton.availability:unavailable_reason",
         details="paged_backends.kernels.triton.availability:details",
@@ -62,26 +62,26 @@ def paged_core_components() -> Iterator[Component]:
     yield Component(
         "attention",
         FlashAttnSettings,
-        "paged_backends.attention.flash_attn.backend:FlashAttnAttention",
+        "paged_backends.attention.flash_attention:FlashAttnAttention",
         rank=40,
-        check="paged_backends.attention.flash_attn.obstacle:obstacle",
-        details="paged_backends.attention.flash_attn.obstacle:details",
+        check="paged_backends.attention.flash_attention:unavailable_reason",
+        details="paged_backends.attention.flash_attention:details",
         summary="flash-attn 3, 2 or 4, or PyTorch's own flash attention, on NVIDIA GPUs",
     )
     yield Component(
         "attention",
         FlashInferSettings,
-        "paged_backends.attention.flashinfer.backend:FlashInferAttention",
+        "paged_backends.attention.flashinfer_attention:FlashInferAttention",
         rank=30,
-        check="paged_backends.attention.flashinfer.package:obstacle",
+        check="paged_backends.attention.flashinfer_attention:unavailable_reason",
         summary="the package FlashInfer, on NVIDIA GPUs",
     )
     yield Component(
         "attention",
         HybridSettings,
-        "paged_backends.attention.hybrid.backend:make_hybrid",
+        "paged_backends.attention.hybrid_attention:make_hybrid",
         rank=None,
-        details="paged_backends.attention.hybrid.backend:details",
+        details="paged_backends.attention.hybrid_attention:details",
         summary="two components over one cache: one for prefill, one for decoding",
     )
     yield Component(

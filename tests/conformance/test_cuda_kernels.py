@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention import float8
-from paged_backends.attention.head_major_layout import head_major_shape
+from paged_backends.attention.cache import head_major_shape
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.compiler import find_compiler
 from paged_backends.kernels.cuda.kernel import (

@@ -19,6 +19,7 @@ from paged_backends.attention.settings import CpuSettings
 from paged_backends.kernels import build as kernel_builds
 from paged_backends.kernels import build as kernels_of_any_language
 from paged_backends.kernels.build import Build, CannotCompile, library
+from paged_backends.kernels.cpu import InstructionSetName
 from paged_backends.kernels.cpu import compiler as cpu_compiler
 from paged_backends.kernels.cpu.availability import unavailable_reason
 from paged_backends.kernels.cpu.bindings import UNITS, Bindings
@@ -31,7 +32,6 @@ from paged_backends.kernels.cpu.compiler import (
     choose,
     cpp_build,
 )
-from paged_backends.kernels.cpu.set_names import InstructionSetName
 from paged_backends.runners.settings import NativeSettings
 from paged_core import LLM
 from paged_core.errors import PagedCoreError, SettingsError

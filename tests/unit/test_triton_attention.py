@@ -16,10 +16,10 @@ import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paged_backends.attention.cache import head_major_shape
 from paged_backends.attention.float8 import pack
-from paged_backends.attention.head_major_layout import head_major_shape
 from paged_backends.attention.settings import TritonSettings
-from paged_backends.attention.triton.backend import TritonAttention
+from paged_backends.attention.triton_attention import TritonAttention
 from paged_backends.kernels.triton import availability
 from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
 from paged_backends.kernels.triton.cache import decode
@@ -33,8 +33,8 @@ from paged_core.testing.attention_batch import attention_batch
 if not is_interpreted():
     pytest.skip("there is a GPU, and Triton interprets nothing", allow_module_level=True)
 
-from paged_backends.attention.triton import layer as triton_layer
-from paged_backends.attention.triton.layer import Gpu
+from paged_backends.attention import triton_layer
+from paged_backends.attention.triton_layer import Gpu
 from unit.triton_kernels import A100, FLOAT8, H200, LAYER, RTX_3090, LaunchedFor, check, scene
 
 # ------------------------------------------------------------------ launches for GPUs

@@ -21,7 +21,7 @@ import paged_backends
 from unit.triton_kernels import FLOAT8, H200, LAYER, LaunchedFor, check, scene
 
 KERNELS = Path(paged_backends.__file__).parent / "kernels" / "triton"
-LAYERS = Path(paged_backends.__file__).parent / "attention" / "triton" / "layer.py"
+LAYERS = Path(paged_backends.__file__).parent / "attention" / "triton_layer.py"
 
 SMALL = replace(LAYER, num_heads=2, num_kv_heads=1)
 SCENES: dict[str, tuple[LayerSpec, list[tuple[int, int]]]] = {
@@ -111,7 +111,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
                 assert fault.right in source, "the kernel is written otherwise now"
                 source = source.replace(fault.right, fault.wrong)
             (package / file.name).write_text(source)
-        return import_module(f"{package.name}.layer").TritonLayer
+        return import_module(f"{package.name}.triton_layer").TritonLayer
 
     monkeypatch.syspath_prepend(tmp_path)
     yield plant

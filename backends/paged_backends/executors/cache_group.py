@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paged_backends.attention.cache_layout import cache_dtype, zeros
+from paged_backends.attention.cache import cache_dtype, zeros
 from paged_backends.executors.accelerator import Accelerator
 from paged_core.interfaces.attention import AttentionBackend, SupportsBlockCopies
 from paged_core.interfaces.layer import LayerSpec

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paged_backends.attention.cache_layout import layout_of
-from paged_backends.checkpoint.device import free_memory
+from paged_backends.attention.cache import layout_of
+from paged_backends.device import free_memory
 from paged_backends.executors.profile_pass import MemoryProfile
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBackend

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paged_backends.attention.step_attention import StepAttention
+from paged_backends.attention.step import StepAttention
 from paged_backends.executors.accelerator import Graph
 from paged_backends.executors.batch import Batch
 from paged_backends.executors.decode_inputs import DecodeInputs

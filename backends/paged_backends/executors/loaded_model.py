@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paged_backends.attention.step_attention import StepAttention
+from paged_backends.attention.step import StepAttention
 from paged_backends.executors.accelerator import Accelerator
 from paged_backends.executors.batch import BatchMaker
 from paged_backends.executors.paged_cache import PagedCache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from paged_backends.attention.cache_layout import cache_dtype
+from paged_backends.attention.cache import cache_dtype
 from paged_backends.executors.accelerator import Accelerator
 from paged_backends.executors.cache_group import CacheGroup
 from paged_backends.executors.owned_caches import OwnedCaches

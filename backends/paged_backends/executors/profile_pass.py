@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged_backends.attention.cache_layout import layout_of
-from paged_backends.attention.step_attention import StepAttention
+from paged_backends.attention.cache import layout_of
+from paged_backends.attention.step import StepAttention
 from paged_backends.executors.accelerator import Accelerator, DeviceMemory
 from paged_backends.sampling.device_sampling import DeviceParams, device_draw
 from paged_core.errors import SettingsError

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paged_backends.kernels.build import Build, CannotCompile, Compiler, compile_with, library, run
-from paged_backends.kernels.cpu.set_names import InstructionSetName
+from paged_backends.kernels.cpu import InstructionSetName
 
 SOURCES = Path(__file__).parent / "source"
 """Folder of the C++ sources."""

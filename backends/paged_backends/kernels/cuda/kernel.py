@@ -2,7 +2,7 @@
 
 A variant is what is fixed when kernels are compiled; names follow from it. Arguments are structures
 with the fields of those in ``call.h`` and ``copies.h``. A kernel is launched on a GPU or in an
-emulation of one. The copier of blocks, which all backends' caches can use, is launched by it too.
+emulation of one. How the keys of a row are divided, and how blocks are copied, is decided here too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paged_backends.attention.transfer import to_device
+from paged_backends.device import to_device
 from paged_backends.kernels.build import Build
 from paged_core.interfaces.layer import LayerSpec
 
@@ -304,3 +304,52 @@ def _check(caches: Sequence[Tensor], blocks: Sequence[int]) -> None:
             raise ValueError(f"the cache must be contiguous, and its strides are {cache.stride()}")
         if blocks and not 0 <= min(blocks) <= max(blocks) < len(cache):
             raise ValueError(f"blocks {list(blocks)} are copied, and the cache has {len(cache)}")
+
+
+_WAVES = 4
+"""Thread blocks that a multiprocessor is given; fewer leave some of them idle at the end."""
+_LEAST_KEYS = 64
+"""Of a split: reading them must outweigh starting it and combining the results."""
+_FIXED_KEYS = 256
+"""Of a split whose results must not depend on the batch."""
+_MOST = 128
+"""Splits of a sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeySplits:
+    """A row that sees n keys takes parts of ``max(keys, n / most rounded up)`` of them, a number
+    that depends on n, ``keys`` and ``most`` alone."""
+
+    keys: int
+    """Of a part, unless there would be more than ``most``."""
+    most: int
+    """Parts of a row."""
+    count: int
+    """Parts of the row that sees most keys, in this batch."""
+
+    @classmethod
+    def one(cls) -> KeySplits:
+        """Return a single part, whatever a row sees."""
+        return cls(_FIXED_KEYS, 1, 1)
+
+    @classmethod
+    def choose(
+        cls, *, rows: int, blocks: int, longest: int, multiprocessors: int, fixed: bool
+    ) -> KeySplits:
+        """Return splits that keep all multiprocessors busy, or one if there are rows enough.
+
+        Args:
+            rows: that are computed one by one.
+            blocks: thread blocks of each, for one split.
+            longest: keys that a row sees at most, in this batch or in any that is replayed.
+            multiprocessors: of the device.
+            fixed: choose the same for all batches, so that the bits of a result do not depend on
+                the batch.
+        """
+        if fixed:
+            keys, most = _FIXED_KEYS, _MOST
+        else:
+            wanted = -(-_WAVES * multiprocessors // max(1, rows * blocks))
+            keys, most = _LEAST_KEYS, min(_MOST, max(1, wanted))
+        return cls(keys, most, max(1, min(most, -(-longest // keys))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
@@ -16,9 +16,6 @@ from paged_backends.kernels.cuda.emulation import EmulatedModule
 from paged_backends.kernels.cuda.kernel import EMULATED_GROUPS, GPU_GROUPS, KernelModule, Variant
 from paged_backends.kernels.cuda.toolkit import find_compilers, load_variant
 from paged_backends.kernels.nvidia import capability_problem, dotted, gpu_problem
-
-if TYPE_CHECKING:
-    from paged_backends.attention.settings import CudaSettings
 
 
 def device_problem(index: int | None) -> str | None:
@@ -144,7 +141,15 @@ class EmulatedTarget:
         return self.emulation
 
 
-def unavailable_reason(options: CudaSettings) -> str | None:
+class TargetSettings(Protocol):
+    """Options that choose a target."""
+
+    @property
+    def target(self) -> str:
+        """``auto``, or an emulated one."""
+
+
+def unavailable_reason(options: TargetSettings) -> str | None:
     """Return why kernels cannot run on the chosen target, or ``None``; nothing is compiled.
 
     The backend looks at the GPU of a layer when it is shown one.

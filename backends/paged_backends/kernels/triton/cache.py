@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_backends.attention.transfer import to_device
+from paged_backends.device import to_device
 
 
 @triton.jit

@@ -1,4 +1,7 @@
-"""Packages that an attention component can do without: found, missing or broken."""
+"""Layers as all components see them: reasons not to serve one, and its ALiBi slopes.
+
+Also packages that a component can do without: found, missing or broken.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,58 @@ from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from paged_core.errors import import_problem
+from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
+
+
+def heads_problem(layer: LayerSpec) -> str | None:
+    """Return why the numbers of heads or slopes do not match, if they do not."""
+    if layer.num_heads % layer.num_kv_heads:
+        return (
+            f"{layer.num_heads} query heads cannot be shared evenly among "
+            f"{layer.num_kv_heads} key/value heads"
+        )
+    if layer.alibi_slopes is not None and len(layer.alibi_slopes) != layer.num_heads:
+        return f"{len(layer.alibi_slopes)} ALiBi slopes for {layer.num_heads} query heads"
+    return None
+
+
+def dtype_problem(
+    layer: LayerSpec, dtypes: Collection[str], cache_dtypes: Collection[KVCacheDtype] = ()
+) -> str | None:
+    """Return why ``layer`` cannot be served by what computes in ``dtypes``, if so.
+
+    Args:
+        cache_dtypes: what it serves of ``kv_cache_dtype``, besides ``auto``.
+    """
+    if layer.dtype not in dtypes:
+        computed = " and ".join(dtypes)
+        return f"it computes in {computed}, and the layers are {layer.dtype}; set dtype to that"
+    return cache_problem(layer, cache_dtypes)
+
+
+def cache_problem(layer: LayerSpec, cache_dtypes: Collection[KVCacheDtype]) -> str | None:
+    """Return why the ``kv_cache_dtype`` of ``layer`` is not served, if it is neither ``auto`` nor
+    one of ``cache_dtypes``."""
+    if layer.kv_cache_dtype in ("auto", *cache_dtypes):
+        return None
+    remedy = " or ".join(("auto", *cache_dtypes))
+    return f"it has no {layer.kv_cache_dtype} cache; set kv_cache_dtype to {remedy}"
+
+
+def not_on_nvidia(layer: LayerSpec) -> str:
+    """Return why a layer is not served that is not on an NVIDIA GPU."""
+    return f"it computes on NVIDIA GPUs, and the model is on {layer.device}"
+
+
+def slopes_of(layer: LayerSpec, device: torch.device) -> Tensor | None:
+    """Return the ALiBi slopes [H] float32 of a layer on ``device``, or ``None`` if it has none."""
+    if layer.alibi_slopes is None:
+        return None
+    return torch.tensor(layer.alibi_slopes, dtype=torch.float32, device=device)
 
 
 class Unavailable(Exception):

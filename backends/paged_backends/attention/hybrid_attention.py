@@ -4,10 +4,12 @@ Sequences with one new token are computed by ``decode``, the others by ``prefill
 it is given and then reads. So the part whose blocks the other part reads in the same step comes
 first; if each reads what the other writes, the decoding part is computed twice, before and after,
 and the first results are dropped.
+
+Shapes: T tokens of S sequences, W blocks in a row of the block tables; a part has R tokens of N
+sequences.
 """
 
-# ruff: noqa: N806 - the shape of an array is the upper-case end of its name
-
+# ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -16,11 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import Tensor
 
-from paged_backends.attention.hybrid.batch import Part, decodes, part_of, reads_what_is_written
 from paged_backends.attention.settings import ChosenAttention, HybridSettings
+from paged_backends.device import to_device
 from paged_core.component import ComponentSettings
 from paged_core.config.suggest import did_you_mean
 from paged_core.errors import SettingsError
@@ -38,6 +41,68 @@ from paged_core.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Some sequences of a batch."""
+
+    rows_R: Tensor
+    """int64: their tokens in the whole batch."""
+    batch: AttentionBatch
+
+
+def decodes(batch: AttentionBatch) -> NDArray[np.bool_]:
+    """Return which sequences have one new token, [S]."""
+    is_decode_S: NDArray[np.bool_] = np.diff(batch.query_start_host) == 1
+    return is_decode_S
+
+
+def part_of(batch: AttentionBatch, sequences_N: NDArray[np.int64]) -> Part:
+    """Return the part that has these sequences, in this order; nothing waits for the device."""
+    starts_S = batch.query_start_host
+    counts_N = np.diff(starts_S)[sequences_N]
+    query_start = np.cumsum([0, *counts_N], dtype=np.int32)
+    first_N = starts_S[sequences_N] - query_start[:-1]
+    rows_R = np.arange(query_start[-1]) + np.repeat(first_N, counts_N)
+    lengths_N = batch.seq_lens_host[sequences_N]
+    device = batch.slot_mapping.device
+    on_device_N = to_device(sequences_N, device)
+    on_device_R = to_device(rows_R.astype(np.int64), device)
+    return Part(
+        on_device_R,
+        AttentionBatch(
+            query_start=to_device(query_start, device),
+            seq_lens=batch.seq_lens.index_select(0, on_device_N),
+            block_tables=batch.block_tables.index_select(0, on_device_N),
+            slot_mapping=batch.slot_mapping.index_select(0, on_device_R),
+            query_start_host=query_start,
+            seq_lens_host=lengths_N,
+            block_tables_host=batch.block_tables_host[sequences_N],
+            max_query_len=int(counts_N.max()),
+            max_seq_len=int(lengths_N.max()),
+        ),
+    )
+
+
+def reads_what_is_written(readers: AttentionBatch, writers: AttentionBatch, size: int) -> bool:
+    """Return whether a sequence of ``readers`` has a block that one of ``writers`` writes to.
+
+    Args:
+        size: tokens of a block.
+    """
+    first_N = (writers.seq_lens_host - np.diff(writers.query_start_host)) // size
+    read = _blocks(readers, np.zeros_like(readers.seq_lens_host), size)
+    return bool(np.isin(read, _blocks(writers, first_N, size)).any())
+
+
+def _blocks(batch: AttentionBatch, first_N: NDArray[np.int32], size: int) -> NDArray[np.int32]:
+    """Return the blocks of each sequence, from its block ``first_N`` on."""
+    index_W = np.arange(batch.block_tables_host.shape[1])
+    counts_N = -(-batch.seq_lens_host // size)
+    is_held_NW = (index_W >= first_N[:, None]) & (index_W < counts_N[:, None])
+    blocks: NDArray[np.int32] = batch.block_tables_host[is_held_NW]
+    return blocks
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """One of the two components."""
 
@@ -45,13 +110,13 @@ class Member:
     """``prefill`` or ``decode``."""
     name: str
     backend: AttentionBackend | None
-    obstacle: str | None
+    unavailable_reason: str | None
     """Why it cannot be used here; then it was not made."""
 
     def check(self, layer: LayerSpec) -> str | None:
         """Return why it does not serve ``layer``, or ``None``."""
         if self.backend is None:
-            return self.obstacle
+            return self.unavailable_reason
         if isinstance(self.backend, SupportsCacheLayout):
             return "it has a cache layout of its own, which cannot be shared"
         return self.backend.check(layer)
@@ -234,9 +299,9 @@ def _member(
         known = did_you_mean(chosen.name, found)
         raise SettingsError(f"attention.{role}: no attention is called {chosen.name!r}{known}")
     own = _options(role, chosen, found[chosen.name].settings)
-    obstacle = found[chosen.name].obstacle(own)
-    made = None if obstacle else make_component(registry, "attention", own, parts)
-    return Member(role, chosen.name, made, obstacle)
+    reason = found[chosen.name].obstacle(own)
+    made = None if reason else make_component(registry, "attention", own, parts)
+    return Member(role, chosen.name, made, reason)
 
 
 def _options(

@@ -1,9 +1,9 @@
 """Component ``triton``: attention over the paged cache by our own kernels in Triton.
 
-The cache is that of :mod:`~paged_backends.attention.head_major_layout`. Sequences that decode one
-token are computed in splits of their keys, as many as keep the GPU busy; chunks of several tokens
-are computed in tiles. With ``deterministic: true`` everything is computed in tiles, so that the
-bits of a result depend neither on the rest of the batch nor on how a prompt is cut into chunks.
+The cache is read head by head (see :mod:`~paged_backends.attention.cache`). Sequences that decode
+one token are computed in splits of their keys, as many as keep the GPU busy; chunks of several
+tokens are computed in tiles. With ``deterministic: true`` everything is computed in tiles, so that
+the bits of a result depend neither on the rest of the batch nor on how a prompt is cut into chunks.
 
 What is launched depends on the shapes of a batch and its ``max_query_len`` and ``max_seq_len``
 only: nothing waits for the device, and decoding can be captured in a CUDA graph.
@@ -12,16 +12,16 @@ only: nothing waits for the device, and decoding can be captured in a CUDA graph
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paged_backends.attention.block_bounds import BlockBounds
-from paged_backends.attention.head_major_layout import head_major_shape
-from paged_backends.attention.layer_checks import dtype_problem, heads_problem
+from paged_backends.attention.cache import check_contiguous, head_major_shape
+from paged_backends.attention.layers import dtype_problem, heads_problem
 from paged_backends.attention.settings import TritonSettings
-from paged_backends.attention.triton.plan import Plan
+from paged_backends.attention.step import BlockBounds
 from paged_backends.kernels.nvidia import capability_problem
 from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
 from paged_core.interfaces.attention import (
@@ -32,12 +32,15 @@ from paged_core.interfaces.attention import (
 )
 from paged_core.interfaces.layer import LayerSpec
 
+if TYPE_CHECKING:
+    from paged_backends.attention.triton_layer import Plan
+
 _DTYPES = ("float32", "bfloat16", "float16")
 _MAX_HEAD_DIM = 256
 
 
 class TritonAttention(AttentionBackend):
-    """Component ``triton``; Triton is imported when the first layer is bound."""
+    """Component ``triton``; Triton is imported when the first step is planned or layer bound."""
 
     def __init__(self, options: TritonSettings, parts: AttentionParts) -> None:
         self._in_tiles = parts.settings.deterministic
@@ -53,26 +56,26 @@ class TritonAttention(AttentionBackend):
         )
 
     def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
-        """See :func:`~paged_backends.attention.head_major_layout.head_major_shape`."""
+        """See :func:`~paged_backends.attention.cache.head_major_shape`."""
         return head_major_shape(layer, num_blocks)
 
     def plan(self, batch: AttentionBatch, /) -> Plan:
         """Return a plan, which copies nothing to the device."""
-        tokens = np.diff(batch.query_start_host)
-        return Plan(
-            batch,
-            tile_tokens=1 if self._in_tiles else 2,
-            has_decodes=not self._in_tiles and bool((tokens == 1).any()),
-            bounds=BlockBounds(batch.block_tables_host, batch.seq_lens_host, None),
-        )
+        is_decode = np.diff(batch.query_start_host) == 1
+        return self._plan(batch, bool(is_decode.any()), BlockBounds.of(batch))
 
     def plan_capture(self, batch: AttentionBatch, /) -> Plan:
         """See :class:`~paged_core.interfaces.attention.SupportsGraphCapture`."""
+        return self._plan(batch, True, None)
+
+    def _plan(self, batch: AttentionBatch, has_decodes: bool, bounds: BlockBounds | None) -> Plan:
+        from paged_backends.attention.triton_layer import Plan
+
         return Plan(
             batch,
             tile_tokens=1 if self._in_tiles else 2,
-            has_decodes=not self._in_tiles,
-            bounds=None,
+            has_decodes=has_decodes and not self._in_tiles,
+            bounds=bounds,
         )
 
     def update_capture(self, plan: Plan, batch: AttentionBatch, /) -> None:
@@ -92,10 +95,9 @@ class TritonAttention(AttentionBackend):
         Raises:
             ValueError: the cache is not contiguous.
         """
-        from paged_backends.attention.triton.layer import Gpu, TritonLayer
+        from paged_backends.attention.triton_layer import Gpu, TritonLayer
 
-        if not cache.is_contiguous():
-            raise ValueError(f"the cache must be contiguous, and its strides are {cache.stride()}")
+        check_contiguous(cache)
         return TritonLayer(layer, cache, Gpu.of(cache.device))
 
 

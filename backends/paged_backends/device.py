@@ -1,11 +1,17 @@
-"""The device that a model runs on, and its free memory."""
+"""The device that a model runs on, and its free memory.
+
+Copies of host arrays on the device.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from paged_core.errors import SettingsError
 
@@ -71,3 +77,15 @@ def _free_in_control_group() -> int:
         return max(0, limit - int((group / "memory.current").read_text()))
     except (OSError, ValueError):  # no such file, or the limit is "max"
         return 1 << 62
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Return ``array`` as a tensor on ``device``, without waiting for the device.
+
+    On a CPU the tensor shares the memory of the array. A copy to a GPU is from pinned memory and is
+    ordered in the current stream; the array may be changed at once.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""The attention of one layer in component ``triton``: which kernels are launched, and how.
+"""Layers and plans of component ``triton``: which kernels are launched, and how.
 
 Imports Triton, which reads ``TRITON_INTERPRET`` then.
 """
@@ -12,8 +12,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from paged_backends.attention.contiguous_rows import contiguous_rows
-from paged_backends.attention.triton.plan import Plan
+from paged_backends.attention.layers import slopes_of
+from paged_backends.attention.step import BlockBounds, KernelBatch, contiguous_rows
 from paged_backends.kernels.triton.attention import attend_splits, attend_tiles, merge_splits
 from paged_backends.kernels.triton.availability import is_interpreted
 from paged_backends.kernels.triton.cache import write_tokens
@@ -25,7 +25,48 @@ from paged_backends.kernels.triton.tuning import (
     num_splits,
     tuning,
 )
+from paged_core.interfaces.attention import AttentionBatch
 from paged_core.interfaces.layer import LayerSpec
+
+
+class Plan(KernelBatch):
+    """Of one step, or of a captured one: its tensors may then get other numbers.
+
+    Args:
+        batch: whose tensors the kernels read.
+        tile_tokens: sequences with as many new tokens, or more, are computed in tiles.
+        has_decodes: whether any sequence may have one new token that is computed in splits.
+        bounds: to be checked before kernels get the tensors; ``None``: the numbers are not known.
+    """
+
+    def __init__(
+        self,
+        batch: AttentionBatch,
+        *,
+        tile_tokens: int,
+        has_decodes: bool,
+        bounds: BlockBounds | None,
+    ) -> None:
+        super().__init__(batch)
+        self.tile_tokens = tile_tokens
+        self.has_tiles = batch.max_query_len >= tile_tokens
+        self.has_decodes = has_decodes
+        self.bounds = bounds
+        self._scratch: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+
+    def scratch(self, num_heads: int, num_splits: int, head_dim: int) -> tuple[Tensor, Tensor]:
+        """Return memory for the results of splits and their states, reused layer by layer:
+        [S, heads, splits, head_dim] and [2, S, heads, splits], float32."""
+        key = (num_heads, num_splits, head_dim)
+        if key not in self._scratch:
+            shape = (self.num_sequences, num_heads, num_splits)
+            device = self.lengths.device
+            self._scratch[key] = (
+                torch.empty((*shape, head_dim), dtype=torch.float32, device=device),
+                torch.empty((2, *shape), dtype=torch.float32, device=device),
+            )
+        return self._scratch[key]
+
 
 _NATIVE_FLOAT8 = (8, 9)
 _MERGED_AT_ONCE = 16
@@ -56,13 +97,11 @@ class TritonLayer:
     """
 
     def __init__(self, layer: LayerSpec, cache: Tensor, gpu: Gpu | None) -> None:
-        device = cache.device
         self._cache = cache
         self._layer = layer
         self._dtype: torch.dtype = getattr(torch, layer.dtype)
-        self._slopes = cache  # any address does if there are none
-        if layer.alibi_slopes is not None:
-            self._slopes = torch.tensor(layer.alibi_slopes, dtype=torch.float32, device=device)
+        slopes = slopes_of(layer, cache.device)
+        self._slopes = cache if slopes is None else slopes  # any address does if there are none
         dim = max(16, 1 << (layer.head_dim - 1).bit_length())
         float8 = layer.kv_cache_dtype != "auto"
         self._sizes = INTERPRETED
@@ -128,12 +167,12 @@ class TritonLayer:
             query,
             self._cache,
             out,
-            plan.query_start,
-            plan.seq_lens,
-            plan.block_tables,
+            plan.starts,
+            plan.lengths,
+            plan.tables,
             self._slopes,
             *query.stride()[:2],
-            plan.block_tables.shape[1],
+            plan.tables.shape[1],
             sequences,
             plan.tile_tokens,
             *self._numbers,
@@ -163,12 +202,12 @@ class TritonLayer:
             out,
             parts,
             states,
-            plan.query_start,
-            plan.seq_lens,
-            plan.block_tables,
+            plan.starts,
+            plan.lengths,
+            plan.tables,
             self._slopes,
             *query.stride()[:2],
-            plan.block_tables.shape[1],
+            plan.tables.shape[1],
             splits,
             *self._numbers,
             **self._constants,
@@ -184,8 +223,8 @@ class TritonLayer:
             out,
             parts,
             states,
-            plan.query_start,
-            plan.seq_lens,
+            plan.starts,
+            plan.lengths,
             splits,
             self._window,
             HEADS=layer.num_heads,

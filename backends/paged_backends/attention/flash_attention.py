@@ -8,17 +8,14 @@ alone must be contiguous.
 # ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from paged_backends.attention.block_bounds import BlockBounds
-from paged_backends.attention.contiguous_rows import contiguous_rows
-from paged_backends.attention.flash_attn.provider import Provider
-from paged_backends.attention.flash_attn.providers import providers
-from paged_backends.attention.flash_attn.sequences import Sequences
+from paged_backends.attention.cache import SlotWrites
+from paged_backends.attention.flash_packages import Provider, Sequences, providers
+from paged_backends.attention.layers import not_on_nvidia, slopes_of
 from paged_backends.attention.settings import FlashAttnSettings
-from paged_backends.attention.slot_writes import SlotWrites
-from paged_backends.kernels.nvidia import compute_capability
+from paged_backends.attention.step import BlockBounds, contiguous_rows
+from paged_backends.kernels.nvidia import compute_capability, gpu_problem
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -35,9 +32,9 @@ class Plan:
     """Of one step, or of a captured graph and all its replays."""
 
     def __init__(self, batch: AttentionBatch, *, captured: bool = False) -> None:
-        self.sequences = Sequences.of(batch)
+        self.sequences = Sequences(batch)
         self.writes = SlotWrites(batch.slot_mapping, may_be_empty=captured)
-        self._bounds = _bounds(batch)
+        self._bounds = BlockBounds.of(batch)
         self._checked: set[tuple[int, int]] = set()
 
     def check(self, num_blocks: int, block_size: int) -> None:
@@ -48,7 +45,7 @@ class Plan:
 
     def refresh(self, batch: AttentionBatch) -> None:
         """Take over the numbers of ``batch`` from the tensors that the plan was made with."""
-        self._bounds = _bounds(batch)
+        self._bounds = BlockBounds.of(batch)
         for cache in self._checked:
             self._bounds.check(*cache)
         self.sequences.refresh()
@@ -61,11 +58,7 @@ class PagedLayer:
     def __init__(self, provider: Provider, layer: LayerSpec, cache_BXKPD: Tensor) -> None:
         self._provider, self._layer, self._cache_BXKPD = provider, layer, cache_BXKPD
         self._keys_BPKD, self._values_BPKD = cache_BXKPD.transpose(2, 3).unbind(1)
-        self._slopes_H: Tensor | None = None
-        if layer.alibi_slopes is not None:
-            self._slopes_H = torch.tensor(
-                layer.alibi_slopes, dtype=torch.float32, device=cache_BXKPD.device
-            )
+        self._slopes_H = slopes_of(layer, cache_BXKPD.device)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, plan: Plan, /) -> Tensor:
         """See :class:`~paged_core.interfaces.attention.LayerAttention`."""
@@ -96,7 +89,7 @@ class FlashAttnAttention(AttentionBackend):
     def check(self, layer: LayerSpec, /) -> str | None:
         """Return why no provider serves ``layer``: the reason of each, and what would help."""
         if compute_capability(layer.device) is None:
-            return f"it computes on NVIDIA GPUs, and the model is on {layer.device}"
+            return not_on_nvidia(layer)
         provider, refused = self._choose(layer)
         if provider is not None:
             return None
@@ -123,9 +116,9 @@ class FlashAttnAttention(AttentionBackend):
         provider, refused = self._choose(layer)
         if provider is None:
             raise ValueError(f"attention 'flash_attn' cannot serve {layer}: {self.check(layer)}")
-        if provider.name not in self._logged:
-            self._logged.add(provider.name)
-            _log.info("attention_provider_chosen", name=provider.name, refused=refused)
+        if provider.package.name not in self._logged:
+            self._logged.add(provider.package.name)
+            _log.info("attention_provider_chosen", name=provider.package.name, refused=refused)
         return PagedLayer(provider, layer, cache)
 
     def _choose(self, layer: LayerSpec) -> tuple[Provider | None, dict[str, str]]:
@@ -138,9 +131,30 @@ class FlashAttnAttention(AttentionBackend):
             reason = provider.check(layer, capability)
             if reason is None:
                 return provider, refused
-            refused[provider.title] = reason
+            refused[provider.package.title] = reason
         return None, refused
 
 
-def _bounds(batch: AttentionBatch) -> BlockBounds:
-    return BlockBounds(batch.block_tables_host, batch.seq_lens_host, None)
+def unavailable_reason() -> str | None:
+    """Return why no provider can be used, or ``None``; without a GPU none is imported."""
+    reason = gpu_problem()
+    if reason is not None:
+        return reason
+    usable, others = _found()
+    return None if usable else "; ".join(others)
+
+
+def details() -> str:
+    """Return the providers that can be used, and how to get the others."""
+    usable, others = _found()
+    return "; ".join([f"provider {', '.join(usable)}", *others])
+
+
+def _found() -> tuple[list[str], list[str]]:
+    """Return the titles of the providers that can be used, and why others cannot be."""
+    found = [
+        (one.package.title, one.unavailable_reason())
+        for one in providers("auto", deterministic=False)
+    ]
+    usable = [title for title, reason in found if reason is None]
+    return usable, [f"{title}: {reason}" for title, reason in found if reason is not None]
