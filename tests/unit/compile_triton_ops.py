@@ -44,7 +44,7 @@ _OF_THE_MODEL = {
     *("query", "key", "query_norm", "key_norm"),
 }
 _NORM = {"CENTERED": False, "HAS_WEIGHT": True, "HAS_BIAS": False, "WIDTH": 1024}
-_CHUNK = {"CHUNK": 4096, "CHUNKS": 64}
+_DRAW = {"CHUNK": 4096, "CHUNKS": 64, "GREEDY_BELOW": 1e-5}
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (layer_ops.normalize_rows, _NORM | {"HAS_RESIDUAL": False}),
     (layer_ops.normalize_rows, _NORM | {"HAS_RESIDUAL": True}),
@@ -60,9 +60,9 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     *((layer_ops.gate_rows, {"ACTIVATION": name, "BLOCK": 1024}) for name in ("silu", "gelu")),
     (sampling.best_of_chunks, {"CHUNK": 4096}),
     (sampling.take_best, {"CHUNKS": 64}),
-    (sampling.weigh_chunks, _CHUNK | {"MARKS": 8}),
-    (sampling.collect_chunks, _CHUNK | {"MARKS": 8, "POOL": 8192}),
-    (sampling.draw_tokens, _CHUNK | {"POOL": 8192}),
+    (sampling.weigh_chunks, _DRAW | {"MARKS": 8}),
+    (sampling.collect_chunks, _DRAW | {"MARKS": 8, "POOL": 8192}),
+    (sampling.draw_tokens, _DRAW | {"POOL": 8192}),
 ]
 
 

@@ -22,8 +22,8 @@ from paged_backends.sampling import (
     kernel_random_sample,
     random_sample,
 )
-from paged_backends.sampling.random_numbers import uniform
-from paged_backends.sampling.ranking import top_logits
+from paged_backends.sampling.random_sampling import top_logits
+from paged_backends.sampling.row import uniform
 from paged_core.sampling_params import LogitsProcessor, SamplingParams
 from paged_core.step import TokenLogprobs
 from unit.cpu_kernels import SETS, load
@@ -37,7 +37,7 @@ ways: list[RandomSample] = [random_sample]
 def _every_way_to_sample(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run everything here with each of them."""
     name = request.param
-    ways.append(random_sample if name == "torch" else kernel_random_sample(load(name)))
+    ways.append(random_sample if name == "torch" else kernel_random_sample(load(name).draw))
     yield
     ways.pop()
 

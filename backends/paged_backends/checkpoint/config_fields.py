@@ -1,13 +1,20 @@
-"""Reads ``config.json`` field by field, so that a wrong value is an error that names the field."""
+"""``config.json`` field by field, its sizes compared with the weights, and the dtype to compute in.
+
+A wrong value is an error that names the field.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.checkpoint.numbers import MAX_INTEGER, NUMBER, is_integer, is_number
+from paged_backends.checkpoint.json_file import MAX_INTEGER, NUMBER, is_integer, is_number
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
 
@@ -160,3 +167,69 @@ def token_ids(folder: Path, value: object) -> frozenset[int]:
             "token id or a list of them"
         )
     return frozenset(ids)
+
+
+_LAYERS = re.compile(r"^(n|num)_(\w+_)?(layers?|blocks?)$|^depth$")
+_SIZES = re.compile(r"size|dim|heads|head$|inner|embd|rank|experts|width|channels|groups|labels")
+_POSITIONS = re.compile(r"position|n_ctx|seq_len|sequence_length|seq_length|window")
+_SMALL = 1 << 20
+"""A size that needs no weights to be believed."""
+_MAX_POSITIONS = 2**31 - 1
+
+
+def check_sizes(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that the weights can be those of a model of this configuration.
+
+    A layer has at least one weight, and no side of a matrix is longer than the matrix has numbers.
+
+    Args:
+        shapes: of the weights, by name.
+
+    Raises:
+        CheckpointError: the configuration describes a larger model.
+    """
+    largest = max(_SMALL, max(map(prod, shapes.values()), default=0))
+    for name, value in _integers(checkpoint.config):
+        if _LAYERS.search(name):
+            most, reason = len(shapes), f"the weights are {len(shapes)} tensors"
+        elif _POSITIONS.search(name):
+            most, reason = _MAX_POSITIONS, f"at most {_MAX_POSITIONS} positions are numbered"
+        elif _SIZES.search(name):
+            most, reason = largest, f"no tensor has more than {largest} numbers"
+        else:
+            continue
+        if value > most:
+            raise CheckpointError(
+                f"{checkpoint.config_path} says that {name} is {str(value)[:30]}, and "
+                f"{reason}; the configuration and the weights do not belong together"
+            )
+
+
+def _integers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for name, value in config.items():
+        if isinstance(value, int):
+            yield name, value
+        elif isinstance(value, Mapping):
+            yield from _integers(value)
+
+
+SMALL_BYTES = 64 << 20
+"""Weights that take no more than this as float32 fit the caches of a CPU."""
+
+
+def choose_dtype(setting: str, checkpoint: Checkpoint, device: torch.device) -> Any:
+    """Return what ``from_pretrained`` takes as ``dtype``: a torch dtype, or ``"auto"``.
+
+    ``auto`` is the checkpoint's own dtype, except that a CPU computes in float32 instead of 16 bits
+    if it has no instructions for bfloat16, if the dtype is float16, or if the model is so small
+    that half the memory traffic does not make it faster. In 16 bits a sum depends on the shape of
+    the batch, and with it, now and then, a greedy token.
+    """
+    if setting != "auto":
+        return getattr(torch, setting)
+    own = str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "")
+    if device.type != "cpu" or own.removeprefix("torch.") not in {"bfloat16", "float16"}:
+        return "auto"
+    num_bytes = 4 * checkpoint.num_weights
+    apt = own.endswith("bfloat16") and torch.cpu._is_avx512_bf16_supported()
+    return "auto" if apt and num_bytes > SMALL_BYTES else torch.float32

@@ -19,8 +19,8 @@ from paged_backends.executors.batch import Batch
 from paged_backends.executors.pinned_buffers import PinnedBuffers
 from paged_backends.executors.sequence_rows import SequenceRows
 from paged_backends.sampling.device_sampling import DeviceParams, device_draw
-from paged_backends.sampling.random_numbers import uniform_at
-from paged_backends.sampling.ranking import best_token
+from paged_backends.sampling.random_sampling import best_token
+from paged_backends.sampling.row import uniform_at
 from paged_backends.sampling.sampler import unfit_rows
 from paged_core.ids import SeqId
 

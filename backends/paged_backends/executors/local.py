@@ -207,7 +207,7 @@ def _make_steps(
         seed=settings.seed,
         eos_token_ids=runner.eos_token_ids,
         device=model.accelerator.device,
-        random_sample=random_sample if kernels is None else kernel_random_sample(kernels),
+        random_sample=random_sample if kernels is None else kernel_random_sample(kernels.draw),
     )
     host_steps = HostSteps(model, StepSampler(runner, sampler, model.rows))
     if not model.accelerator.runs_ahead:

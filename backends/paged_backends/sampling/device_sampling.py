@@ -34,7 +34,7 @@ class DeviceParams:
     top_p: Tensor
     """float32 or float64; 1: off."""
     uniform: Tensor
-    """float32 or float64 in [0, 1): see :func:`~paged_backends.sampling.random_numbers.uniform`."""
+    """float32 or float64 in [0, 1): see :func:`~paged_backends.sampling.row.uniform`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ def triton_draw(logits: Tensor, params: DeviceParams) -> DeviceDraws:
         top_k_R=params.top_k,
         top_p_R=params.top_p,
         uniform_R=params.uniform,
+        greedy_below=GREEDY_BELOW,
     )
     return DeviceDraws(tokens, peaks)
 

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from paged_backends.sampling.logits_processing import process_logits
-from paged_backends.sampling.random_numbers import uniform
-from paged_backends.sampling.random_sampling import RandomSample, random_sample
-from paged_backends.sampling.ranking import best_token, top_logits
-from paged_backends.sampling.row import Row
+from paged_backends.sampling.random_sampling import (
+    RandomSample,
+    best_token,
+    random_sample,
+    top_logits,
+)
+from paged_backends.sampling.row import Row, uniform
 from paged_core.errors import error_text
 from paged_core.step import TokenLogprobs
 

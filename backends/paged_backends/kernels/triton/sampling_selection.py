@@ -14,10 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paged_backends.sampling.row import GREEDY_BELOW
-
 _NAN_KEY = tl.constexpr(0x7FFFFFFF)
-_GREEDY_BELOW = tl.constexpr(GREEDY_BELOW)
 _MAX_TEMPERATURE = tl.constexpr(1e30)
 
 
@@ -54,9 +51,9 @@ def best_of_row(best, row, num_chunks, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def is_random(temperature, peak):
+def is_random(temperature, peak, GREEDY_BELOW: tl.constexpr):
     """Whether a token is drawn at random: greedy rows and those not finite take the best."""
-    return (temperature >= _GREEDY_BELOW) & (tl.abs(peak) < float("inf"))
+    return (temperature >= GREEDY_BELOW) & (tl.abs(peak) < float("inf"))
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 import torch
 
-from paged_backends.checkpoint.dtype import choose_dtype
+from paged_backends.checkpoint.config_fields import choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.quantized.layout import layout_of
 from paged_backends.checkpoint.weights import RandomWeights, Weights, open_weights

@@ -1,10 +1,4 @@
-"""Matrices as the library compressed-tensors stores them, for llm-compressor and vLLM.
-
-``pack-quantized``: an element of ``weight_packed``, int32 [outputs, inputs / n], holds n codes of
-one output, the first in its lowest bits; one of ``weight_zero_point`` [outputs / n, groups], the
-zeros of n outputs. ``int-quantized`` and ``naive-quantized``: ``weight`` is int8, a code less its
-middle, and so is ``weight_zero_point`` [outputs, groups]. ``weight_scale`` is [outputs, groups].
-"""
+"""Formats of quantised matrices in safetensors: GPTQ's, AWQ's and that of compressed-tensors."""
 
 from __future__ import annotations
 
@@ -13,20 +7,149 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from paged_backends.checkpoint.config_fields import ConfigFields
-from paged_backends.checkpoint.quantized.bit_fields import in_bytes, unpacked_rows
-from paged_backends.checkpoint.quantized.packed_codes import PackedCodes
-from paged_backends.checkpoint.quantized.stored_module import StoredModule
-from paged_backends.quantization.matrix import QuantizedMatrix
+from paged_backends.checkpoint.quantized.stored_module import (
+    PackedCodes,
+    StoredModule,
+    in_bytes,
+    unpacked_rows,
+)
+from paged_backends.quantization.matrix import QuantizedMatrix, in_pairs
 from paged_backends.quantization.weight_format import Shape
 from paged_core.log import get_logger
+
+_ONES: dict[int, int] = {4: 0x11111111, 8: 0x01010101}
+"""One in each code of an element."""
+
+_log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """The format of GPTQ's tools: AutoGPTQ, and GPTQModel after it.
+
+    An element of ``qweight``, int32 [inputs / n, outputs], holds n codes of one output, the first
+    in its lowest bits; one of ``qzeros`` [groups, outputs / n], the zeros of n outputs. The first
+    version of the format holds every zero less one, which was subtracted from whole elements: what
+    is borrowed from the next zero comes back when one is added in the same way. ``g_idx`` is the
+    group of each input, out of order where inputs were quantised in the order of their weight
+    (``desc_act``).
+    """
+
+    bits: Literal[4, 8]
+    group_size: int
+    """Less than 1: there is one group for all inputs."""
+    zeros_less_one: bool
+    out_of_order: bool
+    """Inputs of a group are not one after another: ``g_idx`` says which they are."""
+
+    @classmethod
+    def described(cls, fields: ConfigFields) -> Gptq:
+        """Read ``quantization_config``."""
+        version = fields.choice("checkpoint_format", "gptq", ("gptq", "gptq_v2"))
+        fields.choice("pack_dtype", "int32", ("int32",))
+        group_size = fields.integer("group_size", least=-1)
+        if group_size == 0:
+            raise fields.wrong("group_size", "-1 or at least 1")
+        out_of_order = fields.flag("desc_act", False) and group_size > 0
+        if out_of_order:
+            _log.info("groups_out_of_order", method="gptq", consequence="int8 in groups of 32")
+        return cls(
+            4 if fields.one_of("bits", 4, 8) == 4 else 8,
+            group_size,
+            zeros_less_one=version == "gptq",
+            out_of_order=out_of_order,
+        )
+
+    def has(self, module: StoredModule) -> bool:
+        """Whether the matrix of a module is quantised."""
+        return module.has("qweight")
+
+    def matrix(self, module: StoredModule, shape: Shape) -> QuantizedMatrix:
+        """Return a matrix; raises :class:`CheckpointError` if it is malformed."""
+        outputs, inputs = shape
+        in_one = 32 // self.bits
+        size = self.group_size if 0 < self.group_size < inputs else inputs
+        groups = -(-inputs // size)
+        packed = module.integers("qweight", (-(-inputs // in_one), outputs))
+        named = self.out_of_order or module.has("g_idx")
+        return PackedCodes(
+            bits=self.bits,
+            shape=shape,
+            bytes_OB=in_bytes(packed.T),
+            scales_OG=module.numbers("scales", (groups, outputs)).T,
+            zeros_OG=self._zeros(module, groups, outputs).T,
+            group_size=size,
+            groups_I=module.groups("g_idx", inputs, size, groups) if named else None,
+        ).matrix()
+
+    def _zeros(self, module: StoredModule, groups: int, outputs: int) -> Tensor:
+        packed = module.integers("qzeros", (groups, -(-outputs * self.bits // 32)))
+        if self.zeros_less_one:
+            packed = packed + _ONES[self.bits]
+        return unpacked_rows(packed, self.bits)[:, :outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """The format of AWQ's tools for matrix products: AutoAWQ's version ``gemm``.
+
+    An element of ``qweight``, int32 [inputs, outputs / 8], holds the codes of eight outputs, and
+    one of ``qzeros`` [groups, outputs / 8] their zeros: first those at even places, then the
+    others.
+    """
+
+    group_size: int
+    """Less than 1: there is one group for all inputs."""
+    zero_point: bool
+
+    @classmethod
+    def described(cls, fields: ConfigFields) -> Awq:
+        """Read ``quantization_config``."""
+        fields.one_of("bits", 4)
+        name = "checkpoint_format" if fields.has("checkpoint_format") else "version"
+        fields.choice(name, "gemm", ("gemm", "GEMM"))
+        return cls(fields.integer("group_size", least=-1), fields.flag("zero_point", True))
+
+    def has(self, module: StoredModule) -> bool:
+        """Whether the matrix of a module is quantised."""
+        return module.has("qweight")
+
+    def matrix(self, module: StoredModule, shape: Shape) -> QuantizedMatrix:
+        """Return a matrix; raises :class:`CheckpointError` if it is malformed."""
+        outputs, inputs = shape
+        size = self.group_size if 0 < self.group_size < inputs else inputs
+        groups, in_row = -(-inputs // size), -(-outputs // 8)
+        packed = module.integers("qweight", (inputs, in_row))
+        zeros = None
+        if self.zero_point or module.has("qzeros"):
+            zeros = _in_order(module.integers("qzeros", (groups, in_row)))[:, :outputs].T
+        return PackedCodes(
+            bits=4,
+            shape=shape,
+            bytes_OB=in_pairs(_even(_in_order(packed)[:, :outputs].T)),
+            scales_OG=module.numbers("scales", (groups, outputs)).T,
+            zeros_OG=zeros,
+            group_size=size,
+        ).matrix()
+
+
+def _even(codes: Tensor) -> Tensor:
+    """Return rows of an even length, one behind the other in memory."""
+    return functional.pad(codes, (0, codes.shape[1] % 2)).contiguous()
+
+
+def _in_order(packed: Tensor) -> Tensor:
+    """Return codes, uint8: of every eight, the second four go behind each of the first four."""
+    codes = unpacked_rows(packed, 4)
+    return codes.view(len(codes), -1, 2, 4).transpose(2, 3).reshape(codes.shape)
+
 
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
 _PACKED, _PLAIN, _SCALES = "weight_packed", "weight", "weight_scale"
 _ZEROS, _ORDER = "weight_zero_point", "weight_g_idx"
-
-_log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +204,14 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors:
-    """The format of one checkpoint."""
+    """The format of the library compressed-tensors, for llm-compressor and vLLM.
+
+    ``pack-quantized``: an element of ``weight_packed``, int32 [outputs, inputs / n], holds n codes
+    of one output, the first in its lowest bits; one of ``weight_zero_point`` [outputs / n, groups],
+    the zeros of n outputs. ``int-quantized`` and ``naive-quantized``: ``weight`` is int8, a code
+    less its middle, and so is ``weight_zero_point`` [outputs, groups]. ``weight_scale`` is
+    [outputs, groups].
+    """
 
     schemes: tuple[Scheme, ...]
 
