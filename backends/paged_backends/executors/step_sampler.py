@@ -1,6 +1,10 @@
-"""From the hidden states of a step to its tokens, log-probabilities and candidates.
+"""Samplers of a step: from its hidden states to its tokens, log-probabilities and candidates.
 
-Shapes: T tokens of S sequences in the batch, R rows of logits.
+One works on the host, for all that a request may ask for; the other on the device, where the next
+step finds the tokens.
+
+Shapes: T tokens of S sequences in the batch, R rows of logits, V vocabulary, C rows of
+:class:`SequenceRows`.
 """
 
 # ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name
@@ -15,9 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paged_backends.executors.accelerator import Accelerator, PinnedBuffers
 from paged_backends.executors.batch import Batch
 from paged_backends.executors.sequence_rows import SequenceRows
 from paged_backends.sampling import Sampler
+from paged_backends.sampling.device_sampling import DeviceParams, device_draw
+from paged_backends.sampling.random_sampling import best_token
+from paged_backends.sampling.row import uniform_at
+from paged_backends.sampling.sampler import unfit_rows
 from paged_core.ids import SeqId
 from paged_core.interfaces.runner import Runner, SupportsBestTokens
 
@@ -166,4 +175,118 @@ def _without_failed(drawn: Drawn, batch: Batch, failed: dict[int, str]) -> Drawn
         token_ids=[drawn.token_ids[row] for row in kept],
         logprobs=[logprobs[row] for row in kept] if logprobs is not None else None,
         failed=reasons,
+    )
+
+
+_MAX_TEMPERATURE = 1e30
+"""As in ``random_sampling``: beyond the range of float32, -inf / inf is NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The tokens that a step draws for the sequences at ``places_R`` of its batch."""
+
+    finish: Callable[[Tensor], None]
+    """Samples from logits [R, V] and queues the copy to the host; to be launched."""
+    places_R: NDArray[np.int64]
+    results_2R: Tensor
+    """[2, R] int32 on the host: tokens, and the bits of their rows' greatest logits."""
+    buffer: Tensor
+    """The pinned memory that these are in."""
+
+
+class DeviceSampler:
+    """Samples for sequences in rows below ``num_rows``."""
+
+    def __init__(
+        self, accelerator: Accelerator, rows: SequenceRows, *, num_rows: int, seed: int
+    ) -> None:
+        self._accelerator = accelerator
+        self._rows = rows
+        self._seed = seed
+        self.no_target = num_rows
+        """The row that gets tokens which are not wanted."""
+        self.newest_C = torch.zeros(num_rows + 1, dtype=torch.int64, device=accelerator.device)
+        """The token that was drawn last for each row."""
+        self._results = PinnedBuffers(accelerator, 2 * num_rows, torch.int32)
+
+    def known(self, tokens_B: Tensor, sources_B: Tensor) -> Tensor:
+        """Return ``tokens_B``, or the newest token of row ``sources_B`` where that is not < 0."""
+        newest_B = self.newest_C.index_select(0, sources_B.clamp_min(0))
+        return torch.where(sources_B < 0, tokens_B, newest_B)
+
+    def prepare(self, batch: Batch, places_R: NDArray[np.int64], targets_R: Tensor) -> Draw:
+        """Prepare to sample for these sequences of a step whose model is launched already.
+
+        Args:
+            targets_R: their rows; ``no_target`` for tokens that are not wanted.
+        """
+        params_5R = self._params(batch, places_R)
+        buffer = self._results.take()
+        results_2R = buffer[: 2 * len(places_R)].view(2, -1)
+
+        def finish(logits_RV: Tensor) -> None:
+            if params_5R is None:
+                tokens_R = best_token(logits_RV)
+                peaks_R = logits_RV.gather(1, tokens_R[:, None])[:, 0]
+            else:
+                draws = device_draw(logits_RV, _device_params(params_5R))
+                tokens_R, peaks_R = draws.tokens_R, draws.peaks_R
+            self.newest_C.index_copy_(0, targets_R, tokens_R)
+            made_2R = torch.stack((tokens_R.int(), peaks_R.view(torch.int32)))
+            results_2R.copy_(made_2R, non_blocking=True)
+
+        return Draw(finish, places_R, results_2R, buffer)
+
+    def read(self, draw: Draw, batch: Batch) -> tuple[list[int], dict[SeqId, str]]:
+        """Return what was drawn for the complete sequences of the batch, in order, and why some
+        of them failed; the device is done with ``draw``."""
+        tokens_R, bits_R = draw.results_2R
+        failed = {
+            batch.sequences[int(draw.places_R[row])].id: reason
+            for row, reason in unfit_rows(bits_R.view(torch.float32)).items()
+        }
+        token_ids: list[int] = tokens_R.tolist()
+        wanted_R = batch.complete_S[draw.places_R]
+        if not wanted_R.all():
+            token_ids = [token_ids[row] for row in np.flatnonzero(wanted_R).tolist()]
+            incomplete = {batch.sequences[n].id for n in np.flatnonzero(~batch.complete_S).tolist()}
+            failed = {seq_id: why for seq_id, why in failed.items() if seq_id not in incomplete}
+        return token_ids, failed
+
+    def give_back(self, draw: Draw) -> None:
+        """Let another step have the pinned memory of ``draw``."""
+        self._results.give_back(draw.buffer)
+
+    def _params(self, batch: Batch, places_R: NDArray[np.int64]) -> Tensor | None:
+        """Return [5, R] float64 in the order of :class:`DeviceParams`; ``None``: all greedy."""
+        if self._rows.plain_C[batch.rows_S[places_R]].all():
+            return None
+        numbers = []
+        for place in places_R.tolist():
+            row = batch.sequences[place].sampling
+            if not row.sampled:
+                numbers.append((0.0, 0.0, 0.0, 1.0, 0.0))
+                continue
+            asked, position = row.sampling, int(self._rows.num_tokens_C[batch.rows_S[place]])
+            numbers.append(
+                (
+                    min(asked.temperature, _MAX_TEMPERATURE),
+                    asked.min_p,
+                    float(asked.top_k),
+                    asked.top_p,
+                    uniform_at(row, position, self._seed),
+                )
+            )
+        return self._accelerator.upload(np.ascontiguousarray(np.array(numbers).T))
+
+
+def _device_params(params_5R: Tensor) -> DeviceParams:
+    temperature, min_p, top_k, top_p, uniform = params_5R.unbind(0)
+    return DeviceParams(
+        temperature=temperature.float(),
+        min_p=min_p.float(),
+        top_k=top_k.int(),
+        top_p=top_p.float(),
+        uniform=uniform,
     )

@@ -41,7 +41,7 @@ class TileSizes:
     keys: int
     num_warps: int
     num_stages: int
-    """Tiles of keys that are under way at once, and the one that is computed."""
+    """Tiles of keys that are in flight at once, and the one that is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

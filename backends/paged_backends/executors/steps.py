@@ -1,37 +1,110 @@
-"""Steps that are launched on a device and collected later.
+"""Steps of a loaded model: run at once, or launched on a device and collected later.
 
-The tokens that a step draws stay on the device for the next one, and follow to the host in one
-small copy. A step of which a request needs the host to choose its token, or to know all tokens,
-runs alone, once the steps before it are done.
+The sequences of a step that is run at once advance when all of it is done, so a step that raises
+leaves them as they were for the next one. The tokens that a launched step draws stay on the device
+for the next one, and follow to the host in one small copy. A step of which a request needs the host
+to choose its token, or to know all tokens, runs alone, once the steps before it are done.
 
 Shapes: T tokens of S sequences in the batch, R rows of logits.
 """
 
-# ruff: noqa: N803, N806 - the shape of a tensor is the upper-case end of its name
+# ruff: noqa: N803, N806 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged_backends.executors.accelerator import Event
+from paged_backends.executors.accelerator import Event, ModelTimer
 from paged_backends.executors.batch import Batch
 from paged_backends.executors.decode_graphs import DecodeGraphs
-from paged_backends.executors.device_sampler import DeviceSampler, Draw
-from paged_backends.executors.host_steps import HostSteps
 from paged_backends.executors.loaded_model import LoadedModel
-from paged_backends.executors.model_timer import ModelTimer
+from paged_backends.executors.step_sampler import DeviceSampler, Draw, StepSampler
+from paged_core.interfaces.attention import AttentionBatch
 from paged_core.step import StepInput, StepResult
+
+
+class HostSteps:
+    """Runs one step at a time."""
+
+    def __init__(self, model: LoadedModel, sampler: StepSampler) -> None:
+        self._model = model
+        self._sampler = sampler
+
+    def submit(self, step: StepInput) -> StepResult:
+        """Run the whole step; the handle is its result."""
+        started = perf_counter()
+        self._model.apply(step)
+        return self.run(self._model.batches.make(step), started)
+
+    def collect(self, handle: StepResult) -> StepResult:
+        """Return what :meth:`submit` computed."""
+        return handle
+
+    def run(self, batch: Batch | None, started: float) -> StepResult:
+        """Run a step that was applied; all tokens of its sequences are known.
+
+        Args:
+            batch: its work; ``None``: there is none but what was applied.
+            started: the time when it was begun to be applied.
+        """
+        accelerator = self._model.accelerator
+        if batch is None:
+            return StepResult(seconds={"prepare": perf_counter() - started})
+        tokens_T, positions_T = map(accelerator.upload, (batch.tokens_T, batch.positions_T))
+        attention = batch.attention(accelerator.upload)
+        prepared = perf_counter()
+        results: list[StepResult] = []
+
+        def work() -> None:
+            results.append(self._compute(batch, tokens_T, positions_T, attention))
+
+        accelerator.compute.launch(work)
+        accelerator.compute.record().wait()
+        (result,) = results
+        model = result.seconds["model"]
+        seconds = {
+            "prepare": prepared - started,
+            "model": model,
+            "sample": perf_counter() - prepared - model,
+        }
+        return replace(result, seconds=seconds)
+
+    def _compute(
+        self, batch: Batch, tokens_T: Tensor, positions_T: Tensor, attention: AttentionBatch
+    ) -> StepResult:
+        timer = ModelTimer(self._model.accelerator.device)
+        hidden = self._model.forward(tokens_T, positions_T, attention)
+        timer.stop()
+        return replace(self._sample(batch, hidden), seconds={"model": timer.seconds()})
+
+    def _sample(self, batch: Batch, hidden: Tensor) -> StepResult:
+        """Sample for the batch, and only then advance its sequences."""
+        sampler, result = self._sampler, StepResult()
+        drawn = sampler.draw_best(batch, hidden)
+        if drawn is None:
+            prompt_logprobs = sampler.prompt_logprobs(batch, hidden)
+            candidates = sampler.rank(batch, hidden)
+            drawn = sampler.draw(batch, hidden)
+            result = StepResult(
+                logprobs=drawn.logprobs,
+                prompt_logprobs=prompt_logprobs,
+                candidates=candidates.logprobs,
+                failed=candidates.failed | drawn.failed,
+            )
+        self._model.rows.advance(batch, drawn.places_R, drawn.token_ids, drawn.failed)
+        ids = [batch.sequences[place].id for place in drawn.places_R.tolist()]
+        return replace(result, sequence_ids=ids, token_ids=drawn.token_ids)
 
 
 @dataclass(slots=True, eq=False)
 class StepHandle:
-    """A step that was submitted: under way, or with its result, or with what it raised."""
+    """A step that was submitted: in flight, or with its result, or with what it raised."""
 
     work: _Launched | None = None
     result: StepResult | None = None
@@ -65,7 +138,7 @@ class DeviceSteps:
         self._device_sampler = device_sampler
         self._host_steps = host_steps
         self._graphs = graphs
-        self._under_way: deque[StepHandle] = deque()
+        self._in_flight: deque[StepHandle] = deque()
 
     def submit(self, step: StepInput) -> StepHandle:
         """Launch a step; wait only if a request in it needs the host."""
@@ -81,27 +154,27 @@ class DeviceSteps:
         assert batch is not None
         handle = StepHandle(work=self._launch(batch, started))
         model.rows.expect(batch)
-        self._under_way.append(handle)
+        self._in_flight.append(handle)
         return handle
 
     def collect(self, handle: StepHandle) -> StepResult:
         """Wait for a step, and for those launched before it."""
         while handle.work is not None:
-            self._finish(self._under_way.popleft())
+            self._finish(self._in_flight.popleft())
         if handle.error is not None:
             raise handle.error
         assert handle.result is not None
         return handle.result
 
     def _settle(self) -> None:
-        """Wait for all steps under way, so that all tokens are known.
+        """Wait for all steps in flight, so that all tokens are known.
 
         Raises:
             Exception: what one of them raised; it is raised again when that one is collected.
         """
-        steps = list(self._under_way)
-        while self._under_way:
-            self._finish(self._under_way.popleft())
+        steps = list(self._in_flight)
+        while self._in_flight:
+            self._finish(self._in_flight.popleft())
         for handle in steps:
             if handle.error is not None:
                 raise handle.error
