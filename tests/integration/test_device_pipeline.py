@@ -120,7 +120,7 @@ def assert_whole(llm: LLM) -> None:
     executor = llm.engine.executor
     assert isinstance(executor, LocalExecutor)
     assert isinstance(executor._steps, DeviceSteps)
-    assert not executor._steps._under_way
+    assert not executor._steps._in_flight
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from paged_core.step import NewSequence, StepInput
 
 SIZE = 4
 ARRAYS = (
-    *("rows_S", "tenants_S", "counts_S", "computed_S", "last_S", "complete_S", "unknown_S"),
+    *("rows_S", "generations_S", "counts_S", "computed_S", "last_S", "complete_S", "unknown_S"),
     *("tokens_T", "positions_T", "slots_T", "starts", "lengths_S"),
 )
 
