@@ -14,21 +14,17 @@ from typing import Any
 import torch
 
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.checkpoint.json_file import MAX_INTEGER, NUMBER, is_integer, is_number
+from paged_backends.checkpoint.json_file import MISSING, TypedFields, is_integer
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
 
-_MISSING: Any = object()
 _MAX_LAYERS = 10_000
 _MAX_NAME = 50
 """Characters of the name of an object."""
 
 
-class ConfigFields:
-    """Fields of a configuration, with the defaults of the architecture, checked for their types.
-
-    Every method raises :class:`CheckpointError` if a field is of another type.
-    """
+class ConfigFields(TypedFields):
+    """Fields of a configuration, with the defaults of the architecture."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -51,15 +47,6 @@ class ConfigFields:
         """Return a field as it is; ``default`` if it is missing."""
         return self._values.get(name, default)
 
-    def integer(
-        self, name: str, default: int = _MISSING, *, least: int = 1, most: int = MAX_INTEGER
-    ) -> int:
-        """Return a whole number of at least ``least`` and at most ``most``."""
-        value = self._given(name, default)
-        if not is_integer(value, least, most):
-            raise self.wrong(name, f"a whole number of at least {least} and at most {most}")
-        return int(value)
-
     def optional_integer(self, name: str, default: int | None) -> int | None:
         """Return a whole number of at least 1, or ``None`` if the field is null."""
         return None if self._values.get(name, default) is None else self.integer(name, default or 1)
@@ -68,34 +55,13 @@ class ConfigFields:
         """Return a number of layers."""
         return self.integer(name, default, most=_MAX_LAYERS)
 
-    def number(self, name: str, default: float) -> float:
-        """Return a positive number that float32 can compute with."""
-        value = self._given(name, default)
-        if not is_number(value):
-            raise self.wrong(name, NUMBER)
-        return float(value)
-
     def optional_number(self, name: str, default: float | None) -> float | None:
         """Return a number, or ``None`` if the field is null."""
         return None if self._values.get(name, default) is None else self.number(name, default or 0)
 
-    def flag(self, name: str, default: bool) -> bool:
-        """Return true or false."""
-        value = self._given(name, default)
-        if not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
-        return value
-
-    def text(self, name: str, default: str) -> str:
-        """Return a string."""
-        value = self._given(name, default)
-        if not isinstance(value, str):
-            raise self.wrong(name, "a string")
-        return value
-
     def one_of(self, name: str, *options: int) -> int:
         """Return one of the whole numbers that are covered; raises as :meth:`choice`."""
-        value = self._given(name, _MISSING)
+        value = self.given(name, MISSING)
         if not is_integer(value, min(options), max(options)) or value not in options:
             raise self.lacking(name, " or ".join(map(str, options)))
         return int(value)
@@ -106,7 +72,7 @@ class ConfigFields:
         Raises:
             UnsupportedModel: it is another.
         """
-        value = self._given(name, default)
+        value = self.given(name, default)
         if value not in options:
             raise self.lacking(name, " or ".join(options))
         return str(value)
@@ -145,11 +111,12 @@ class ConfigFields:
             "model, or one that runner transformers serves with the package of its method"
         )
 
-    def _given(self, name: str, default: Any) -> Any:
+    def given(self, name: str, default: Any) -> Any:
+        """See :class:`TypedFields`; a field that is null is missing."""
         value = self._values.get(name)
         if value is None:
             value = default
-        if value is _MISSING:
+        if value is MISSING:
             raise self.wrong(name, "given")
         return value
 

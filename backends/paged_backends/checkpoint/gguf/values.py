@@ -10,12 +10,12 @@ import struct
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from mmap import mmap
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
-from paged_backends.checkpoint.json_file import MAX_INTEGER, NUMBER, is_integer, is_number
+from paged_backends.checkpoint.json_file import MAX_INTEGER, MISSING, TypedFields, is_integer
 from paged_core.errors import CheckpointError
 from paged_core.field_rules import shown
 
@@ -126,83 +126,66 @@ class ValueReader:
         return number.unpack_from(self._data, begin)[0]
 
 
-_MISSING: Any = object()
-
-
 @dataclass(frozen=True, slots=True)
-class Metadata:
-    """Every method returns a value, ``default`` if it is missing, and raises
-    :class:`CheckpointError` if there is neither, or it is of another type.
-    """
+class Metadata(TypedFields):
+    """The values of a file, by names that may all begin alike."""
 
     path: Path
     values: Mapping[str, Any]
+    prefix: str = ""
+    """Of all names that are asked for."""
+
+    def within(self, prefix: str) -> Metadata:
+        """Return the values whose names begin so."""
+        return replace(self, prefix=prefix)
 
     def has(self, name: str) -> bool:
         """Whether there is a value of this name."""
-        return name in self.values
+        return self.prefix + name in self.values
+
+    def any(self, name: str, default: Any) -> Any:
+        """Return a value as it is; ``default`` if it is missing."""
+        return self.values.get(self.prefix + name, default)
+
+    def optional(self, name: str) -> float | None:
+        """Return a number, or ``None`` if it is missing."""
+        return self.number(name) if self.has(name) else None
 
     def integer(
-        self, name: str, default: int = _MISSING, *, least: int = 1, most: int = MAX_INTEGER
+        self, name: str, default: int = MISSING, *, least: int = 1, most: int = MAX_INTEGER
     ) -> int:
-        """Return a whole number of at least ``least`` and at most ``most``.
-
-        In its place may be a list that gives every layer the same one.
-        """
-        value = self._given(name, default)
+        """As above; in its place may be a list that gives every layer the same one."""
+        value = self.given(name, default)
         if isinstance(value, Sequence) and len(set(value)) == 1:
             value = value[0]
         if not is_integer(value, least, most):
             raise self.wrong(name, f"a whole number of at least {least} and at most {most}")
         return value
 
-    def number(self, name: str, default: float = _MISSING) -> float:
-        """Return a positive number."""
-        value = self._given(name, default)
-        if not is_number(value):
-            raise self.wrong(name, NUMBER)
-        return float(value)
-
-    def flag(self, name: str, default: bool) -> bool:
-        """Return true or false."""
-        value = self._given(name, default)
-        if not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
-        return value
-
-    def text(self, name: str, default: str = _MISSING) -> str:
-        """Return a string."""
-        value = self._given(name, default)
-        if not isinstance(value, str):
-            raise self.wrong(name, "a string")
-        return value
-
     def texts(self, name: str) -> Sequence[str]:
         """Return a list of strings."""
-        value = self._given(name, _MISSING)
+        value = self.given(name, MISSING)
         if not isinstance(value, list):
             raise self.wrong(name, "a list of strings")
         return value
 
     def numbers(self, name: str, count: int) -> Sequence[float]:
         """Return a list of so many numbers."""
-        value = self._given(name, _MISSING)
+        value = self.given(name, MISSING)
         if isinstance(value, list | str) or not isinstance(value, Sequence) or len(value) != count:
             raise self.wrong(name, f"a list of {count} numbers")
         return value
 
     def wrong(self, name: str, kind: str) -> CheckpointError:
-        """Return the error for a value that is not of this kind."""
-        given = self.values.get(name)
-        named = f"a list of {len(given)}" if _is_list(given) else shown(given)
-        return CheckpointError(f"in {self.path}, {name} must be {kind}, not {named}")
+        """See :class:`TypedFields`."""
+        given = self.values.get(self.prefix + name)
+        is_list = isinstance(given, Sequence) and not isinstance(given, str)
+        named = f"a list of {len(given)}" if is_list else shown(given)
+        return CheckpointError(f"in {self.path}, {self.prefix}{name} must be {kind}, not {named}")
 
-    def _given(self, name: str, default: Any) -> Any:
-        value = self.values.get(name, default)
-        if value is _MISSING:
-            raise CheckpointError(f"{self.path} lacks {name}; convert the model again")
+    def given(self, name: str, default: Any) -> Any:
+        """See :class:`TypedFields`."""
+        value = self.values.get(self.prefix + name, default)
+        if value is MISSING:
+            raise CheckpointError(f"{self.path} lacks {self.prefix}{name}; convert the model again")
         return value
-
-
-def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(value, Sequence) and not isinstance(value, str)
