@@ -59,7 +59,7 @@ class KnownSequence:
         return self.asks_host or self.fan_out > 1
 
     def fan_out_rows(self) -> list[Row]:
-        """Return a row for the sampler for each token to draw: several if the sequence fans out."""
+        """Return a row for each token to sample: several if the sequence fans out."""
         first = self.sampling
         others = [
             Row(
@@ -90,9 +90,9 @@ class Batch:
     last_S: NDArray[np.int64]
     """Index in T of each sequence's last token of this step."""
     complete_S: NDArray[np.bool_]
-    """Whether all tokens of the sequence are computed after this step, so that it can draw one."""
+    """Whether all tokens of the sequence are computed after this step, so that one is sampled."""
     unknown_S: NDArray[np.bool_]
-    """Whether the token to compute is drawn by a step in flight: it is on the device only."""
+    """Whether the token to compute is sampled by a step in flight: it is on the device only."""
     tokens_T: NDArray[np.int64]
     """Any number where the token is unknown."""
     positions_T: NDArray[np.int64]

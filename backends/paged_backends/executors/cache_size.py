@@ -21,7 +21,7 @@ from paged_backends.attention.cache import layout_of
 from paged_backends.attention.step import StepAttention
 from paged_backends.device import free_memory
 from paged_backends.executors.accelerator import Accelerator, DeviceMemory
-from paged_backends.sampling.device_sampling import DeviceParams, device_draw
+from paged_backends.sampling.device_sampling import DeviceParams, device_sample
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import (
     AttentionBackend,
@@ -88,7 +88,7 @@ def _peak(
         attend = StepAttention(layers, backend.plan(batch))
         hidden = runner.forward(tokens_T, positions_T, attend)
         logits = runner.logits(hidden.index_select(0, last_S))
-        device_draw(logits, _any_params(logits))
+        device_sample(logits, _any_params(logits))
 
     return accelerator.peak(work)
 

@@ -46,7 +46,7 @@ class _Fields(NamedTuple):
     sources_B: Tensor
     """The row of :class:`DeviceSampler` that has the token; ``NO_SOURCE``: ``tokens_B`` has it."""
     targets_B: Tensor
-    """The row of :class:`DeviceSampler` that gets the token that is drawn."""
+    """The row of :class:`DeviceSampler` that gets the token that is sampled."""
     lengths_B: Tensor
     """int32, the others int64."""
 
@@ -119,7 +119,7 @@ class DecodeInputs:
         )
 
     def targets(self, num_rows: int) -> Tensor:
-        """Return where the tokens go that the first rows draw [B] int64."""
+        """Return where the tokens go that the first rows sample [B] int64."""
         return self._fields.targets_B[:num_rows]
 
     def empty_batch(self, num_rows: int, max_seq_len: int) -> AttentionBatch:

@@ -7,9 +7,9 @@ sequences, their rows, their block tables but for single entries) is kept.
 
 A sequence advances when its step is done (:meth:`SequenceRows.advance`), or, if the next step is to
 be made before that, when its step is launched (:meth:`SequenceRows.expect`): the tokens that it
-draws are then counted, and named later (:meth:`SequenceRows.learn`).
+samples are then counted, and named later (:meth:`SequenceRows.learn`).
 
-Shapes: C rows of the arrays, W blocks per row, T tokens of S sequences of a batch, R tokens drawn
+Shapes: C rows of the arrays, W blocks per row, T tokens of S sequences of a batch, R tokens sampled
 for them.
 """
 
@@ -38,7 +38,7 @@ class SequenceRows:
         """
         Args:
             max_blocks: blocks of the longest sequence; bounds the width of the block tables.
-            num_device_rows: sequences in rows from here on cannot be drawn for on the device.
+            num_device_rows: sequences in rows from here on cannot be sampled for on the device.
         """
         self._max_blocks = max_blocks
         self._num_device_rows = num_device_rows
@@ -81,7 +81,7 @@ class SequenceRows:
                 self._free.append(known.row)
 
     def need_host(self, ids: Sequence[SeqId]) -> bool:
-        """Whether the tokens of one of these cannot be drawn on the device."""
+        """Whether the tokens of one of these cannot be sampled on the device."""
         known = self._known
         return self._num_for_host > 0 and any(known[seq_id].needs_host for seq_id in ids)
 
@@ -126,9 +126,9 @@ class SequenceRows:
 
         Args:
             batch: the step's work, computed by now.
-            places_R: place in the batch of each drawn token's sequence, rising. A sequence that
+            places_R: place in the batch of each sampled token's sequence, rising. A sequence that
                 fans out is repeated; the first of its tokens is appended to it.
-            token_ids: the drawn tokens [R].
+            token_ids: the sampled tokens [R].
             failed: sequences that drew nothing because their own code raised. A step that was
                 submitted already may compute a token of theirs: it gets their last one again.
         """

@@ -23,7 +23,7 @@ from paged_backends.executors.accelerator import Accelerator, PinnedBuffers
 from paged_backends.executors.batch import Batch
 from paged_backends.executors.sequence_rows import SequenceRows
 from paged_backends.sampling import Sampler
-from paged_backends.sampling.device_sampling import DeviceParams, device_draw
+from paged_backends.sampling.device_sampling import DeviceParams, device_sample
 from paged_backends.sampling.random_sampling import best_token
 from paged_backends.sampling.row import uniform_at
 from paged_backends.sampling.sampler import unfit_rows
@@ -35,8 +35,8 @@ _MAX_LOGITS = 1 << 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """The tokens that a step draws; sequences that failed have none."""
+class Sampled:
+    """The tokens that a step samples; sequences that failed have none."""
 
     places_R: NDArray[np.int64]
     """Place in the batch of each token's sequence, rising; repeated where a sequence fans out."""
@@ -68,39 +68,39 @@ class StepSampler:
             runner.best_tokens if isinstance(runner, SupportsBestTokens) else None
         )
 
-    def draw_best(self, batch: Batch, hidden: Tensor) -> Drawn | None:
+    def sample_best(self, batch: Batch, hidden: Tensor) -> Sampled | None:
         """Take the best token of each sequence without computing all logits.
 
         Returns:
             ``None`` if the runner cannot, a sequence asks for anything else than its best token,
-            or a score is not finite: :meth:`draw` then does the work, and says what is wrong.
+            or a score is not finite: :meth:`sample` then does the work, and says what is wrong.
         """
         if self._best_tokens is None or not self._rows.plain_C[batch.rows_S].all():
             return None
         places_R = np.flatnonzero(batch.complete_S)
         if not len(places_R):
-            return Drawn(places_R=places_R, token_ids=[])
+            return Sampled(places_R=places_R, token_ids=[])
         best_R, scores_R = self._best_tokens(_last_hidden(batch, places_R, hidden))
         if not all(map(isfinite, scores_R.tolist())):
             return None
-        return Drawn(places_R=places_R, token_ids=best_R.tolist())
+        return Sampled(places_R=places_R, token_ids=best_R.tolist())
 
-    def draw(self, batch: Batch, hidden: Tensor) -> Drawn:
-        """Draw a token for each sequence, or several where it fans out; none for beams."""
-        draws_S = batch.complete_S.copy()
-        draws_S[self._beams(batch)] = False
-        places_R = np.flatnonzero(draws_S)
+    def sample(self, batch: Batch, hidden: Tensor) -> Sampled:
+        """Sample a token for each sequence, or several where it fans out; none for beams."""
+        sampled_S = batch.complete_S.copy()
+        sampled_S[self._beams(batch)] = False
+        places_R = np.flatnonzero(sampled_S)
         if not len(places_R):
-            return Drawn(places_R=places_R, token_ids=[])
+            return Sampled(places_R=places_R, token_ids=[])
         sequences = [batch.sequences[place] for place in places_R.tolist()]
         rows = [sequence.sampling for sequence in sequences]
         if any(sequence.fan_out > 1 for sequence in sequences):
             places_R = np.repeat(places_R, [sequence.fan_out for sequence in sequences])
             rows = [row for sequence in sequences for row in sequence.fan_out_rows()]
         logits = self._runner.logits(_last_hidden(batch, places_R, hidden))
-        draws = self._sampler.draw(logits, rows)
-        drawn = Drawn(places_R=places_R, token_ids=draws.token_ids, logprobs=draws.logprobs)
-        return _without_failed(drawn, batch, draws.failed) if draws.failed else drawn
+        tokens = self._sampler.sample(logits, rows)
+        sampled = Sampled(places_R=places_R, token_ids=tokens.token_ids, logprobs=tokens.logprobs)
+        return _without_failed(sampled, batch, tokens.failed) if tokens.failed else sampled
 
     def rank(self, batch: Batch, hidden: Tensor) -> Candidates:
         """Find the best continuations of each beam."""
@@ -164,15 +164,15 @@ def _last_hidden(batch: Batch, places_R: NDArray[np.int64], hidden: Tensor) -> T
     return hidden.index_select(0, torch.from_numpy(last_R).to(hidden.device))
 
 
-def _without_failed(drawn: Drawn, batch: Batch, failed: dict[int, str]) -> Drawn:
+def _without_failed(sampled: Sampled, batch: Batch, failed: dict[int, str]) -> Sampled:
     """Leave out every token of a sequence of which one row failed; ``failed``: reasons by row."""
-    ids = [batch.sequences[place].id for place in drawn.places_R.tolist()]
+    ids = [batch.sequences[place].id for place in sampled.places_R.tolist()]
     reasons = {ids[row]: reason for row, reason in failed.items()}
     kept = [row for row, seq_id in enumerate(ids) if seq_id not in reasons]
-    logprobs = drawn.logprobs
-    return Drawn(
-        places_R=drawn.places_R[kept],
-        token_ids=[drawn.token_ids[row] for row in kept],
+    logprobs = sampled.logprobs
+    return Sampled(
+        places_R=sampled.places_R[kept],
+        token_ids=[sampled.token_ids[row] for row in kept],
         logprobs=[logprobs[row] for row in kept] if logprobs is not None else None,
         failed=reasons,
     )
@@ -183,8 +183,8 @@ _MAX_TEMPERATURE = 1e30
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """The tokens that a step draws for the sequences at ``places_R`` of its batch."""
+class DeviceSample:
+    """The tokens that a step samples for the sequences at ``places_R`` of its batch."""
 
     finish: Callable[[Tensor], None]
     """Samples from logits [R, V] and queues the copy to the host; to be launched."""
@@ -207,7 +207,7 @@ class DeviceSampler:
         self.no_target = num_rows
         """The row that gets tokens which are not wanted."""
         self.newest_C = torch.zeros(num_rows + 1, dtype=torch.int64, device=accelerator.device)
-        """The token that was drawn last for each row."""
+        """The token that was sampled last for each row."""
         self._results = PinnedBuffers(accelerator, 2 * num_rows, torch.int32)
 
     def known(self, tokens_B: Tensor, sources_B: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ class DeviceSampler:
         newest_B = self.newest_C.index_select(0, sources_B.clamp_min(0))
         return torch.where(sources_B < 0, tokens_B, newest_B)
 
-    def prepare(self, batch: Batch, places_R: NDArray[np.int64], targets_R: Tensor) -> Draw:
+    def prepare(self, batch: Batch, places_R: NDArray[np.int64], targets_R: Tensor) -> DeviceSample:
         """Prepare to sample for these sequences of a step whose model is launched already.
 
         Args:
@@ -230,33 +230,33 @@ class DeviceSampler:
                 tokens_R = best_token(logits_RV)
                 peaks_R = logits_RV.gather(1, tokens_R[:, None])[:, 0]
             else:
-                draws = device_draw(logits_RV, _device_params(params_5R))
-                tokens_R, peaks_R = draws.tokens_R, draws.peaks_R
+                sampled = device_sample(logits_RV, _device_params(params_5R))
+                tokens_R, peaks_R = sampled.tokens_R, sampled.peaks_R
             self.newest_C.index_copy_(0, targets_R, tokens_R)
             made_2R = torch.stack((tokens_R.int(), peaks_R.view(torch.int32)))
             results_2R.copy_(made_2R, non_blocking=True)
 
-        return Draw(finish, places_R, results_2R, buffer)
+        return DeviceSample(finish, places_R, results_2R, buffer)
 
-    def read(self, draw: Draw, batch: Batch) -> tuple[list[int], dict[SeqId, str]]:
-        """Return what was drawn for the complete sequences of the batch, in order, and why some
-        of them failed; the device is done with ``draw``."""
-        tokens_R, bits_R = draw.results_2R
+    def read(self, sample: DeviceSample, batch: Batch) -> tuple[list[int], dict[SeqId, str]]:
+        """Return what was sampled for the complete sequences of the batch, in order, and why some
+        of them failed; the device is done with ``sample``."""
+        tokens_R, bits_R = sample.results_2R
         failed = {
-            batch.sequences[int(draw.places_R[row])].id: reason
+            batch.sequences[int(sample.places_R[row])].id: reason
             for row, reason in unfit_rows(bits_R.view(torch.float32)).items()
         }
         token_ids: list[int] = tokens_R.tolist()
-        wanted_R = batch.complete_S[draw.places_R]
+        wanted_R = batch.complete_S[sample.places_R]
         if not wanted_R.all():
             token_ids = [token_ids[row] for row in np.flatnonzero(wanted_R).tolist()]
             incomplete = {batch.sequences[n].id for n in np.flatnonzero(~batch.complete_S).tolist()}
             failed = {seq_id: why for seq_id, why in failed.items() if seq_id not in incomplete}
         return token_ids, failed
 
-    def give_back(self, draw: Draw) -> None:
-        """Let another step have the pinned memory of ``draw``."""
-        self._results.give_back(draw.buffer)
+    def give_back(self, sample: DeviceSample) -> None:
+        """Let another step have the pinned memory of ``sample``."""
+        self._results.give_back(sample.buffer)
 
     def _params(self, batch: Batch, places_R: NDArray[np.int64]) -> Tensor | None:
         """Return [5, R] float64 in the order of :class:`DeviceParams`; ``None``: all greedy."""

@@ -1,9 +1,9 @@
 """Steps of a loaded model: run at once, or launched on a device and collected later.
 
 The sequences of a step that is run at once advance when all of it is done, so a step that raises
-leaves them as they were for the next one. The tokens that a launched step draws stay on the device
-for the next one, and follow to the host in one small copy. A step of which a request needs the host
-to choose its token, or to know all tokens, runs alone, once the steps before it are done.
+leaves them as they were for the next one. The tokens that a launched step samples stay on the
+device for the next one, and follow to the host in one small copy. A step of which a request needs
+the host to choose its token, or to know all tokens, runs alone, once the steps before it are done.
 
 Shapes: T tokens of S sequences in the batch, R rows of logits.
 """
@@ -24,7 +24,7 @@ from paged_backends.executors.accelerator import Event, ModelTimer
 from paged_backends.executors.batch import Batch
 from paged_backends.executors.decode_graphs import DecodeGraphs
 from paged_backends.executors.loaded_model import LoadedModel
-from paged_backends.executors.step_sampler import DeviceSampler, Draw, StepSampler
+from paged_backends.executors.step_sampler import DeviceSample, DeviceSampler, StepSampler
 from paged_core.interfaces.attention import AttentionBatch
 from paged_core.step import StepInput, StepResult
 
@@ -86,20 +86,20 @@ class HostSteps:
     def _sample(self, batch: Batch, hidden: Tensor) -> StepResult:
         """Sample for the batch, and only then advance its sequences."""
         sampler, result = self._sampler, StepResult()
-        drawn = sampler.draw_best(batch, hidden)
-        if drawn is None:
+        sampled = sampler.sample_best(batch, hidden)
+        if sampled is None:
             prompt_logprobs = sampler.prompt_logprobs(batch, hidden)
             candidates = sampler.rank(batch, hidden)
-            drawn = sampler.draw(batch, hidden)
+            sampled = sampler.sample(batch, hidden)
             result = StepResult(
-                logprobs=drawn.logprobs,
+                logprobs=sampled.logprobs,
                 prompt_logprobs=prompt_logprobs,
                 candidates=candidates.logprobs,
-                failed=candidates.failed | drawn.failed,
+                failed=candidates.failed | sampled.failed,
             )
-        self._model.rows.advance(batch, drawn.places_R, drawn.token_ids, drawn.failed)
-        ids = [batch.sequences[place].id for place in drawn.places_R.tolist()]
-        return replace(result, sequence_ids=ids, token_ids=drawn.token_ids)
+        self._model.rows.advance(batch, sampled.places_R, sampled.token_ids, sampled.failed)
+        ids = [batch.sequences[place].id for place in sampled.places_R.tolist()]
+        return replace(result, sequence_ids=ids, token_ids=sampled.token_ids)
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +116,7 @@ class _Launched:
     """What is needed to collect a step."""
 
     batch: Batch
-    draw: Draw
+    sample: DeviceSample
     done: Event
     give_back: Callable[[], None]
     timer: list[ModelTimer]
@@ -182,7 +182,7 @@ class DeviceSteps:
     # ------------------------------------------------------------------ one step
 
     def _launch(self, batch: Batch, started: float) -> _Launched:
-        """Launch the model, and what draws from its hidden states [R, hidden]."""
+        """Launch the model, and what samples from its hidden states [R, hidden]."""
         model, graphs = self._model, self._graphs
         compute = model.accelerator.compute
         if graphs is not None and graphs.fits(batch):
@@ -203,10 +203,12 @@ class DeviceSteps:
 
         compute.launch(run_model)
         # what follows is prepared while the model runs
-        draw = self._device_sampler.prepare(batch, places_R, targets_R)
+        sample = self._device_sampler.prepare(batch, places_R, targets_R)
         if len(places_R):
-            compute.launch(lambda: draw.finish(model.runner.logits(hidden_RH.pop())))
-        return _Launched(batch, draw, compute.record(), give_back, timer, perf_counter() - started)
+            compute.launch(lambda: sample.finish(model.runner.logits(hidden_RH.pop())))
+        return _Launched(
+            batch, sample, compute.record(), give_back, timer, perf_counter() - started
+        )
 
     def _eager(self, batch: Batch, places_R: NDArray[np.int64]) -> Callable[[], Tensor]:
         """Return the model's work of a step, kernel by kernel."""
@@ -238,8 +240,8 @@ class DeviceSteps:
             handle.error = error
             return
         batch = work.batch
-        token_ids, failed = self._device_sampler.read(work.draw, batch)
-        self._device_sampler.give_back(work.draw)
+        token_ids, failed = self._device_sampler.read(work.sample, batch)
+        self._device_sampler.give_back(work.sample)
         work.give_back()
         self._model.rows.learn(batch, token_ids)
         ids = [batch.sequences[place].id for place in np.flatnonzero(batch.complete_S).tolist()]

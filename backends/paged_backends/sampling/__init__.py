@@ -6,6 +6,13 @@ from paged_backends.sampling.random_sampling import (
     random_sample,
 )
 from paged_backends.sampling.row import Row
-from paged_backends.sampling.sampler import Draws, Sampler
+from paged_backends.sampling.sampler import SampledTokens, Sampler
 
-__all__ = ["Draws", "RandomSample", "Row", "Sampler", "kernel_random_sample", "random_sample"]
+__all__ = [
+    "RandomSample",
+    "Row",
+    "SampledTokens",
+    "Sampler",
+    "kernel_random_sample",
+    "random_sample",
+]

@@ -4,7 +4,7 @@ Filters come in vLLM's order: temperature, min_p, top_k, top_p; of equal logits,
 first. With ``top_k`` or ``top_p`` the cumulative sum runs over what is kept, best first; without
 them, over the vocabulary in the order of ids. What is kept is searched among the K best tokens of a
 row, with growing K, so that no row is sorted whole unless it must be. The K that is enough depends
-on the row alone, and so does the token drawn. Our own kernel for CPUs needs one pass over a row.
+on the row alone, and so does the token sampled. Our own kernel for CPUs needs one pass over a row.
 
 Shapes: R rows, V vocabulary, M chunks of 512 tokens, P = 512 M padded vocabulary, K best tokens of
 a row, N columns of F entries that a row is folded into.
@@ -76,7 +76,8 @@ Uniform = Callable[[Row], float]
 """Returns the uniform number in [0, 1) that selects a row's token."""
 
 RandomSample = Callable[[Tensor, list[Row], Uniform], list[int]]
-"""Draws a token for each row of logits [R, V] float32, only reading them; row maxima are finite."""
+"""Samples a token for each row of logits [R, V] float32, which are only read; their maxima are
+finite."""
 
 
 @dataclass(slots=True)
@@ -130,7 +131,7 @@ class SamplingBatch:
 
 
 def random_sample(logits: Tensor, rows: list[Row], uniform: Uniform) -> list[int]:
-    """Draw a token for each row of ``logits`` [R, V], which is only read; row maxima are finite."""
+    """Sample a token for each row of ``logits`` [R, V], which are only read; maxima are finite."""
     batch = SamplingBatch.of(logits, rows, uniform)
     vocab_size = logits.shape[1]
     unfiltered: list[int] = []
@@ -141,28 +142,32 @@ def random_sample(logits: Tensor, rows: list[Row], uniform: Uniform) -> list[int
             top_k.append(place)
         else:
             (top_p if row.sampling.top_p < 1 else unfiltered).append(place)
-    drawn: dict[int, int] = {}
-    for places, draw in ((unfiltered, _draw_any), (top_p, _draw_top_p), (top_k, _draw_top_k)):
+    sampled: dict[int, int] = {}
+    for places, sample in (
+        (unfiltered, _sample_any),
+        (top_p, _sample_top_p),
+        (top_k, _sample_top_k),
+    ):
         if places:
-            drawn |= zip(places, draw(batch.select(places)), strict=True)
-    return [drawn[place] for place in range(len(rows))]
+            sampled |= zip(places, sample(batch.select(places)), strict=True)
+    return [sampled[place] for place in range(len(rows))]
 
 
-def _draw_any(batch: SamplingBatch) -> list[int]:
-    """Draw where at most ``min_p`` filters."""
+def _sample_any(batch: SamplingBatch) -> list[int]:
+    """Sample where at most ``min_p`` filters."""
     weights = _weights(batch)
     token_ids: list[int] = _search_chunks(weights, _mass(weights), batch.uniforms()).tolist()
     return token_ids
 
 
-def _draw_top_k(batch: SamplingBatch) -> list[int]:
-    """Draw where ``top_k`` filters, and perhaps the others."""
-    return _draw_best_first(batch, None)
+def _sample_top_k(batch: SamplingBatch) -> list[int]:
+    """Sample where ``top_k`` filters, and perhaps the others."""
+    return _sample_best_first(batch, None)
 
 
-def _draw_top_p(batch: SamplingBatch) -> list[int]:
-    """Draw where ``top_p`` filters, without ``top_k``."""
-    return _draw_best_first(batch, _mass(_weights(batch))[:, -1:])
+def _sample_top_p(batch: SamplingBatch) -> list[int]:
+    """Sample where ``top_p`` filters, without ``top_k``."""
+    return _sample_best_first(batch, _mass(_weights(batch))[:, -1:])
 
 
 def _weights(batch: SamplingBatch) -> Tensor:
@@ -208,25 +213,25 @@ def _search(sums: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     return place, below
 
 
-def _draw_best_first(batch: SamplingBatch, totals: Tensor | None) -> list[int]:
-    """Draw among the K best tokens of a row where they are enough, else among the whole row.
+def _sample_best_first(batch: SamplingBatch, totals: Tensor | None) -> list[int]:
+    """Sample among the K best tokens of a row where they are enough, else among the whole row.
 
     Args:
         totals: the sum of all weights that pass ``min_p`` [R, 1], for rows without ``top_k``.
     """
     vocab_size = batch.logits.shape[1]
-    drawn: dict[int, int] = {}
+    sampled: dict[int, int] = {}
     pending = list(range(len(batch.rows)))
     for count in [count for count in _COUNTS if count < vocab_size]:
         if not pending:
             break
-        tokens, enough = _draw_among(batch.select(pending), _at(totals, pending), count)
-        drawn |= zip(pending, tokens, strict=True)
+        tokens, enough = _sample_among(batch.select(pending), _at(totals, pending), count)
+        sampled |= zip(pending, tokens, strict=True)
         pending = [place for place, done in zip(pending, enough, strict=True) if not done]
     if pending:
-        tokens, _ = _draw_among(batch.select(pending), None, vocab_size)
-        drawn |= zip(pending, tokens, strict=True)
-    return [drawn[place] for place in range(len(batch.rows))]
+        tokens, _ = _sample_among(batch.select(pending), None, vocab_size)
+        sampled |= zip(pending, tokens, strict=True)
+    return [sampled[place] for place in range(len(batch.rows))]
 
 
 def _at(totals: Tensor | None, places: list[int]) -> Tensor | None:
@@ -235,13 +240,13 @@ def _at(totals: Tensor | None, places: list[int]) -> Tensor | None:
     return totals[torch.tensor(places, device=totals.device)]
 
 
-def _draw_among(
+def _sample_among(
     batch: SamplingBatch, total: Tensor | None, count: int
 ) -> tuple[list[int], list[bool]]:
-    """Draw among the ``count`` best tokens of each row.
+    """Sample among the ``count`` best tokens of each row.
 
     Args:
-        total: as in :func:`_draw_best_first`.
+        total: as in :func:`_sample_best_first`.
 
     Returns:
         The tokens, and whether ``count`` is certain to be enough for each row.

@@ -68,7 +68,7 @@ class Row:
 
     Make it once per sequence and keep it while the sequence grows: ``tokens`` is the caller's live
     list, and what depends on the parameters alone is computed only once. A row made anew for every
-    step draws the same tokens, but counts all tokens of its sequence again if it has penalties.
+    step samples the same tokens, but counts all tokens of its sequence again if it has penalties.
     """
 
     sampling: SamplingParams
@@ -76,10 +76,10 @@ class Row:
     """Prompt and output so far; read, never changed."""
     num_prompt_tokens: int
     index: int
-    """Its place among the sequences of its request: each draws from a random stream of its own."""
+    """Its place among the sequences of its request: each has a random stream of its own."""
     request_id: str
     sampled: bool = field(init=False)
-    """Its token is drawn at random; otherwise the best token is taken."""
+    """Its token is sampled at random; otherwise the best token is taken."""
     processed: bool = field(init=False)
     """Its logits are changed by a processor, a bias, a penalty, or a mask for the whole output."""
     plain: bool = field(init=False)
@@ -88,7 +88,7 @@ class Row:
     """Kept if a penalty needs them."""
 
     allowed_ids: NDArray[np.int64] | None = field(init=False, repr=False, compare=False)
-    """The only tokens that may be drawn; ``None``: all."""
+    """The only tokens that may be sampled; ``None``: all."""
 
     def __post_init__(self) -> None:
         params = self.sampling

@@ -179,8 +179,9 @@ class Metadata(TypedFields):
     def wrong(self, name: str, kind: str) -> CheckpointError:
         """See :class:`TypedFields`."""
         given = self.values.get(self.prefix + name)
-        is_list = isinstance(given, Sequence) and not isinstance(given, str)
-        named = f"a list of {len(given)}" if is_list else shown(given)
+        named = shown(given)
+        if isinstance(given, Sequence) and not isinstance(given, str):
+            named = f"a list of {len(given)}"
         return CheckpointError(f"in {self.path}, {self.prefix}{name} must be {kind}, not {named}")
 
     def given(self, name: str, default: Any) -> Any:
