@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from paged_backends.kernels.nvidia import has_driver
-from paged_backends.kernels.triton.interpreter import INTERPRETER
+from paged_backends.kernels.triton.availability import INTERPRETER
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch when it is first imported
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to others

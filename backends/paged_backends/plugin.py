@@ -14,7 +14,7 @@ from paged_backends.attention.settings import (
     TritonSettings,
 )
 from paged_backends.executors.settings import LocalSettings, MemorySettings
-from paged_backends.kernels.triton.obstacle import rank as triton_rank
+from paged_backends.kernels.triton.availability import rank as triton_rank
 from paged_backends.runners.settings import (
     NativeSettings,
     OnnxRuntimeSettings,
@@ -37,17 +37,17 @@ def paged_core_components() -> Iterator[Component]:
         CpuSettings,
         "paged_backends.attention.cpu_attention:CpuAttention",
         rank=10,
-        check="paged_backends.kernels.cpu.obstacle:obstacle",
-        details="paged_backends.kernels.cpu.obstacle:details",
+        check="paged_backends.kernels.cpu.availability:unavailable_reason",
+        details="paged_backends.kernels.cpu.availability:details",
         summary="our own kernels for CPUs (AVX-512, AVX2, portable), compiled on first use",
     )
     yield Component(
         "attention",
         TritonSettings,
-        "paged_backends.attention.triton.backend:TritonAttention",
+        "paged_backends.attention.triton_attention:TritonAttention",
         rank=triton_rank(),
-        check="paged_backends.kernels.triton.obstacle:obstacle",
-        details="paged_backends.kernels.triton.obstacle:details",
+        check="paged_backends.kernels.triton.availability:unavailable_reason",
+        details="paged_backends.kernels.triton.availability:details",
         summary="our own kernels in Triton, for CUDA devices; compiled on first use",
     )
     yield Component(
@@ -55,33 +55,33 @@ def paged_core_components() -> Iterator[Component]:
         CudaSettings,
         "paged_backends.attention.cuda_attention:CudaAttention",
         rank=20,
-        check="paged_backends.kernels.cuda.obstacle:obstacle",
-        details="paged_backends.kernels.cuda.obstacle:details",
+        check="paged_backends.kernels.cuda.targets:unavailable_reason",
+        details="paged_backends.kernels.cuda.targets:details",
         summary="our own CUDA C++ kernels, compiled on first use; emulated on the CPU for tests",
     )
     yield Component(
         "attention",
         FlashAttnSettings,
-        "paged_backends.attention.flash_attn.backend:FlashAttnAttention",
+        "paged_backends.attention.flash_attention:FlashAttnAttention",
         rank=40,
-        check="paged_backends.attention.flash_attn.obstacle:obstacle",
-        details="paged_backends.attention.flash_attn.obstacle:details",
+        check="paged_backends.attention.flash_attention:unavailable_reason",
+        details="paged_backends.attention.flash_attention:details",
         summary="flash-attn 3, 2 or 4, or PyTorch's own flash attention, on NVIDIA GPUs",
     )
     yield Component(
         "attention",
         FlashInferSettings,
-        "paged_backends.attention.flashinfer.backend:FlashInferAttention",
+        "paged_backends.attention.flashinfer_attention:FlashInferAttention",
         rank=30,
-        check="paged_backends.attention.flashinfer.package:obstacle",
+        check="paged_backends.attention.flashinfer_attention:unavailable_reason",
         summary="the package FlashInfer, on NVIDIA GPUs",
     )
     yield Component(
         "attention",
         HybridSettings,
-        "paged_backends.attention.hybrid.backend:make_hybrid",
+        "paged_backends.attention.hybrid_attention:make_hybrid",
         rank=None,
-        details="paged_backends.attention.hybrid.backend:details",
+        details="paged_backends.attention.hybrid_attention:details",
         summary="two components over one cache: one for prefill, one for decoding",
     )
     yield Component(
@@ -89,7 +89,7 @@ def paged_core_components() -> Iterator[Component]:
         NativeSettings,
         "paged_backends.runners.native.runner:NativeRunner",
         rank=10,
-        details="paged_backends.kernels.cpu.obstacle:runner_details",
+        details="paged_backends.kernels.cpu.availability:runner_details",
         summary="a decoder of our own: Llama, Mistral, Qwen2, Qwen3, Gemma, OPT and GPT-2",
     )
     yield Component(

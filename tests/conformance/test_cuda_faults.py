@@ -17,8 +17,7 @@ import torch
 
 from paged_backends.attention.cuda_attention import CudaAttention
 from paged_backends.kernels.cuda.emulation import EmulatedModule
-from paged_backends.kernels.cuda.kernel import KernelError
-from paged_backends.kernels.cuda.variant import SOURCES, Variant
+from paged_backends.kernels.cuda.kernel import SOURCES, KernelError, Variant
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
 from paged_core.interfaces.layer import KVCacheDtype
 from paged_core.settings import EngineSettings

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paged_backends.kernels.cuda.kernel import KernelModule
-from paged_backends.kernels.cuda.structs import Argument
+from paged_backends.kernels.cuda.kernel import Argument, KernelModule
 from unit import emulated_kernels
 from unit.emulated_kernels import Workshop
 

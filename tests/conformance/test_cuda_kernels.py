@@ -13,13 +13,20 @@ import torch
 from torch import Tensor
 
 from paged_backends.attention import float8
-from paged_backends.attention.head_major_layout import head_major_shape
+from paged_backends.attention.cache import head_major_shape
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.compiler import find_compiler
-from paged_backends.kernels.cuda.kernel import Grid, Kernel
-from paged_backends.kernels.cuda.structs import Argument, BlockCopies, Call, divider
+from paged_backends.kernels.cuda.kernel import (
+    COPY_BLOCKS,
+    Argument,
+    BlockCopies,
+    Call,
+    Grid,
+    Kernel,
+    Variant,
+    divider,
+)
 from paged_backends.kernels.cuda.targets import EmulatedTarget, Target
-from paged_backends.kernels.cuda.variant import COPY_BLOCKS, Variant
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conformance.lanes import left_to_long_tests
-from paged_backends.kernels.triton.interpreter import is_interpreted
+from paged_backends.kernels.triton.availability import is_interpreted
 from paged_core.interfaces.layer import LayerSpec
 from paged_testing import AttentionConformance
 from paged_testing.attention_scene import Scene

@@ -14,15 +14,10 @@ import torch
 from paged_backends.attention.cuda_attention import CudaAttention
 from paged_backends.attention.settings import CudaSettings
 from paged_backends.kernels.build import CannotCompile
-from paged_backends.kernels.cuda.block_copier import BlockCopier
-from paged_backends.kernels.cuda.devices import architecture
 from paged_backends.kernels.cuda.driver import Context, Driver
-from paged_backends.kernels.cuda.nvcc import Nvcc
-from paged_backends.kernels.cuda.nvrtc import Nvrtc
-from paged_backends.kernels.cuda.structs import Call
-from paged_backends.kernels.cuda.targets import GpuTarget
-from paged_backends.kernels.cuda.toolkit import load_variant
-from paged_backends.kernels.cuda.variant import Variant
+from paged_backends.kernels.cuda.kernel import BlockCopier, Call, Variant
+from paged_backends.kernels.cuda.targets import GpuTarget, architecture
+from paged_backends.kernels.cuda.toolkit import Nvcc, Nvrtc, load_variant
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings

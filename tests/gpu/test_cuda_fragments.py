@@ -12,12 +12,11 @@ from conformance.test_cuda_fragments import (
     check_a_product,
     check_fragments_from_shared_memory,
 )
-from paged_backends.kernels.build import Build, CannotCompile
-from paged_backends.kernels.cuda.devices import architecture
+from paged_backends.kernels.build import Build, CannotCompile, library
 from paged_backends.kernels.cuda.driver import Context, Driver, GpuModule
+from paged_backends.kernels.cuda.kernel import SHIM_SOURCES
+from paged_backends.kernels.cuda.targets import architecture
 from paged_backends.kernels.cuda.toolkit import find_compilers
-from paged_backends.kernels.cuda.variant import SHIM_SOURCES
-from paged_backends.kernels.library_cache import library
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import torch
 from integration import tiny_models
 from integration.step_driver import load_runner, make_executor, settings
 from integration.test_device_pipeline import GREEDY, PROMPTS, SAMPLED, WAYS, generate
+from paged_backends.executors.accelerator import ModelTimer
 from paged_backends.executors.cuda_accelerator import CudaAccelerator
-from paged_backends.executors.model_timer import ModelTimer
 from paged_core import LLM, SamplingParams
 from paged_core.registry import Registry
 from paged_testing.engines import registry_with

@@ -11,7 +11,7 @@ import torch
 
 from integration import tiny_models
 from paged_backends.attention.settings import TritonSettings
-from paged_backends.attention.triton.backend import TritonAttention
+from paged_backends.attention.triton_attention import TritonAttention
 from paged_core import LLM, SamplingParams
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.layer import LayerSpec

@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 from integration import tiny_models
 from integration.step_driver import load_runner, settings
-from paged_backends.checkpoint.dtype import choose_dtype
+from paged_backends.checkpoint.config_fields import choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint, resolve_checkpoint
 from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
 
@@ -319,7 +319,7 @@ def test_a_small_16_bit_model_computes_in_float32_on_a_processor(folder_16_bit: 
 def test_a_large_16_bit_model_does_so_where_bfloat16_is_slow(
     folder_16_bit: Path, supported: bool, dtype: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paged_backends.checkpoint.dtype.SMALL_BYTES", 0)
+    monkeypatch.setattr("paged_backends.checkpoint.config_fields.SMALL_BYTES", 0)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: supported)
     checkpoint = Checkpoint.open(str(folder_16_bit))
     assert choose_dtype("auto", checkpoint, torch.device("cpu")) == dtype

@@ -11,11 +11,16 @@ from typing import Any
 import pytest
 import structlog
 
-from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.build import CannotCompile, library
 from paged_backends.kernels.cpu.bindings import UNITS
-from paged_backends.kernels.cpu.compiler import CppCompiler, cpp_build
-from paged_backends.kernels.cpu.instruction_set import EMULATED, SETS, NoSuchInstructions, choose
-from paged_backends.kernels.library_cache import library
+from paged_backends.kernels.cpu.compiler import (
+    EMULATED,
+    SETS,
+    CppCompiler,
+    NoSuchInstructions,
+    choose,
+    cpp_build,
+)
 from paged_core import LLM, SamplingParams
 from paged_core.errors import SettingsError
 

@@ -17,13 +17,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from integration import tiny_models
-from paged_backends.executors.cache_group import CacheGroup
-from paged_backends.executors.decode_inputs import DecodeInputs
-from paged_backends.executors.device_sampler import DeviceSampler
-from paged_backends.executors.device_steps import DeviceSteps
+from paged_backends.executors.accelerator import PinnedBuffers
+from paged_backends.executors.decode_graphs import DecodeInputs
 from paged_backends.executors.emulated_accelerator import EmulatedStream
 from paged_backends.executors.local import LocalExecutor
-from paged_backends.executors.pinned_buffers import PinnedBuffers
+from paged_backends.executors.paged_cache import CacheGroup
+from paged_backends.executors.step_sampler import DeviceSampler
+from paged_backends.executors.steps import DeviceSteps
 from paged_core import LLM, SamplingParams
 from paged_testing import ExecutorConformance
 from paged_testing.engines import registry_with
@@ -121,7 +121,7 @@ def assert_whole(llm: LLM) -> None:
     executor = llm.engine.executor
     assert isinstance(executor, LocalExecutor)
     assert isinstance(executor._steps, DeviceSteps)
-    assert not executor._steps._under_way
+    assert not executor._steps._in_flight
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 from integration import tiny_models
 from integration.step_driver import StepDriver, load_runner, make_executor, run_at_random, settings
 from paged_backends.attention.torch_attention import TorchAttention
+from paged_backends.executors.accelerator import HostDevice
 from paged_backends.executors.decode_graphs import graph_sizes
-from paged_backends.executors.device_steps import DeviceSteps
-from paged_backends.executors.host_device import HostDevice
+from paged_backends.executors.steps import DeviceSteps
 from paged_core.errors import SettingsError
 from paged_core.ids import BlockId, SeqId
 from paged_core.sampling_params import SamplingParams

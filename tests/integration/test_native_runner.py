@@ -22,7 +22,7 @@ from integration.step_driver import (
     settings,
 )
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.kernels.cpu.instruction_set import NoSuchInstructions
+from paged_backends.kernels.cpu.compiler import NoSuchInstructions
 from paged_backends.runners.native.families import decoder_config
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
@@ -328,7 +328,9 @@ def test_without_a_compiler_plain_pytorch_serves(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = answers(llama)
-    monkeypatch.setattr("paged_backends.runners.native.choose_ops.obstacle", lambda: "no compiler")
+    monkeypatch.setattr(
+        "paged_backends.runners.native.choose_ops.unavailable_reason", lambda: "no compiler"
+    )
     assert answers(llama) == expected
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from integration import gguf_files
 from integration.gguf_files import GgufModel
 from paged_backends.checkpoint.folder import resolve_checkpoint
-from paged_backends.quantization import groupwise
+from paged_backends.quantization import quantize
 from paged_core.cli import main
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
@@ -142,8 +142,8 @@ def test_a_fault_of_the_quantiser_exceeds_them(
     monkeypatch: pytest.MonkeyPatch,
     fault: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> None:
-    right = groupwise._Chunk.quantize
-    monkeypatch.setattr(groupwise._Chunk, "quantize", lambda *given: fault(*right(*given)))
+    right = quantize._Chunk.quantize
+    monkeypatch.setattr(quantize._Chunk, "quantize", lambda *given: fault(*right(*given)))
     names = ("int8", "int4")
     found = exceeded(capfd, {name: FORMATS[name] for name in names})
     assert all(any(problem.startswith(name) for problem in found) for name in names)

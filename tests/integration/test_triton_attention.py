@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from integration import tiny_models
-from paged_backends.kernels.triton.interpreter import is_interpreted
+from paged_backends.kernels.triton.availability import is_interpreted
 from paged_core import LLM, SamplingParams
 
 pytestmark = pytest.mark.skipif(

@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
-from paged_backends.kernels.triton import activations, norms, rotary, sampling
+from paged_backends.kernels.triton import layer_ops, sampling
 
 _POINTERS = {
     "positions": "*i64",
@@ -44,25 +44,25 @@ _OF_THE_MODEL = {
     *("query", "key", "query_norm", "key_norm"),
 }
 _NORM = {"CENTERED": False, "HAS_WEIGHT": True, "HAS_BIAS": False, "WIDTH": 1024}
-_CHUNK = {"CHUNK": 4096, "CHUNKS": 64}
+_DRAW = {"CHUNK": 4096, "CHUNKS": 64, "GREEDY_BELOW": 1e-5}
 CASES: list[tuple[Any, dict[str, Any]]] = [
-    (norms.normalize_rows, _NORM | {"HAS_RESIDUAL": False}),
-    (norms.normalize_rows, _NORM | {"HAS_RESIDUAL": True}),
-    (norms.normalize_rows, _NORM | {"HAS_RESIDUAL": False, "CENTERED": True, "HAS_BIAS": True}),
+    (layer_ops.normalize_rows, _NORM | {"HAS_RESIDUAL": False}),
+    (layer_ops.normalize_rows, _NORM | {"HAS_RESIDUAL": True}),
+    (layer_ops.normalize_rows, _NORM | {"HAS_RESIDUAL": False, "CENTERED": True, "HAS_BIAS": True}),
     (
-        rotary.prepare_query_and_key,
+        layer_ops.prepare_query_and_key,
         {
             **{"HAS_QUERY_NORM": True, "HAS_KEY_NORM": True, "HAS_ROTARY": True},
             **{"ROWS": 16, "HALF": 64},
         },
     ),
-    (rotary.compute_angles, {"TOKENS": 8, "HALF": 64}),
-    *((activations.gate_rows, {"ACTIVATION": name, "BLOCK": 1024}) for name in ("silu", "gelu")),
+    (layer_ops.compute_angles, {"TOKENS": 8, "HALF": 64}),
+    *((layer_ops.gate_rows, {"ACTIVATION": name, "BLOCK": 1024}) for name in ("silu", "gelu")),
     (sampling.best_of_chunks, {"CHUNK": 4096}),
     (sampling.take_best, {"CHUNKS": 64}),
-    (sampling.weigh_chunks, _CHUNK | {"MARKS": 8}),
-    (sampling.collect_chunks, _CHUNK | {"MARKS": 8, "POOL": 8192}),
-    (sampling.draw_tokens, _CHUNK | {"POOL": 8192}),
+    (sampling.weigh_chunks, _DRAW | {"MARKS": 8}),
+    (sampling.collect_chunks, _DRAW | {"MARKS": 8, "POOL": 8192}),
+    (sampling.draw_tokens, _DRAW | {"POOL": 8192}),
 ]
 
 

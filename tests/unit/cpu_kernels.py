@@ -10,8 +10,8 @@ from contextlib import suppress
 import pytest
 
 from paged_backends.kernels.build import CannotCompile
-from paged_backends.kernels.cpu.instruction_set import EMULATED, NoSuchInstructions
-from paged_backends.kernels.cpu.instruction_set import SETS as ALL
+from paged_backends.kernels.cpu.compiler import EMULATED, NoSuchInstructions
+from paged_backends.kernels.cpu.compiler import SETS as ALL
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 
 SETS = [one.name for one in (*ALL, *EMULATED)]

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from paged_backends.kernels.build import Build, CannotCompile
+from paged_backends.kernels.build import Build, CannotCompile, library
 from paged_backends.kernels.cpu.compiler import CppCompiler
 from paged_backends.kernels.cuda.driver import Context, Driver, GpuModule
-from paged_backends.kernels.library_cache import library
 
 FOLDER = Path(__file__).parent / "fake_cuda"
 

@@ -12,7 +12,7 @@ import pytest
 
 from paged_backends.kernels.cpu.compiler import CppCompiler, find_compiler
 from paged_backends.kernels.cuda.emulation import EmulatedModule, emulation_build
-from paged_backends.kernels.cuda.variant import SHIM_SOURCES, SOURCES
+from paged_backends.kernels.cuda.kernel import SHIM_SOURCES, SOURCES
 
 # what the loader of kernels adds for the checked build; see kernels/cuda/emulation.py
 _WATCHED = ("-fsanitize=thread,alignment,bounds",)

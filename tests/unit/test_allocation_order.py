@@ -8,12 +8,12 @@ import pytest
 
 from paged_core.block_key import BlockKey
 from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator
-from paged_core.testing import build_memory_engine
-from paged_core.testing.allocator_cases import PlainEvictor
-from paged_core.testing.workload import simple_request
 from paged_policies.allocators.contiguous import ContiguousAllocator, ContiguousSettings
 from paged_policies.allocators.hash_cached import HashCachedAllocator, HashCachedSettings
 from paged_policies.allocators.uncached import UncachedAllocator, UncachedSettings
+from paged_testing.allocator import PlainEvictor
+from paged_testing.engines import build_memory_engine
+from paged_testing.workloads import simple_request
 
 
 def parts(num_blocks: int) -> AllocatorParts:

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paged_backends.executors.batch import Batch, BatchMaker
-from paged_backends.executors.sequence_rows import SequenceRows
+from paged_backends.executors.batch import Batch
+from paged_backends.executors.sequence_rows import BatchMaker, SequenceRows
 from paged_core.ids import BlockId, SeqId
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput
 
 SIZE = 4
 ARRAYS = (
-    *("rows_S", "tenants_S", "counts_S", "computed_S", "last_S", "complete_S", "unknown_S"),
+    *("rows_S", "generations_S", "counts_S", "computed_S", "last_S", "complete_S", "unknown_S"),
     *("tokens_T", "positions_T", "slots_T", "starts", "lengths_S"),
 )
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from paged_backends.attention.cache_layout import layout_of
+from paged_backends.attention.cache import layout_of
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch
 from paged_testing.attention_scene import attention_batch
 from unit.test_attention_plans import LAYER, make

@@ -12,9 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_backends.executors.accelerator import DeviceMemory
-from paged_backends.executors.cache_size import decide_cache_size, needs_profile
+from paged_backends.executors.cache_size import (
+    MemoryProfile,
+    decide_cache_size,
+    needs_profile,
+    profile_pass,
+    sequence_lengths,
+)
 from paged_backends.executors.emulated_accelerator import EmulatedAccelerator
-from paged_backends.executors.profile_pass import MemoryProfile, profile_pass, sequence_lengths
 from paged_core.errors import SettingsError
 from unit.test_attention_plans import LAYER, make
 

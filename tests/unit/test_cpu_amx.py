@@ -20,8 +20,7 @@ from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings
 from paged_backends.kernels.cpu import bindings
 from paged_backends.kernels.cpu.bindings import Bindings
-from paged_backends.kernels.cpu.compiler import CppCompiler
-from paged_backends.kernels.cpu.instruction_set import NoSuchInstructions, choose
+from paged_backends.kernels.cpu.compiler import CppCompiler, NoSuchInstructions, choose
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.settings import EngineSettings
 from paged_testing.attention_scene import Scene

@@ -16,16 +16,22 @@ from typing import Any, get_args
 import pytest
 
 from paged_backends.attention.settings import CpuSettings
+from paged_backends.kernels import build as kernel_builds
 from paged_backends.kernels import build as kernels_of_any_language
-from paged_backends.kernels import library_cache
-from paged_backends.kernels.build import Build, CannotCompile
-from paged_backends.kernels.cpu import instruction_set
+from paged_backends.kernels.build import Build, CannotCompile, library
+from paged_backends.kernels.cpu import InstructionSetName
+from paged_backends.kernels.cpu import compiler as cpu_compiler
+from paged_backends.kernels.cpu.availability import unavailable_reason
 from paged_backends.kernels.cpu.bindings import UNITS, Bindings
-from paged_backends.kernels.cpu.compiler import SOURCES, CppCompiler, cpp_build
-from paged_backends.kernels.cpu.instruction_set import EMULATED, SETS, NoSuchInstructions, choose
-from paged_backends.kernels.cpu.obstacle import obstacle
-from paged_backends.kernels.cpu.set_names import InstructionSetName
-from paged_backends.kernels.library_cache import library
+from paged_backends.kernels.cpu.compiler import (
+    EMULATED,
+    SETS,
+    SOURCES,
+    CppCompiler,
+    NoSuchInstructions,
+    choose,
+    cpp_build,
+)
 from paged_backends.runners.settings import NativeSettings
 from paged_core import LLM
 from paged_core.errors import PagedCoreError, SettingsError
@@ -103,7 +109,7 @@ def test_a_second_process_waits_for_the_first(tmp_path: Path, compiler: CppCompi
     )
     program = (
         "from paged_backends.kernels.cpu.compiler import CppCompiler, cpp_build\n"
-        "from paged_backends.kernels.library_cache import library\n"
+        "from paged_backends.kernels.build import library\n"
         "print(library(cpp_build('one', ['detect.cpp']), CppCompiler.find()))"
     )
     environ = {**os.environ, "CXX": str(slow), "PAGED_CORE_CACHE_DIR": str(tmp_path / "cache")}
@@ -177,7 +183,7 @@ def test_without_a_compiler_what_another_made_serves(
     monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    assert obstacle() is None
+    assert unavailable_reason() is None
     assert Bindings.load("portable").path == path
     assert Bindings.load("auto").path == path
     path.unlink()
@@ -236,7 +242,7 @@ def test_another_language_brings_sources_and_a_compiler_of_its_own(tmp_path: Pat
 
 def test_the_cache_of_libraries_knows_no_language() -> None:
     """It is shared by them: what it imports of the kernels is what every language has."""
-    for module in (library_cache, kernels_of_any_language):
+    for module in (kernel_builds, kernels_of_any_language):
         assert "kernels.cpu" not in Path(str(module.__file__)).read_text("utf-8")
 
 
@@ -253,7 +259,7 @@ def test_without_a_compiler_it_says_what_to_install(
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    assert "install g++" in str(obstacle())
+    assert "install g++" in str(unavailable_reason())
     assert "install g++" in str(Registry.discover().get("attention", "cpu").obstacle())
 
 
@@ -284,14 +290,14 @@ def test_what_the_compiler_says_is_told(tmp_path: Path) -> None:
 def test_what_the_processor_lacks_is_refused(
     compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instruction_set, "available", lambda _: [SETS[-1]])
+    monkeypatch.setattr(cpu_compiler, "available", lambda _: [SETS[-1]])
     with pytest.raises(NoSuchInstructions, match="'avx2'; it can run: portable"):
         choose("avx2", compiler)
     assert choose("auto", compiler) == [SETS[-1]]
 
 
 def test_portable_is_always_there(compiler: CppCompiler) -> None:
-    there = instruction_set.available(compiler)
+    there = cpu_compiler.available(compiler)
     assert there[-1].name == "portable"
     names = [one.name for one in there if not one.name.endswith("_mixed")]
     assert names == sorted(names, key=[one.name for one in SETS].index)
@@ -310,9 +316,9 @@ def test_slow_pairs_come_second(
         def paged_core_instruction_sets(self) -> int:
             return answer
 
-    monkeypatch.setattr(instruction_set.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(instruction_set.ctypes, "CDLL", Detector)
-    there = [one.name for one in instruction_set.available(compiler)]
+    monkeypatch.setattr(cpu_compiler.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(cpu_compiler.ctypes, "CDLL", Detector)
+    there = [one.name for one in cpu_compiler.available(compiler)]
     assert there[0] == best
     assert sorted(there) == sorted(one.name for one in SETS if one.bit & answer == one.bit)
     assert there[-1] == "portable"
@@ -345,7 +351,7 @@ def test_settings_name_the_instruction_sets_that_there_are() -> None:
 def test_the_refusal_names_the_setting(
     compiler: CppCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instruction_set, "available", lambda _: [SETS[-1]])
+    monkeypatch.setattr(cpu_compiler, "available", lambda _: [SETS[-1]])
     with pytest.raises(
         SettingsError, match=r"^runner\.kernels: .* run 'avx2'; it can run: portable"
     ):
@@ -355,7 +361,7 @@ def test_the_refusal_names_the_setting(
 
 
 @pytest.mark.parametrize("one", [*SETS, *EMULATED], ids=lambda one: one.name)
-def test_every_instruction_set_can_be_asked_for(one: instruction_set.InstructionSet) -> None:
+def test_every_instruction_set_can_be_asked_for(one: cpu_compiler.InstructionSet) -> None:
     CpuSettings.model_validate({"instruction_set": one.name})
     NativeSettings.model_validate({"kernels": one.name})
 

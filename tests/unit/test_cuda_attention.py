@@ -17,11 +17,8 @@ from paged_backends.attention.cuda_attention import CudaAttention
 from paged_backends.attention.settings import CudaSettings
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cuda import targets
-from paged_backends.kernels.cuda.kernel import KernelError
-from paged_backends.kernels.cuda.key_splits import KeySplits
-from paged_backends.kernels.cuda.structs import Call
+from paged_backends.kernels.cuda.kernel import GPU_GROUPS, Call, KernelError, KeySplits, Variant
 from paged_backends.kernels.cuda.targets import EmulatedTarget, GpuTarget
-from paged_backends.kernels.cuda.variant import GPU_GROUPS, Variant
 from paged_backends.kernels.nvidia import gpu_problem
 from paged_core.interfaces.attention import AttentionBatch, AttentionParts, SupportsGraphCapture
 from paged_core.interfaces.layer import LayerSpec

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.compiler import find_compiler
-from paged_backends.kernels.cuda.block_copier import BlockCopier
 from paged_backends.kernels.cuda.emulation import EmulatedModule
+from paged_backends.kernels.cuda.kernel import BlockCopier
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 9

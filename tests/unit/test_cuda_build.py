@@ -14,18 +14,21 @@ import torch
 from structlog.testing import capture_logs
 
 from paged_backends.attention.settings import CudaSettings
-from paged_backends.kernels.build import CannotCompile
-from paged_backends.kernels.cuda import devices, nvcc, nvrtc, toolkit
+from paged_backends.kernels.build import CannotCompile, library
+from paged_backends.kernels.cuda import targets, toolkit
 from paged_backends.kernels.cuda.driver import Context, Driver
 from paged_backends.kernels.cuda.emulation import EmulatedModule, EmulationCompiler, emulation_build
-from paged_backends.kernels.cuda.kernel import KernelError
-from paged_backends.kernels.cuda.nvcc import Nvcc
-from paged_backends.kernels.cuda.nvrtc import Nvrtc
-from paged_backends.kernels.cuda.obstacle import details, obstacle
-from paged_backends.kernels.cuda.structs import Argument, BlockCopies, divider
-from paged_backends.kernels.cuda.toolkit import find_compilers, load_variant
-from paged_backends.kernels.cuda.variant import COPY_BLOCKS, EMULATED_GROUPS, Variant
-from paged_backends.kernels.library_cache import library
+from paged_backends.kernels.cuda.kernel import (
+    COPY_BLOCKS,
+    EMULATED_GROUPS,
+    Argument,
+    BlockCopies,
+    KernelError,
+    Variant,
+    divider,
+)
+from paged_backends.kernels.cuda.targets import details, unavailable_reason
+from paged_backends.kernels.cuda.toolkit import Nvcc, Nvrtc, find_compilers, load_variant
 from unit.cuda_fakes import FakeDriver, fake_library, fake_module, image
 from unit.test_cpu_build import script
 
@@ -45,7 +48,7 @@ def fake_nvcc(folder: Path, text: str = "echo 'release 1'") -> Path:
 
 
 def no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc, "_package_folders", lambda: iter(()))
+    monkeypatch.setattr(toolkit, "_package_folders", lambda: iter(()))
 
 
 # ---------------------------------------------------------------------- nvcc
@@ -65,7 +68,7 @@ def test_an_nvcc_that_does_not_run_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = fake_nvcc(tmp_path / "bin", "exit 1")
-    monkeypatch.setattr(nvcc, "toolkit_folders", lambda environ: iter([tmp_path]))
+    monkeypatch.setattr(toolkit, "toolkit_folders", lambda environ: iter([tmp_path]))
     with pytest.raises(CannotCompile, match="no nvcc in CUDA_HOME"):
         Nvcc.find({"PATH": str(broken.parent)})
 
@@ -160,7 +163,7 @@ def test_an_nvrtc_that_cannot_serve_is_told(
 ) -> None:
     no_packages(monkeypatch)
     bare = fake_toolkit(tmp_path / "bare", headers=False)
-    monkeypatch.setattr(nvrtc, "toolkit_folders", lambda environ: iter([bare]))
+    monkeypatch.setattr(toolkit, "toolkit_folders", lambda environ: iter([bare]))
     with pytest.raises(CannotCompile, match=r"cuda_bf16\.h beside it"):
         Nvrtc.find({})
     damaged = tmp_path / "damaged"
@@ -168,7 +171,7 @@ def test_an_nvrtc_that_cannot_serve_is_told(
     (damaged / "include").mkdir()
     (damaged / "include" / "cuda_bf16.h").touch()
     (damaged / "lib" / "libnvrtc.so").write_bytes(b"\x7fELF")
-    monkeypatch.setattr(nvrtc, "toolkit_folders", lambda environ: iter([damaged]))
+    monkeypatch.setattr(toolkit, "toolkit_folders", lambda environ: iter([damaged]))
     found = Nvrtc.find({})  # it is not loaded before it is used
     with pytest.raises(CannotCompile, match="cannot be loaded"):
         library(VARIANT.cubin("sm_90"), found, tmp_path)
@@ -227,8 +230,7 @@ def test_without_any_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_packages(monkeypatch)
-    for module in (nvcc, nvrtc):
-        monkeypatch.setattr(module, "toolkit_folders", lambda environ: iter([tmp_path]))
+    monkeypatch.setattr(toolkit, "toolkit_folders", lambda environ: iter([tmp_path]))
     found = find_compilers({})
     assert isinstance(found, CannotCompile)
     for part in ("no nvcc", "no NVRTC", "pip install nvidia-cuda-nvrtc", "CUDA_HOME"):
@@ -400,20 +402,19 @@ def test_the_divider_divides(divisor: int) -> None:
 
 def test_what_doctor_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     emulated, on_a_gpu = CudaSettings(target="emulated"), CudaSettings()
-    assert obstacle(emulated) is None
+    assert unavailable_reason(emulated) is None
     if not torch.cuda.is_available():
-        assert "target: emulated runs" in str(obstacle(on_a_gpu))
-    monkeypatch.setattr(devices, "device_problem", lambda index: None)
-    monkeypatch.setattr(devices, "describe", lambda index: "a GPU of 9.0")
+        assert "target: emulated runs" in str(unavailable_reason(on_a_gpu))
+    monkeypatch.setattr(targets, "device_problem", lambda index: None)
+    monkeypatch.setattr(targets, "describe", lambda index: "a GPU of 9.0")
     assert details().startswith("a GPU of 9.0, compiled by ")
     no_packages(monkeypatch)
-    for module in (nvcc, nvrtc):
-        monkeypatch.setattr(module, "toolkit_folders", lambda environ: iter([tmp_path]))
+    monkeypatch.setattr(toolkit, "toolkit_folders", lambda environ: iter([tmp_path]))
     monkeypatch.setattr(toolkit.find_compilers, "__defaults__", ({},))
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    assert "pip install nvidia-cuda-nvrtc" in str(obstacle(on_a_gpu))
-    assert "install g++" in str(obstacle(emulated))
+    assert "pip install nvidia-cuda-nvrtc" in str(unavailable_reason(on_a_gpu))
+    assert "install g++" in str(unavailable_reason(emulated))
 
 
 def test_the_emulation_has_the_groups_it_names() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from paged_backends.kernels.build import CannotCompile
-from paged_backends.kernels.cuda.nvcc import Nvcc
-from paged_backends.kernels.cuda.variant import Variant
+from paged_backends.kernels.cuda.kernel import Variant
+from paged_backends.kernels.cuda.toolkit import Nvcc
 
 _FUNCTION = re.compile(
     r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads", re.S

@@ -17,20 +17,20 @@ from torch import Tensor
 
 from paged_backends.sampling import Row, random_sample
 from paged_backends.sampling.device_sampling import (
-    DeviceDraws,
     DeviceParams,
-    device_draw,
-    torch_draw,
-    triton_draw,
+    DeviceTokens,
+    device_sample,
+    torch_sample,
+    triton_sample,
 )
 from paged_core.sampling_params import SamplingParams
 from unit.triton_device import DEVICE
 
 pytest.importorskip("triton")
 
-Draw = Callable[[Tensor, DeviceParams], DeviceDraws]
+Draw = Callable[[Tensor, DeviceParams], DeviceTokens]
 
-both = pytest.mark.parametrize("draw", [triton_draw, torch_draw])
+both = pytest.mark.parametrize("draw", [triton_sample, torch_sample])
 
 Choice = tuple[float, float, int, float, float]
 """Temperature, min_p, top_k, top_p, uniform number."""
@@ -216,14 +216,14 @@ def test_magnitudes_do_not_matter(draw: Draw, value: float) -> None:
 def test_a_draw_depends_on_its_row_alone(rows: list[Choice], seed: int) -> None:
     logits = logits_of(len(rows), 500, seed)
     params = params_of(rows)
-    together = triton_draw(logits, params).tokens_R
+    together = triton_sample(logits, params).tokens_R
     apart = logits_of(2 * len(rows), 501, 0)[::2, 1:]
     apart.copy_(logits)
-    assert torch.equal(triton_draw(apart, params).tokens_R, together)
+    assert torch.equal(triton_sample(apart, params).tokens_R, together)
     last = DeviceParams(
         **{field.name: getattr(params, field.name)[-1:] for field in fields(DeviceParams)}
     )
-    assert torch.equal(triton_draw(logits[-1:], last).tokens_R, together[-1:])
+    assert torch.equal(triton_sample(logits[-1:], last).tokens_R, together[-1:])
 
 
 def test_parameters_may_be_of_less_precision() -> None:
@@ -231,14 +231,14 @@ def test_parameters_may_be_of_less_precision() -> None:
     rows = [(1.0, 0.0, 9, 0.8, 0.3), (0.9, 0.0, 0, 0.7, 0.6), (0.8, 0.1, 0, 1.0, 0.2)]
     params = params_of(rows)
     short = replace(params, top_p=params.top_p.float(), uniform=params.uniform.float())
-    for draw in (triton_draw, torch_draw):
+    for draw in (triton_sample, torch_sample):
         assert torch.equal(draw(logits, short).tokens_R, draw(logits, params).tokens_R)
 
 
 def test_a_device_takes_what_serves_it() -> None:
     logits, params = logits_of(2, 300, 5), params_of([(1.0, 0.0, 9, 0.8, 0.3)] * 2)
-    expected = (triton_draw if DEVICE == "cuda" else torch_draw)(logits, params)
-    drawn = device_draw(logits, params)
+    expected = (triton_sample if DEVICE == "cuda" else torch_sample)(logits, params)
+    drawn = device_sample(logits, params)
     assert torch.equal(drawn.tokens_R, expected.tokens_R)
     assert torch.equal(drawn.peaks_R, expected.peaks_R)
 

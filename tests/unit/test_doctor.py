@@ -56,13 +56,13 @@ def test_says_why_a_component_cannot_serve(
 @pytest.mark.usefixtures("without_torch")
 def test_says_how_a_component_would_serve(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Component, "obstacle", lambda self: None)
-    monkeypatch.setattr("paged_backends.kernels.cpu.obstacle.details", lambda: "with wings")
+    monkeypatch.setattr("paged_backends.kernels.cpu.availability.details", lambda: "with wings")
     assert "yes: with wings" in doctor(capsys)[0]
 
     def fails() -> str:
         raise OSError("no wings")
 
-    monkeypatch.setattr("paged_backends.kernels.cpu.obstacle.details", fails)
+    monkeypatch.setattr("paged_backends.kernels.cpu.availability.details", fails)
     components = found(capsys)["components"]
     assert {one["commands"] == [] for one in components} == {True}
     details = {(one["slot"], one["name"]): one["details"] for one in components}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from paged_backends.executors.accelerator import PinnedBuffers
 from paged_backends.executors.emulated_accelerator import EmulatedAccelerator
-from paged_backends.executors.pinned_buffers import PinnedBuffers
 
 JUNK = 0x7F7F7F7F7F7F7F7F
 

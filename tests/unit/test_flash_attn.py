@@ -15,8 +15,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from paged_backends.attention.flash_attn.backend import FlashAttnAttention
-from paged_backends.attention.flash_attn.obstacle import details, obstacle
+from paged_backends.attention.flash_attention import FlashAttnAttention, details, unavailable_reason
 from paged_backends.kernels.nvidia import gpu_problem
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.attention import AttentionBatch, SupportsGraphCapture
@@ -52,7 +51,7 @@ def chosen(made: FlashAttnAttention, **changes: Any) -> str:
 def test_without_a_gpu_it_says_so_and_imports_no_package() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    assert obstacle() == gpu_problem() is not None
+    assert unavailable_reason() == gpu_problem() is not None
     assert backend().check(LAYER) == "it computes on NVIDIA GPUs, and the model is on cpu"
     assert not {"flash_attn", "flash_attn_interface"} & set(sys.modules)
 
@@ -176,7 +175,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     install(monkeypatch)
     size = 256 if provider in ("fa2", "torch") else 16
     assert command in (backend(provider).check(layer(block_size=size)) or "")
-    assert command in (obstacle() or "")
+    assert command in (unavailable_reason() or "")
 
 
 def test_a_missing_package_and_a_wrong_block_size_are_both_named(
@@ -193,7 +192,7 @@ def test_flash_attn_4_alone_is_no_flash_attn_2(monkeypatch: pytest.MonkeyPatch) 
     """It is installed in a folder of the same name."""
     install(monkeypatch, "fa4")
     assert "flash-attn 2: not installed" in (backend("fa2").check(LAYER) or "")
-    assert obstacle() is None
+    assert unavailable_reason() is None
     assert details().startswith("provider flash-attn-4; flash-attn 3: not installed")
 
 
@@ -333,7 +332,7 @@ def test_pages_that_are_loaded_whole_would_show_what_another_sequence_left(
     made, of = backend(provider), layer(block_size=module.TILE)
     assert "set block_size to 16 or 32" in (made.check(of) or "")
     monkeypatch.setattr(
-        f"paged_backends.attention.flash_attn.{provider}.shorter_than_a_tile", lambda size: None
+        "paged_backends.attention.flash_packages._shorter_than_a_tile", lambda size: None
     )
     cache = torch.full(made.cache_shape(of, 1), float("nan"), dtype=torch.bfloat16)
     batch = batch_of([(0, 100)], module.TILE)

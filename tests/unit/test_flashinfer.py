@@ -9,10 +9,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from paged_backends.attention.flashinfer.backend import FlashInferAttention
-from paged_backends.attention.flashinfer.package import obstacle
-from paged_backends.attention.flashinfer.pages import Pages
-from paged_backends.attention.flashinfer.wrappers import Wrappers
+from paged_backends.attention.flashinfer_attention import (
+    FlashInferAttention,
+    Pages,
+    Wrappers,
+    unavailable_reason,
+)
 from paged_backends.kernels.nvidia import gpu_problem
 from paged_core.interfaces.attention import SupportsGraphCapture
 from unit.attention_calls import LAYER, batch_of, layer, make, run, tokens
@@ -82,7 +84,7 @@ def test_deterministic_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_gpu_it_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    assert obstacle() == gpu_problem() is not None
+    assert unavailable_reason() == gpu_problem() is not None
     assert backend().check(LAYER) == "it computes on NVIDIA GPUs, and the model is on cpu"
 
 
@@ -90,20 +92,24 @@ def test_a_missing_package_or_compiler_is_named_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     install(monkeypatch)
-    assert backend().check(LAYER) == obstacle() == "not installed (pip install flashinfer-python)"
+    assert (
+        backend().check(LAYER)
+        == unavailable_reason()
+        == "not installed (pip install flashinfer-python)"
+    )
     install(monkeypatch, "flashinfer")
-    assert obstacle() is None
+    assert unavailable_reason() is None
     monkeypatch.delitem(sys.modules, "flashinfer_jit_cache")
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     if not Path("/usr/local/cuda/bin/nvcc").exists():
-        assert "there is no nvcc; install the CUDA toolkit" in (obstacle() or "")
+        assert "there is no nvcc; install the CUDA toolkit" in (unavailable_reason() or "")
         assert "there is no nvcc" in (backend().check(LAYER) or "")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "nvcc").touch(0o755)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert obstacle() is None
+    assert unavailable_reason() is None
 
 
 def test_layers_of_one_kind_share_a_plan(planned: list[str]) -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_backends.attention.cache_layout import layout_of
+from paged_backends.attention.cache import layout_of
 from paged_backends.attention.float8 import pack, unpack
 from paged_testing.attention_scene import Scene
 from unit.test_torch_attention import LAYER, backend

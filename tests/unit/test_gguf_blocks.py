@@ -9,8 +9,8 @@ import torch
 from gguf import GGMLQuantizationType
 
 from integration.gguf_files import random_blocks
-from paged_backends.checkpoint.gguf.block_types import BLOCK_TYPES, OTHER_NAMES, BlockType
-from paged_backends.checkpoint.gguf.quantized_tensor import QuantizedTensor
+from paged_backends.checkpoint.gguf.header import BLOCK_TYPES, OTHER_NAMES, BlockType
+from paged_backends.checkpoint.gguf.tensors import QuantizedTensor
 
 QUANTIZED = [kind for kind in BLOCK_TYPES.values() if kind.is_quantized]
 

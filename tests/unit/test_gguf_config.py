@@ -10,7 +10,7 @@ import pytest
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.gguf.architecture import config_of
 from paged_backends.checkpoint.gguf.header import GgufHeader
-from paged_backends.checkpoint.gguf.metadata import Metadata
+from paged_backends.checkpoint.gguf.values import Metadata
 from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.families import decoder_config
 

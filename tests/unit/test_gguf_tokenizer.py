@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
 from integration.gguf_files import tokenizer_values, write_values
-from paged_backends.text.pre_tokenizers import PRE_TOKENIZERS
+from paged_backends.text.fast_tokenizer import PRE_TOKENIZERS
 from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.errors import CheckpointError
 from unit.test_tokenizer import CORPUS, byte_level, save

@@ -11,7 +11,7 @@ import pytest
 from gguf import GGUFValueType as Type
 
 from paged_backends.checkpoint.gguf.header import read_header
-from paged_backends.checkpoint.gguf.value_reader import DamagedValues, ValueReader
+from paged_backends.checkpoint.gguf.values import DamagedValues, ValueReader
 
 VALUES: list[tuple[Type, Any]] = [
     (Type.UINT8, 255),

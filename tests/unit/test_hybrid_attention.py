@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from paged_backends.attention.hybrid.backend import HybridAttention, make_hybrid
-from paged_backends.attention.hybrid.batch import part_of
+from paged_backends.attention.hybrid_attention import HybridAttention, make_hybrid, part_of
 from paged_backends.attention.settings import HybridSettings
 from paged_core.cli import main
 from paged_core.errors import SettingsError, UnsupportedModel

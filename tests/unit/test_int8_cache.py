@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paged_backends.attention.cache_layout import layout_of
+from paged_backends.attention.cache import layout_of
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from paged_backends.quantization.matrix import QuantizedMatrix, QuantizedWeights, Rows, shape_of
-from paged_backends.quantization.quantize import quantize, quantize_into
-from paged_backends.quantization.quantized_file import (
+from paged_backends.quantization.disk_cache import (
     DamagedFile,
     open_quantized,
     write_quantized,
 )
+from paged_backends.quantization.matrix import QuantizedMatrix, QuantizedWeights, Rows, shape_of
+from paged_backends.quantization.quantize import quantize, quantize_into
 from paged_backends.quantization.weight_format import WeightFormat
 
 FORMATS = [WeightFormat(bits, size) for bits in (4, 8) for size in (32, 64, 128)]  # type: ignore[arg-type]

@@ -13,12 +13,10 @@ import torch
 from safetensors.torch import save_file
 from structlog.testing import capture_logs
 
-from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.quantization.disk_cache import DiskCache
-from paged_backends.quantization.fingerprint import fingerprint
+from paged_backends.checkpoint.folder import Checkpoint, fingerprint
+from paged_backends.quantization.disk_cache import DiskCache, file_size
 from paged_backends.quantization.matrix import QuantizedWeights, Rows, shape_of
 from paged_backends.quantization.quantize import quantize
-from paged_backends.quantization.quantized_file import file_size
 from paged_backends.quantization.weight_format import WeightFormat
 
 INT8 = WeightFormat(8, 32)

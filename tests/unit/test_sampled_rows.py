@@ -26,7 +26,7 @@ from unit.sampled_rows import (
 @cache
 def ways() -> dict[str, RandomSample]:
     """How samplers draw at random, by name."""
-    kernels = {name: kernel_random_sample(found) for name, found in loadable().items()}
+    kernels = {name: kernel_random_sample(found.draw) for name, found in loadable().items()}
     return {"torch": random_sample, **kernels}
 
 
@@ -56,7 +56,7 @@ def test_a_draw_is_one_the_parameters_allow(rows: list[Row], seed: int, coarse: 
     ruled_out = {place for place, values in enumerate(processed) if max(values) == -math.inf}
     before = logits.clone()
     for name, way in ways().items():
-        draws = sampler_of(way).draw(logits, [fresh(row) for row in rows])
+        draws = sampler_of(way).sample(logits, [fresh(row) for row in rows])
         assert torch.equal(logits, before), name
         assert draws.failed.keys() == ruled_out, name
         for place, token in enumerate(draws.token_ids):
@@ -73,9 +73,9 @@ def test_draws_do_not_depend_on_the_batch(rows: list[Row], seed: int, random: Ra
     for name, way in ways().items():
         drawn = [fresh(row) for row in rows]
         sampler = sampler_of(way)
-        together = sampler.draw(logits, drawn).token_ids
-        shuffled = sampler.draw(logits[order], [drawn[place] for place in order]).token_ids
+        together = sampler.sample(logits, drawn).token_ids
+        shuffled = sampler.sample(logits[order], [drawn[place] for place in order]).token_ids
         assert shuffled == [together[place] for place in order], name
         for place, row in enumerate(rows):
-            alone = sampler_of(way).draw(logits[place : place + 1], [fresh(row)]).token_ids
+            alone = sampler_of(way).sample(logits[place : place + 1], [fresh(row)]).token_ids
             assert alone == [together[place]], name

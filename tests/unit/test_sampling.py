@@ -22,8 +22,8 @@ from paged_backends.sampling import (
     kernel_random_sample,
     random_sample,
 )
-from paged_backends.sampling.random_numbers import uniform
-from paged_backends.sampling.ranking import top_logits
+from paged_backends.sampling.random_sampling import top_logits
+from paged_backends.sampling.row import uniform
 from paged_core.sampling_params import LogitsProcessor, SamplingParams
 from paged_core.step import TokenLogprobs
 from unit.cpu_kernels import SETS, load
@@ -37,7 +37,7 @@ ways: list[RandomSample] = [random_sample]
 def _every_way_to_sample(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run everything here with each of them."""
     name = request.param
-    ways.append(random_sample if name == "torch" else kernel_random_sample(load(name)))
+    ways.append(random_sample if name == "torch" else kernel_random_sample(load(name).draw))
     yield
     ways.pop()
 
@@ -54,7 +54,7 @@ def test_greedy_takes_the_best_token_and_the_lowest_id_of_equals() -> None:
     logits[1, [9, 40]] = 2.0
     logits[2, 79] = 1.0
     rows = [make_row(SamplingParams()) for _ in range(3)]
-    draws = make_sampler().draw(logits, rows)
+    draws = make_sampler().sample(logits, rows)
     assert draws.token_ids == [0, 9, 79]
     assert draws.logprobs is None
     assert draws.failed == {}
@@ -62,7 +62,7 @@ def test_greedy_takes_the_best_token_and_the_lowest_id_of_equals() -> None:
 
 def test_a_temperature_near_zero_is_greedy() -> None:
     logits = make_logits(1)
-    draws = make_sampler().draw(logits, [make_row(SamplingParams(temperature=1e-300))])
+    draws = make_sampler().sample(logits, [make_row(SamplingParams(temperature=1e-300))])
     assert draws.token_ids == [int(logits.argmax())]
 
 
@@ -75,16 +75,16 @@ def test_filters_that_leave_one_token_are_greedy_even_among_equals(
     if "min_p" in params:
         logits[:, 31] = 1.0
     rows = [make_row(SamplingParams(temperature=1.0, **params), index=i) for i in range(5)]
-    assert make_sampler().draw(logits, rows).token_ids == [30] * 5
+    assert make_sampler().sample(logits, rows).token_ids == [30] * 5
 
 
 def test_no_rows() -> None:
-    assert make_sampler().draw(torch.empty(0, VOCAB), []).token_ids == []
+    assert make_sampler().sample(torch.empty(0, VOCAB), []).token_ids == []
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="do not fit 1 rows"):
-        make_sampler().draw(make_logits(2), [make_row(SamplingParams())])
+        make_sampler().sample(make_logits(2), [make_row(SamplingParams())])
 
 
 # --- against the references -----------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_frequencies_follow_the_distribution(name: str) -> None:
     params = DISTRIBUTIONS[name]
     logits = make_logits(1, 3, vocab_size)
     rows = [make_row(params, index=index) for index in range(num_draws)]
-    draws = make_sampler(vocab_size).draw(logits.expand(num_draws, -1), rows)
+    draws = make_sampler(vocab_size).sample(logits.expand(num_draws, -1), rows)
     expected = kept_by_loops([float(value) for value in logits[0]], params)
     counts = Counter(draws.token_ids)
     assert set(counts) <= set(expected)
@@ -149,9 +149,9 @@ def test_all_ways_draw_the_same(scale: float, vocab_size: int) -> None:
         )
         for index in range(count)
     ]
-    found = make_sampler(vocab_size).draw(logits, rows).token_ids
+    found = make_sampler(vocab_size).sample(logits, rows).token_ids
     ways.append(random_sample)
-    expected = make_sampler(vocab_size).draw(logits, rows).token_ids
+    expected = make_sampler(vocab_size).sample(logits, rows).token_ids
     ways.pop()
     assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1  # rounding
 
@@ -160,7 +160,7 @@ def test_a_token_of_no_probability_is_never_drawn() -> None:
     logits = torch.full((600, VOCAB), -math.inf)
     logits[:, [5, 79]] = 0.0
     rows = [make_row(SamplingParams(temperature=1.0), index=index) for index in range(600)]
-    assert set(make_sampler().draw(logits, rows).token_ids) == {5, 79}
+    assert set(make_sampler().sample(logits, rows).token_ids) == {5, 79}
 
 
 def test_however_hot_it_is_what_is_ruled_out_is_never_drawn() -> None:
@@ -170,7 +170,7 @@ def test_however_hot_it_is_what_is_ruled_out_is_never_drawn() -> None:
         make_row(SamplingParams(temperature=(1e30, 1e300)[index % 2]), index=index)
         for index in range(200)
     ]
-    assert set(make_sampler().draw(logits, rows).token_ids) == {5, 79}
+    assert set(make_sampler().sample(logits, rows).token_ids) == {5, 79}
 
 
 def test_penalties_count_the_output_and_see_the_prompt() -> None:
@@ -183,7 +183,7 @@ def test_penalties_count_the_output_and_see_the_prompt() -> None:
         make_row(SamplingParams(presence_penalty=2.0), [10], prompt),
         make_row(SamplingParams(frequency_penalty=0.3), [10, 10], prompt),
     ]
-    assert make_sampler().draw(logits, rows).token_ids == [12, 10, 11, 11]
+    assert make_sampler().sample(logits, rows).token_ids == [12, 10, 11, 11]
 
 
 def test_a_row_kept_over_steps_sees_its_new_tokens() -> None:
@@ -192,15 +192,15 @@ def test_a_row_kept_over_steps_sees_its_new_tokens() -> None:
     sampler, logits = make_sampler(), make_logits(1)
     for _ in range(100):
         fresh = Row(row.sampling, list(tokens), 5, 0, "r")
-        drawn = sampler.draw(logits, [row]).token_ids
-        assert drawn == sampler.draw(logits, [fresh]).token_ids
+        drawn = sampler.sample(logits, [row]).token_ids
+        assert drawn == sampler.sample(logits, [fresh]).token_ids
         tokens += drawn
 
 
 def test_placeholder_tokens_outside_the_vocabulary_are_not_penalised() -> None:
     logits = make_logits(2)
     row = make_row(SamplingParams(repetition_penalty=1.5), [-1, VOCAB, VOCAB + 3], [VOCAB])
-    draws = make_sampler().draw(logits, [row, make_row(SamplingParams())])
+    draws = make_sampler().sample(logits, [row, make_row(SamplingParams())])
     assert draws.token_ids == logits.argmax(-1).tolist()
 
 
@@ -208,7 +208,7 @@ def test_min_tokens_rules_out_every_end() -> None:
     logits = torch.zeros(2, VOCAB)
     logits[:, EOS], logits[:, 20], logits[:, 21] = 9.0, 8.0, 7.0
     params = SamplingParams(min_tokens=2, stop_token_ids=[20])
-    draws = make_sampler().draw(logits, [make_row(params, [1]), make_row(params, [1, 1])])
+    draws = make_sampler().sample(logits, [make_row(params, [1]), make_row(params, [1, 1])])
     assert draws.token_ids == [21, EOS]
 
 
@@ -262,7 +262,7 @@ def test_processors_run_in_turn_on_their_row_alone() -> None:
     sampled = replace(params, temperature=1.0)
     logits = make_logits(3)
     rows = [make_row(params, [4, 5]), make_row(SamplingParams()), make_row(sampled)]
-    draws = make_sampler().draw(logits, rows)
+    draws = make_sampler().sample(logits, rows)
     assert draws.token_ids == [33, int(logits[1].argmax()), 33]
     assert seen == [[4, 5], []]
     assert rows[0].tokens == [1, 2, 3, 4, 5]
@@ -283,7 +283,7 @@ def test_a_failing_processor_fails_its_row_only() -> None:
         make_row(SamplingParams()),
         make_row(SamplingParams(logits_processors=[force(3)])),
     ]
-    draws = make_sampler().draw(logits, rows)
+    draws = make_sampler().sample(logits, rows)
     assert set(draws.failed) == {0, 1}
     assert "explode raised KeyError: 'no such word'" in draws.failed[0]
     assert "forget returned NoneType" in draws.failed[1]
@@ -302,7 +302,7 @@ def test_a_spoilt_row_fails_clearly(params: SamplingParams, value: float, messag
     logits = make_logits(3)
     logits[1, 4] = value
     rows = [make_row(replace(params, logprobs=2)) for _ in range(3)]
-    draws = make_sampler().draw(logits, rows)
+    draws = make_sampler().sample(logits, rows)
     assert set(draws.failed) == {1}
     assert message in draws.failed[1]
 
@@ -312,14 +312,14 @@ def test_a_row_without_any_token_left_fails() -> None:
         return torch.full_like(logits, -math.inf)
 
     params = SamplingParams(temperature=1.0, logits_processors=[forbid])
-    draws = make_sampler().draw(make_logits(2), [make_row(SamplingParams()), make_row(params)])
+    draws = make_sampler().sample(make_logits(2), [make_row(SamplingParams()), make_row(params)])
     assert "every token is ruled out" in draws.failed[1]
     assert set(draws.failed) == {1}
 
 
 def test_a_bias_outside_the_vocabulary_fails_its_row() -> None:
     params = SamplingParams(logit_bias={VOCAB: 1.0, 3: 100.0})
-    draws = make_sampler().draw(make_logits(1), [make_row(params)])
+    draws = make_sampler().sample(make_logits(1), [make_row(params)])
     assert draws.failed == {0: f"logit_bias names token {VOCAB}, but token ids are 0 to 79"}
 
 
@@ -338,7 +338,7 @@ def test_a_bad_word_is_masked_where_its_start_was_generated() -> None:
         make_row(SamplingParams(), [5, 6]),
         make_row(SamplingParams(bad_words_ids=[[7], [9]])),
     ]
-    assert make_sampler().draw(logits, rows).token_ids == [9, 7, 7, 7, 0]
+    assert make_sampler().sample(logits, rows).token_ids == [9, 7, 7, 7, 0]
 
 
 def test_only_allowed_tokens_are_drawn() -> None:
@@ -347,7 +347,7 @@ def test_only_allowed_tokens_are_drawn() -> None:
     sampled = replace(some, temperature=1.0, seed=1)
     rows = [make_row(some), make_row(sampled), make_row(SamplingParams())]
     rows.append(make_row(SamplingParams(allowed_token_ids=[VOCAB])))
-    draws = make_sampler().draw(logits, rows)
+    draws = make_sampler().sample(logits, rows)
     assert draws.token_ids[0] == (3 if logits[0, 3] >= logits[0, 11] else 11)
     assert draws.token_ids[1] in {3, 11}
     assert draws.token_ids[2] == int(logits[2].argmax())
@@ -370,7 +370,7 @@ def test_logprobs_are_the_models_own() -> None:
     logits = make_logits(3)
     params = SamplingParams(temperature=1.0, top_k=3, logit_bias={9: 100.0}, logprobs=4)
     rows = [make_row(params), make_row(SamplingParams()), make_row(SamplingParams(logprobs=0))]
-    draws = make_sampler().draw(logits, rows)
+    draws = make_sampler().sample(logits, rows)
     assert draws.token_ids[0] == 9
     assert draws.logprobs is not None
     expected = logits.log_softmax(-1)

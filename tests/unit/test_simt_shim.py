@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.kernels.cuda.emulation import EmulatedModule, Order
-from paged_backends.kernels.cuda.kernel import Grid, KernelError
-from paged_backends.kernels.cuda.structs import Argument
+from paged_backends.kernels.cuda.kernel import Argument, Grid, KernelError
 from unit.emulated_kernels import Workshop
 
 SOURCE = Path(__file__).parent / "simt_kernels" / "right_and_wrong.cu"

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paged_backends.quantization.matrix import QuantizedMatrix
-from paged_backends.quantization.stacked import stacked
+from paged_backends.quantization.matrix import QuantizedMatrix, stacked
 from paged_backends.quantization.weight_format import WeightFormat
 
 FORMATS = [WeightFormat(bits, size) for bits in (4, 8) for size in (16, 32, 64, 128)]  # type: ignore[arg-type]

@@ -16,14 +16,14 @@ import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paged_backends.attention.cache import head_major_shape
 from paged_backends.attention.float8 import pack
-from paged_backends.attention.head_major_layout import head_major_shape
 from paged_backends.attention.settings import TritonSettings
-from paged_backends.attention.triton.backend import TritonAttention
-from paged_backends.kernels.triton import obstacle as triton_obstacle
-from paged_backends.kernels.triton.attention_float8 import decode
-from paged_backends.kernels.triton.attention_splits import MAX_SPLITS, num_splits
-from paged_backends.kernels.triton.interpreter import INTERPRETER, is_interpreted
+from paged_backends.attention.triton_attention import TritonAttention
+from paged_backends.kernels.triton import availability
+from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
+from paged_backends.kernels.triton.cache import decode
+from paged_backends.kernels.triton.tuning import MAX_SPLITS, num_splits
 from paged_core.interfaces.attention import AttentionParts, SupportsGraphCapture
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.registry import Registry
@@ -33,8 +33,8 @@ from paged_testing.attention_scene import attention_batch
 if not is_interpreted():
     pytest.skip("there is a GPU, and Triton interprets nothing", allow_module_level=True)
 
-from paged_backends.attention.triton import layer as triton_layer
-from paged_backends.attention.triton.layer import Gpu
+from paged_backends.attention import triton_layer
+from paged_backends.attention.triton_layer import Gpu
 from unit.triton_kernels import A100, FLOAT8, H200, LAYER, RTX_3090, LaunchedFor, check, scene
 
 # ------------------------------------------------------------------ launches for GPUs
@@ -280,17 +280,17 @@ def test_a_batch_outside_of_the_cache_is_refused() -> None:
         bound.forward(*rows, made.plan(attention_batch(np.array([[3]]), [(4, 1)], 16)))
 
 
-def test_the_obstacle_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert triton_obstacle.obstacle() is None
-    assert "interpreted on the CPU" in triton_obstacle.details()
+def test_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert availability.unavailable_reason() is None
+    assert "interpreted on the CPU" in availability.details()
     monkeypatch.delenv(INTERPRETER)
-    monkeypatch.setattr(triton_obstacle, "gpu_problem", lambda: "there is no NVIDIA GPU here")
-    assert "no NVIDIA GPU" in str(triton_obstacle.obstacle())
-    monkeypatch.setattr(triton_obstacle, "gpu_problem", lambda: None)
-    assert triton_obstacle.obstacle() is None
-    assert "interpreted" not in triton_obstacle.details()
-    monkeypatch.setattr(triton_obstacle, "find_spec", lambda _: None)
-    assert "pip install 'paged-core[gpu]'" in str(triton_obstacle.obstacle())
+    monkeypatch.setattr(availability, "gpu_problem", lambda: "there is no NVIDIA GPU here")
+    assert "no NVIDIA GPU" in str(availability.unavailable_reason())
+    monkeypatch.setattr(availability, "gpu_problem", lambda: None)
+    assert availability.unavailable_reason() is None
+    assert "interpreted" not in availability.details()
+    monkeypatch.setattr(availability, "find_spec", lambda _: None)
+    assert "pip install 'paged-core[gpu]'" in str(availability.unavailable_reason())
 
 
 def test_auto_prefers_everything_else_to_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,10 +300,10 @@ def test_auto_prefers_everything_else_to_the_interpreter(monkeypatch: pytest.Mon
     assert ranks["triton"] == 25 > ranks["cpu"]
 
 
-def test_looking_for_obstacles_imports_nothing_heavy() -> None:
+def test_looking_for_reasons_imports_nothing_heavy() -> None:
     program = (
-        "import sys; from paged_backends.kernels.triton import obstacle as found; "
-        "found.obstacle(); found.details(); print({'torch', 'triton'} & set(sys.modules))"
+        "import sys; from paged_backends.kernels.triton import availability as found; "
+        "found.unavailable_reason(); found.details(); print({'torch', 'triton'} & set(sys.modules))"
     )
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

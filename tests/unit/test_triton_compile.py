@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paged_backends.kernels.triton.interpreter import INTERPRETER
+from paged_backends.kernels.triton.availability import INTERPRETER
 
 pytest.importorskip("triton")
 

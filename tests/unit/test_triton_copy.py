@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paged_backends.kernels.triton.interpreter import is_interpreted
+from paged_backends.kernels.triton.availability import is_interpreted
 
 if not is_interpreted():
     pytest.skip("there is a GPU, and Triton interprets nothing", allow_module_level=True)
 
-from paged_backends.kernels.triton.attention_copy import copy_blocks
+from paged_backends.kernels.triton.cache import copy_blocks
 
 PAIRS = {
     "apart": ([0, 3, 3], [5, 1, 4]),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paged_backends.kernels.triton.interpreter import is_interpreted
+from paged_backends.kernels.triton.availability import is_interpreted
 from paged_core.interfaces.layer import LayerSpec
 
 if not is_interpreted():
@@ -21,7 +21,7 @@ import paged_backends
 from unit.triton_kernels import FLOAT8, H200, LAYER, LaunchedFor, check, scene
 
 KERNELS = Path(paged_backends.__file__).parent / "kernels" / "triton"
-LAYERS = Path(paged_backends.__file__).parent / "attention" / "triton" / "layer.py"
+LAYERS = Path(paged_backends.__file__).parent / "attention" / "triton_layer.py"
 
 SMALL = replace(LAYER, num_heads=2, num_kv_heads=1)
 SCENES: dict[str, tuple[LayerSpec, list[tuple[int, int]]]] = {
@@ -44,53 +44,56 @@ class Fault:
 
 FAULTS = {
     "off by one at the last block, decode": Fault(
-        "attention_decode", "KEYS, length),", "KEYS, length - 1),", "decode"
+        "attention", "KEYS, length),", "KEYS, length - 1),", "decode"
     ),
-    "a key too many, decode": Fault("attention_decode", "+ (length - 1)", "+ length", "decode"),
+    "a key too many, decode": Fault("attention", "+ (length - 1)", "+ length", "decode"),
     "off by one at the last block, chunk": Fault(
-        "attention_tiles", "last_position + 1", "last_position", "chunk"
+        "attention", "last_position + 1", "last_position", "chunk"
     ),
     "a key too many, chunk": Fault(
-        "attention_softmax", "<= position_R[:, None]", "<= position_R[:, None] + 1", "chunk"
+        "attention", "<= position_R[:, None]", "<= position_R[:, None] + 1", "chunk"
     ),
     "an unused slot is read": Fault(
-        "attention_softmax", "is_there_N = position_N < end", "is_there_N = position_N < end + 1",
+        "attention", "is_there_N = position_N < end", "is_there_N = position_N < end + 1",
         "chunk",
     ),
     "wrong group, decode": Fault(
-        "attention_decode", "(kv_head * GROUP + row_R)", "(kv_head + KV_HEADS * row_R)", "decode"
+        "attention", "(kv_head * GROUP + row_R)", "(kv_head + KV_HEADS * row_R)", "decode"
     ),
     "wrong group, chunk": Fault(
-        "attention_tiles", "kv_head * GROUP + row_R % GROUP", "kv_head + row_R % GROUP * KV_HEADS",
+        "attention", "kv_head * GROUP + row_R % GROUP", "kv_head + row_R % GROUP * KV_HEADS",
         "chunk",
     ),
     "lost scale of the softmax": Fault(
-        "attention_softmax", "* (scale * LOG2_E)", "* LOG2_E", "decode"
+        "attention", "* (scale * LOG2_E)", "* LOG2_E", "decode"
     ),
     "lost scale of the past": Fault(
-        "attention_softmax", "out_RD = out_RD * factor_R[:, None]", "out_RD = out_RD * 1.0",
+        "attention", "out_RD = out_RD * factor_R[:, None]", "out_RD = out_RD * 1.0",
         "splits",
     ),
     "lost scale of a split": Fault(
-        "attention_decode", "part_CD * tl.exp2(greatest_C - top)[:, None]", "part_CD", "splits"
+        "attention", "part_CD * tl.exp2(greatest_C - top)[:, None]", "part_CD", "splits"
     ),
-    "lost split": Fault("attention_decode", "split_C < used)", "split_C < used - 1)", "splits"),
+    "lost split": Fault("attention", "split_C < used)", "split_C < used - 1)", "splits"),
     "lost scale of float8 keys": Fault(
-        "attention_softmax", "product_RN *= power_of_two(", "_ = (", "float8"
+        "attention", "product_RN *= power_of_two(", "_ = (", "float8"
     ),
     "lost scale of float8 values": Fault(
-        "attention_softmax", "weight_RN *= scale_N[None, :]", "pass", "float8"
+        "attention", "weight_RN *= scale_N[None, :]", "pass", "float8"
     ),
     "scale of float8 one too small": Fault(
-        "attention_float8", "bits_N >> 23) - 8", "bits_N >> 23) - 9", "float8"
+        "cache", "bits_N >> 23) - 8", "bits_N >> 23) - 9", "float8"
     ),
     "a key behind the window": Fault(
-        "attention_softmax", "(position_R - window)", "(position_R - window - 1)", "window"
+        "attention", "(position_R - window)", "(position_R - window - 1)", "window"
     ),
-    "lost cap": Fault("attention_softmax", "if HAS_CAP:", "if False:", "cap and slopes"),
-    "lost slopes": Fault("attention_softmax", "if HAS_SLOPES:", "if False:", "cap and slopes"),
+    "lost cap": Fault("attention", "if HAS_CAP:", "if False:", "cap and slopes"),
+    "lost slopes": Fault(
+        "attention", "if HAS_SLOPES:\n        distance", "if False:\n        distance",
+        "cap and slopes",
+    ),
     "values are written where keys belong": Fault(
-        "attention_write", "value_N = key_N + KV_HEADS * HEAD_SIZE", "value_N = key_N", "decode"
+        "cache", "value_N = key_N + KV_HEADS * HEAD_SIZE", "value_N = key_N", "decode"
     ),
 }  # fmt: skip
 
@@ -108,7 +111,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
                 assert fault.right in source, "the kernel is written otherwise now"
                 source = source.replace(fault.right, fault.wrong)
             (package / file.name).write_text(source)
-        return import_module(f"{package.name}.layer").TritonLayer
+        return import_module(f"{package.name}.triton_layer").TritonLayer
 
     monkeypatch.syspath_prepend(tmp_path)
     yield plant

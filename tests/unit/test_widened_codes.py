@@ -16,7 +16,7 @@ from torch import Tensor
 
 from integration.dequantized_models import prompt_logits, relative_error
 from integration.step_driver import settings as engine_settings
-from paged_backends.kernels.cpu.instruction_set import SETS, products
+from paged_backends.kernels.cpu.compiler import SETS, products
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.runner import NativeRunner

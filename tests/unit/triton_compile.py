@@ -22,7 +22,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from paged_backends.attention.triton import layer as triton_layer
+from paged_backends.attention import triton_layer
 from paged_testing.attention_scene import attention_batch
 from unit.triton_kernels import LAYER, LaunchedFor
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from paged_backends.attention.settings import TritonSettings
-from paged_backends.attention.triton.backend import TritonAttention
-from paged_backends.attention.triton.layer import Gpu, TritonLayer
+from paged_backends.attention.triton_attention import TritonAttention
+from paged_backends.attention.triton_layer import Gpu, TritonLayer
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings

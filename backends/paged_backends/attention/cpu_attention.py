@@ -21,13 +21,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paged_backends.attention.block_bounds import BlockBounds
-from paged_backends.attention.contiguous_rows import contiguous_rows
-from paged_backends.attention.layer_checks import dtype_problem, heads_problem
+from paged_backends.attention.cache import check_contiguous
+from paged_backends.attention.layers import dtype_problem, heads_problem, slopes_of
 from paged_backends.attention.settings import CpuSettings
+from paged_backends.attention.step import (
+    BlockBounds,
+    KernelBatch,
+    contiguous_rows,
+    point_to_rows,
+)
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.bindings import Bindings
-from paged_backends.kernels.cpu.instruction_set import NoSuchInstructions
+from paged_backends.kernels.cpu.compiler import NoSuchInstructions
 from paged_backends.kernels.cpu.structs import INT32S, AttentionCall
 from paged_core.interfaces.attention import (
     AttentionBackend,
@@ -58,20 +63,16 @@ class Work:
     """The width of the tables; the numbers of tokens, items and joins."""
 
 
-class Plan:
+class Plan(KernelBatch):
     """Of one step; the work is listed once for each shape of layers."""
 
     def __init__(
         self, bindings: Bindings, batch: AttentionBatch, tiles_from: int, num_threads: int
     ) -> None:
+        super().__init__(batch)
         self._bindings = bindings
         self._tiles_from = tiles_from
         self.num_threads = num_threads
-        # kept alive: the kernels get bare addresses
-        self.starts = batch.query_start.int().contiguous()
-        self.lengths = batch.seq_lens.int().contiguous()
-        self.tables = batch.block_tables.int().contiguous()
-        self.slots = batch.slot_mapping.long().contiguous()
         self.bounds = BlockBounds(self.tables.numpy(), self.lengths.numpy(), self.slots.numpy())
         """To be checked before a kernel gets the addresses."""
         self._work: dict[Shape, Work] = {}
@@ -127,9 +128,7 @@ class PagedLayer:
             *(layer.block_size, layer.num_heads, layer.num_kv_heads, layer.head_dim),
             layer.sliding_window or 0,
         )
-        self._slopes = (
-            None if layer.alibi_slopes is None else torch.tensor(layer.alibi_slopes).float()
-        )
+        self._slopes = slopes_of(layer, cache.device)
         self._call = AttentionCall(
             cache=cache.data_ptr(),
             heads=layer.num_heads,
@@ -150,17 +149,13 @@ class PagedLayer:
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, plan: Plan, /) -> Tensor:
         """See :class:`~paged_core.interfaces.attention.LayerAttention`."""
-        call, dtype = self._call, self._dtype
+        dtype = self._dtype
         if self._plan is not plan:
             self._take(plan)
         wanted = query.dtype
         query, key, value = (contiguous_rows(tensor, dtype) for tensor in (query, key, value))
         out = torch.empty(query.shape, dtype=dtype)
-        call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
-        call.out = out.data_ptr()
-        call.query_token, call.query_head, _ = query.stride()
-        call.key_token, call.key_head, _ = key.stride()
-        call.value_token, call.value_head, _ = value.stride()
+        point_to_rows(self._call, query, key, value, out)
         self._attend(self._address)
         return out if wanted is dtype else out.to(wanted)
 
@@ -236,6 +231,5 @@ class CpuAttention(AttentionBackend):
         Raises:
             ValueError: the cache is not contiguous.
         """
-        if not cache.is_contiguous():
-            raise ValueError(f"the cache must be contiguous, and its strides are {cache.stride()}")
+        check_contiguous(cache)
         return PagedLayer(self.bindings, layer, cache)

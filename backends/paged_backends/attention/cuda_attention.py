@@ -1,6 +1,6 @@
 """Component ``cuda``: attention over the paged cache by our own CUDA C++ kernels.
 
-A cache is that of :mod:`~paged_backends.attention.head_major_layout`. New keys and values are
+A cache is read head by head (see :mod:`~paged_backends.attention.cache`). New keys and values are
 written into their slots; then rows that decode are computed key by key, the keys of a row shared
 among thread blocks and the results combined, and chunks of several tokens in tiles on tensor cores.
 
@@ -24,22 +24,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paged_backends.attention.block_bounds import BlockBounds
-from paged_backends.attention.head_major_layout import head_major_shape
-from paged_backends.attention.layer_checks import dtype_problem, heads_problem
+from paged_backends.attention.cache import head_major_shape
+from paged_backends.attention.layers import dtype_problem, heads_problem, slopes_of
 from paged_backends.attention.settings import CudaSettings
+from paged_backends.attention.step import BlockBounds, KernelBatch, point_to_rows
 from paged_backends.kernels.build import CannotCompile
-from paged_backends.kernels.cuda.block_copier import BlockCopier
-from paged_backends.kernels.cuda.kernel import Grid, Kernel, KernelError, KernelModule
-from paged_backends.kernels.cuda.key_splits import KeySplits
-from paged_backends.kernels.cuda.structs import Argument, Call, divider
-from paged_backends.kernels.cuda.targets import EmulatedTarget, GpuTarget, Target
-from paged_backends.kernels.cuda.variant import (
+from paged_backends.kernels.cuda.kernel import (
     DTYPES,
     HEAD_DIM_MULTIPLE,
     MAX_HEAD_DIM,
+    Argument,
+    BlockCopier,
+    Call,
+    Grid,
+    Kernel,
+    KernelError,
+    KernelModule,
+    KeySplits,
     Variant,
+    divider,
 )
+from paged_backends.kernels.cuda.targets import EmulatedTarget, GpuTarget, Target
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -52,27 +57,16 @@ _ALIGNMENT = 16
 """Bytes that a kernel loads at once: rows begin at multiples."""
 
 
-class Plan:
-    """Of one step: the batch, and what the layers of one kind launch for it.
-
-    Nothing is read from its tensors, so that the device need not be waited for.
-    """
+class Plan(KernelBatch):
+    """Of one step: the batch, and what the layers of one kind launch for it."""
 
     def __init__(self, batch: AttentionBatch) -> None:
-        # kept alive: the kernels get bare addresses
-        self.starts = batch.query_start.int().contiguous()
-        self.lengths = batch.seq_lens.int().contiguous()
-        self.tables = batch.block_tables.int().contiguous()
-        self.slots = batch.slot_mapping.long().contiguous()
+        super().__init__(batch)
         self.addresses = tuple(
             tensor.data_ptr() for tensor in (self.starts, self.lengths, self.tables, self.slots)
         )
-        self.num_tokens = len(self.slots)
-        self.num_sequences = len(self.lengths)
-        self.max_query_len = batch.max_query_len
-        self.max_seq_len = batch.max_seq_len
         self.longest_single = _longest_single(batch)
-        self.bounds = BlockBounds(batch.block_tables_host, batch.seq_lens_host, None)
+        self.bounds = BlockBounds.of(batch)
         """To be checked before a kernel gets the addresses."""
         self._launches: dict[LayerKernels, Launches] = {}
 
@@ -175,11 +169,7 @@ class PagedLayer:
         self._dtype: torch.dtype = getattr(torch, layer.dtype)
         self._bytes = self._dtype.itemsize
         self._block_size = layer.block_size
-        self._slopes = (
-            None
-            if layer.alibi_slopes is None
-            else torch.tensor(layer.alibi_slopes, dtype=torch.float32, device=cache.device)
-        )
+        self._slopes = slopes_of(layer, cache.device)
         factor, shift = divider(layer.block_size)
         self._call = Call(
             keys=cache[:, 0].data_ptr(),
@@ -205,17 +195,13 @@ class PagedLayer:
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, plan: Plan, /) -> Tensor:
         """See :class:`~paged_core.interfaces.attention.LayerAttention`."""
-        call, dtype = self._call, self._dtype
+        dtype = self._dtype
         launches = self._launches if self._plan is plan else self._take(plan)
         assert launches is not None
         wanted = query.dtype
         query, key, value = self._rows(query), self._rows(key), self._rows(value)
         out = torch.empty(query.shape, dtype=dtype, device=query.device)
-        call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
-        call.out = out.data_ptr()
-        call.query_token, call.query_head, _ = query.stride()
-        call.key_token, call.key_head, _ = key.stride()
-        call.value_token, call.value_head, _ = value.stride()
+        point_to_rows(self._call, query, key, value, out)
         module = self._module
         if module.declares:
             self._declare(query=query, key=key, value=value, out=out)
@@ -300,7 +286,7 @@ class CudaAttention(AttentionBackend):
         return None
 
     def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:
-        """See :func:`~paged_backends.attention.head_major_layout.head_major_shape`."""
+        """See :func:`~paged_backends.attention.cache.head_major_shape`."""
         return head_major_shape(layer, num_blocks)
 
     def plan(self, batch: AttentionBatch, /) -> Plan:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from paged_backends.kernels.cpu.set_names import InstructionSetName
+from paged_backends.kernels.cpu import InstructionSetName
 from paged_core.component import ComponentSettings
 
 

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paged_backends.attention.block_bounds import BlockBounds
 from paged_backends.attention.float8 import pack, unpack
-from paged_backends.attention.layer_checks import cache_problem, heads_problem
+from paged_backends.attention.layers import cache_problem, heads_problem, slopes_of
 from paged_backends.attention.settings import TorchSettings
-from paged_backends.attention.transfer import to_device
+from paged_backends.attention.step import BlockBounds
+from paged_backends.device import to_device
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -80,7 +80,7 @@ class Plan:
         self._starts: list[int] = batch.query_start_host.tolist()
         self._lengths: list[int] = batch.seq_lens_host.tolist()
         # torch checks the slots itself, when it writes to them
-        self.bounds = BlockBounds(batch.block_tables_host, batch.seq_lens_host, None)
+        self.bounds = BlockBounds.of(batch)
         self._tiles: dict[tuple[int | None, int], list[Tile]] = {}
 
     def tiles(self, window: int | None, block_size: int) -> list[Tile]:
@@ -138,10 +138,8 @@ class PagedLayer:
         self._layer = layer
         self._float8 = layer.kv_cache_dtype != "auto"
         self._keys_CKD, self._values_CKD = (part.flatten(0, 1) for part in cache)
-        self._slopes_KG: Tensor | None = None
-        if layer.alibi_slopes is not None:
-            slopes = torch.tensor(layer.alibi_slopes, dtype=torch.float32, device=cache.device)
-            self._slopes_KG = slopes.view(layer.num_kv_heads, -1)
+        slopes = slopes_of(layer, cache.device)
+        self._slopes_KG = None if slopes is None else slopes.view(layer.num_kv_heads, -1)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, plan: Plan, /) -> Tensor:
         """See :class:`~paged_core.interfaces.attention.LayerAttention`."""

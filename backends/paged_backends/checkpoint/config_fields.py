@@ -1,27 +1,30 @@
-"""Reads ``config.json`` field by field, so that a wrong value is an error that names the field."""
+"""``config.json`` field by field, its sizes compared with the weights, and the dtype to compute in.
+
+A wrong value is an error that names the field.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.checkpoint.numbers import MAX_INTEGER, NUMBER, is_integer, is_number
+from paged_backends.checkpoint.json_file import MISSING, TypedFields, is_integer
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
 
-_MISSING: Any = object()
 _MAX_LAYERS = 10_000
 _MAX_NAME = 50
 """Characters of the name of an object."""
 
 
-class ConfigFields:
-    """Fields of a configuration, with the defaults of the architecture, checked for their types.
-
-    Every method raises :class:`CheckpointError` if a field is of another type.
-    """
+class ConfigFields(TypedFields):
+    """Fields of a configuration, with the defaults of the architecture."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -44,15 +47,6 @@ class ConfigFields:
         """Return a field as it is; ``default`` if it is missing."""
         return self._values.get(name, default)
 
-    def integer(
-        self, name: str, default: int = _MISSING, *, least: int = 1, most: int = MAX_INTEGER
-    ) -> int:
-        """Return a whole number of at least ``least`` and at most ``most``."""
-        value = self._given(name, default)
-        if not is_integer(value, least, most):
-            raise self.wrong(name, f"a whole number of at least {least} and at most {most}")
-        return int(value)
-
     def optional_integer(self, name: str, default: int | None) -> int | None:
         """Return a whole number of at least 1, or ``None`` if the field is null."""
         return None if self._values.get(name, default) is None else self.integer(name, default or 1)
@@ -61,34 +55,13 @@ class ConfigFields:
         """Return a number of layers."""
         return self.integer(name, default, most=_MAX_LAYERS)
 
-    def number(self, name: str, default: float) -> float:
-        """Return a positive number that float32 can compute with."""
-        value = self._given(name, default)
-        if not is_number(value):
-            raise self.wrong(name, NUMBER)
-        return float(value)
-
     def optional_number(self, name: str, default: float | None) -> float | None:
         """Return a number, or ``None`` if the field is null."""
         return None if self._values.get(name, default) is None else self.number(name, default or 0)
 
-    def flag(self, name: str, default: bool) -> bool:
-        """Return true or false."""
-        value = self._given(name, default)
-        if not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
-        return value
-
-    def text(self, name: str, default: str) -> str:
-        """Return a string."""
-        value = self._given(name, default)
-        if not isinstance(value, str):
-            raise self.wrong(name, "a string")
-        return value
-
     def one_of(self, name: str, *options: int) -> int:
         """Return one of the whole numbers that are covered; raises as :meth:`choice`."""
-        value = self._given(name, _MISSING)
+        value = self.given(name, MISSING)
         if not is_integer(value, min(options), max(options)) or value not in options:
             raise self.lacking(name, " or ".join(map(str, options)))
         return int(value)
@@ -99,7 +72,7 @@ class ConfigFields:
         Raises:
             UnsupportedModel: it is another.
         """
-        value = self._given(name, default)
+        value = self.given(name, default)
         if value not in options:
             raise self.lacking(name, " or ".join(options))
         return str(value)
@@ -138,11 +111,12 @@ class ConfigFields:
             "model, or one that runner transformers serves with the package of its method"
         )
 
-    def _given(self, name: str, default: Any) -> Any:
+    def given(self, name: str, default: Any) -> Any:
+        """See :class:`TypedFields`; a field that is null is missing."""
         value = self._values.get(name)
         if value is None:
             value = default
-        if value is _MISSING:
+        if value is MISSING:
             raise self.wrong(name, "given")
         return value
 
@@ -160,3 +134,69 @@ def token_ids(folder: Path, value: object) -> frozenset[int]:
             "token id or a list of them"
         )
     return frozenset(ids)
+
+
+_LAYERS = re.compile(r"^(n|num)_(\w+_)?(layers?|blocks?)$|^depth$")
+_SIZES = re.compile(r"size|dim|heads|head$|inner|embd|rank|experts|width|channels|groups|labels")
+_POSITIONS = re.compile(r"position|n_ctx|seq_len|sequence_length|seq_length|window")
+_SMALL = 1 << 20
+"""A size that needs no weights to be believed."""
+_MAX_POSITIONS = 2**31 - 1
+
+
+def check_sizes(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that the weights can be those of a model of this configuration.
+
+    A layer has at least one weight, and no side of a matrix is longer than the matrix has numbers.
+
+    Args:
+        shapes: of the weights, by name.
+
+    Raises:
+        CheckpointError: the configuration describes a larger model.
+    """
+    largest = max(_SMALL, max(map(prod, shapes.values()), default=0))
+    for name, value in _integers(checkpoint.config):
+        if _LAYERS.search(name):
+            most, reason = len(shapes), f"the weights are {len(shapes)} tensors"
+        elif _POSITIONS.search(name):
+            most, reason = _MAX_POSITIONS, f"at most {_MAX_POSITIONS} positions are numbered"
+        elif _SIZES.search(name):
+            most, reason = largest, f"no tensor has more than {largest} numbers"
+        else:
+            continue
+        if value > most:
+            raise CheckpointError(
+                f"{checkpoint.config_path} says that {name} is {str(value)[:30]}, and "
+                f"{reason}; the configuration and the weights do not belong together"
+            )
+
+
+def _integers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for name, value in config.items():
+        if isinstance(value, int):
+            yield name, value
+        elif isinstance(value, Mapping):
+            yield from _integers(value)
+
+
+SMALL_BYTES = 64 << 20
+"""Weights that take no more than this as float32 fit the caches of a CPU."""
+
+
+def choose_dtype(setting: str, checkpoint: Checkpoint, device: torch.device) -> Any:
+    """Return what ``from_pretrained`` takes as ``dtype``: a torch dtype, or ``"auto"``.
+
+    ``auto`` is the checkpoint's own dtype, except that a CPU computes in float32 instead of 16 bits
+    if it has no instructions for bfloat16, if the dtype is float16, or if the model is so small
+    that half the memory traffic does not make it faster. In 16 bits a sum depends on the shape of
+    the batch, and with it, now and then, a greedy token.
+    """
+    if setting != "auto":
+        return getattr(torch, setting)
+    own = str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "")
+    if device.type != "cpu" or own.removeprefix("torch.") not in {"bfloat16", "float16"}:
+        return "auto"
+    num_bytes = 4 * checkpoint.num_weights
+    apt = own.endswith("bfloat16") and torch.cpu._is_avx512_bf16_supported()
+    return "auto" if apt and num_bytes > SMALL_BYTES else torch.float32

@@ -1,17 +1,84 @@
-"""A JSON file of a checkpoint, within bounds: of its size, its depth and its numbers."""
+"""JSON files of a checkpoint, within bounds of size and depth, and fields of the right types."""
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from paged_core.errors import CheckpointError
+
+MISSING: Any = object()
+"""As a default: there must be a value."""
+MAX_INTEGER = 2**31 - 1
+_MIN_NUMBER, _MAX_NUMBER = 1e-30, 1e30
+"""Far enough from what float32 rounds to zero or infinity to compute with."""
+
+NUMBER = f"a number from {_MIN_NUMBER} to {_MAX_NUMBER}"
 
 _MAX_BYTES = 32 << 20
 """The largest known index of weight files takes 15 MB."""
 _MAX_DEPTH = 50
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether ``value`` is :data:`NUMBER`; NaN is not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return _MIN_NUMBER <= value <= _MAX_NUMBER
+
+
+def is_integer(value: object, least: int, most: int = MAX_INTEGER) -> TypeGuard[int]:
+    """Whether ``value`` is a whole number of at least ``least`` and at most ``most``."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+class TypedFields(ABC):
+    """Values by name, checked for their types.
+
+    Every method returns a value, ``default`` if it is missing, and raises
+    :class:`CheckpointError` if there is neither, or it is of another type.
+    """
+
+    def integer(
+        self, name: str, default: int = MISSING, *, least: int = 1, most: int = MAX_INTEGER
+    ) -> int:
+        """Return a whole number of at least ``least`` and at most ``most``."""
+        value = self.given(name, default)
+        if not is_integer(value, least, most):
+            raise self.wrong(name, f"a whole number of at least {least} and at most {most}")
+        return int(value)
+
+    def number(self, name: str, default: float = MISSING) -> float:
+        """Return a positive number that float32 can compute with."""
+        value = self.given(name, default)
+        if not is_number(value):
+            raise self.wrong(name, NUMBER)
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return true or false."""
+        value = self.given(name, default)
+        if not isinstance(value, bool):
+            raise self.wrong(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str = MISSING) -> str:
+        """Return a string."""
+        value = self.given(name, default)
+        if not isinstance(value, str):
+            raise self.wrong(name, "a string")
+        return value
+
+    @abstractmethod
+    def given(self, name: str, default: Any) -> Any:
+        """Return a value as it is; raise if there is none and ``default`` is :data:`MISSING`."""
+
+    @abstractmethod
+    def wrong(self, name: str, kind: str) -> CheckpointError:
+        """Return the error for a value that is not of this kind."""
 
 
 def read_json_object(path: Path) -> Mapping[str, Any]:

@@ -1,14 +1,111 @@
-"""The weight files of a checkpoint: one file, or the shards that an index names."""
+"""The weight files of a checkpoint, and which tensors safetensors hold, by their headers.
+
+The format: eight bytes of length, a header in JSON, then the data of all tensors.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paged_backends.checkpoint.json_file import read_json_object
-from paged_backends.checkpoint.safetensors_header import StoredTensor, read_header
+from paged_backends.checkpoint.json_file import parse_json_object, read_json_object
 from paged_core.errors import CheckpointError
+
+_MAX_BYTES = 32 << 20
+"""A tensor takes some hundred bytes of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What a checkpoint says of one tensor."""
+
+    dtype: str
+    """As safetensors spells it: ``F32``, ``BF16``, ``I64``."""
+    shape: tuple[int, ...]
+    begin: int = 0
+    """Bytes before it in the file."""
+
+
+def read_header(path: Path) -> Mapping[str, StoredTensor]:
+    """Return the tensors of a file by name, all checked against its size and each other.
+
+    The safetensors library checks that dtypes are known, that every shape fits its bytes, and that
+    the tensors fill the file without gaps and overlaps.
+
+    Raises:
+        CheckpointError: the file is truncated, corrupt, or a git-lfs pointer.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        header, start = _parse(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); check who may read it") from error
+    try:
+        with safe_open(path, framework="np"):
+            pass
+        return {
+            name: StoredTensor(
+                entry["dtype"], tuple(entry["shape"]), start + entry["data_offsets"][0]
+            )
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+        size = path.stat().st_size
+        expected = start + _end(header)
+        if expected > size:
+            raise CheckpointError(
+                f"{path} has {size} bytes where its header promises {expected}; download it again"
+            ) from error
+        raise CheckpointError(
+            f"{path} has a corrupt safetensors header ({_reason(error)}); download it again"
+        ) from error
+
+
+def _parse(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the header of a file, and how many bytes come before its data."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if prefix.startswith(b"version "):
+            raise CheckpointError(
+                f"{path} is a git-lfs pointer, not the weights; run `git lfs pull` there"
+            )
+        if not 0 < length <= size - 8:
+            raise CheckpointError(
+                f"{path} is truncated or not a safetensors file ({size} bytes); download it again"
+            )
+        if length > _MAX_BYTES:
+            raise CheckpointError(
+                f"{path} has a corrupt safetensors header ({length} bytes, and at most "
+                f"{_MAX_BYTES} are read); download it again"
+            )
+        content = file.read(length)
+    try:
+        return parse_json_object(path, content), 8 + length
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{path} has a corrupt safetensors header ({_reason(error.__cause__ or error)}); "
+            "download it again"
+        ) from error
+
+
+def _end(header: Mapping[str, Any]) -> int:
+    """Return where the last tensor ends, as far as the header can be understood."""
+    offsets = [entry.get("data_offsets") for entry in header.values() if isinstance(entry, dict)]
+    ends = [pair[1] for pair in offsets if isinstance(pair, list) and len(pair) == 2]
+    return max((end for end in ends if isinstance(end, int)), default=0)
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text.removeprefix("Error while deserializing header: ")[:200]
+
 
 _MAX_NAME = 200
 """Characters of the name of a weight file."""

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged_backends.attention.transfer import to_device
-from paged_backends.checkpoint.device import free_memory, total_memory
+from paged_backends.device import free_memory, to_device, total_memory
 from paged_backends.executors.accelerator import Accelerator, DeviceMemory, Event, Stream
 from paged_core.errors import SettingsError
 

@@ -1,4 +1,4 @@
-"""Lets a process that has run steps fork: parent and child can both go on, with all their threads.
+"""Forks of a process that has run steps: parent and child can both go on, with all their threads.
 
 A fork copies one thread, and OpenMP in the child would wait for ever for the others. So the thread
 that forks first ends its team of OpenMP threads; parent and child each start a new one when they

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paged_backends.attention.step_attention import StepAttention
+from paged_backends.attention.step import StepAttention
 from paged_backends.executors.accelerator import Accelerator
-from paged_backends.executors.batch import BatchMaker
 from paged_backends.executors.paged_cache import PagedCache
-from paged_backends.executors.sequence_rows import SequenceRows
+from paged_backends.executors.sequence_rows import BatchMaker, SequenceRows
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.runner import Runner
 from paged_core.step import StepInput

@@ -13,27 +13,24 @@ import psutil
 import torch
 
 import paged_backends.executors.forks  # noqa: F401 - what it does when a process forks
-from paged_backends.executors.accelerator import Accelerator
-from paged_backends.executors.batch import BatchMaker
+from paged_backends.executors.accelerator import Accelerator, HostDevice
 from paged_backends.executors.cache_size import (
     CacheSize,
+    MemoryProfile,
     decide_cache_size,
     longest_sequence,
     max_num_seqs,
     needs_profile,
+    profile_pass,
 )
 from paged_backends.executors.decode_graphs import capture_decode_graphs
-from paged_backends.executors.device_sampler import DeviceSampler
-from paged_backends.executors.device_steps import DeviceSteps
-from paged_backends.executors.host_device import HostDevice
-from paged_backends.executors.host_steps import HostSteps
 from paged_backends.executors.loaded_model import LoadedModel
 from paged_backends.executors.page_populator import PagePopulator, population_obstacle
 from paged_backends.executors.paged_cache import PagedCache
-from paged_backends.executors.profile_pass import MemoryProfile, profile_pass
-from paged_backends.executors.sequence_rows import SequenceRows
+from paged_backends.executors.sequence_rows import BatchMaker, SequenceRows
 from paged_backends.executors.settings import LocalSettings
-from paged_backends.executors.step_sampler import StepSampler
+from paged_backends.executors.step_sampler import DeviceSampler, StepSampler
+from paged_backends.executors.steps import DeviceSteps, HostSteps
 from paged_backends.kernels.cpu.tensor_kernels import UsesKernels
 from paged_backends.sampling import Sampler, kernel_random_sample, random_sample
 from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
@@ -220,7 +217,7 @@ def _make_steps(
         seed=settings.seed,
         eos_token_ids=runner.eos_token_ids,
         device=model.accelerator.device,
-        random_sample=random_sample if kernels is None else kernel_random_sample(kernels),
+        random_sample=random_sample if kernels is None else kernel_random_sample(kernels.draw),
     )
     host_steps = HostSteps(model, StepSampler(runner, sampler, model.rows))
     if not model.accelerator.runs_ahead:

@@ -1,6 +1,10 @@
-"""From the hidden states of a step to its tokens, log-probabilities and candidates.
+"""Samplers of a step: from its hidden states to its tokens, log-probabilities and candidates.
 
-Shapes: T tokens of S sequences in the batch, R rows of logits.
+One works on the host, for all that a request may ask for; the other on the device, where the next
+step finds the tokens.
+
+Shapes: T tokens of S sequences in the batch, R rows of logits, V vocabulary, C rows of
+:class:`SequenceRows`.
 """
 
 # ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name
@@ -15,9 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paged_backends.executors.accelerator import Accelerator, PinnedBuffers
 from paged_backends.executors.batch import Batch
 from paged_backends.executors.sequence_rows import SequenceRows
 from paged_backends.sampling import Sampler
+from paged_backends.sampling.device_sampling import DeviceParams, device_sample
+from paged_backends.sampling.random_sampling import best_token
+from paged_backends.sampling.row import uniform_at
+from paged_backends.sampling.sampler import unfit_rows
 from paged_core.ids import SeqId
 from paged_core.interfaces.runner import Runner, SupportsBestTokens
 
@@ -26,8 +35,8 @@ _MAX_LOGITS = 1 << 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """The tokens that a step draws; sequences that failed have none."""
+class Sampled:
+    """The tokens that a step samples; sequences that failed have none."""
 
     places_R: NDArray[np.int64]
     """Place in the batch of each token's sequence, rising; repeated where a sequence fans out."""
@@ -59,39 +68,39 @@ class StepSampler:
             runner.best_tokens if isinstance(runner, SupportsBestTokens) else None
         )
 
-    def draw_best(self, batch: Batch, hidden: Tensor) -> Drawn | None:
+    def sample_best(self, batch: Batch, hidden: Tensor) -> Sampled | None:
         """Take the best token of each sequence without computing all logits.
 
         Returns:
             ``None`` if the runner cannot, a sequence asks for anything else than its best token,
-            or a score is not finite: :meth:`draw` then does the work, and says what is wrong.
+            or a score is not finite: :meth:`sample` then does the work, and says what is wrong.
         """
         if self._best_tokens is None or not self._rows.plain_C[batch.rows_S].all():
             return None
         places_R = np.flatnonzero(batch.complete_S)
         if not len(places_R):
-            return Drawn(places_R=places_R, token_ids=[])
+            return Sampled(places_R=places_R, token_ids=[])
         best_R, scores_R = self._best_tokens(_last_hidden(batch, places_R, hidden))
         if not all(map(isfinite, scores_R.tolist())):
             return None
-        return Drawn(places_R=places_R, token_ids=best_R.tolist())
+        return Sampled(places_R=places_R, token_ids=best_R.tolist())
 
-    def draw(self, batch: Batch, hidden: Tensor) -> Drawn:
-        """Draw a token for each sequence, or several where it fans out; none for beams."""
-        draws_S = batch.complete_S.copy()
-        draws_S[self._beams(batch)] = False
-        places_R = np.flatnonzero(draws_S)
+    def sample(self, batch: Batch, hidden: Tensor) -> Sampled:
+        """Sample a token for each sequence, or several where it fans out; none for beams."""
+        sampled_S = batch.complete_S.copy()
+        sampled_S[self._beams(batch)] = False
+        places_R = np.flatnonzero(sampled_S)
         if not len(places_R):
-            return Drawn(places_R=places_R, token_ids=[])
+            return Sampled(places_R=places_R, token_ids=[])
         sequences = [batch.sequences[place] for place in places_R.tolist()]
         rows = [sequence.sampling for sequence in sequences]
         if any(sequence.fan_out > 1 for sequence in sequences):
             places_R = np.repeat(places_R, [sequence.fan_out for sequence in sequences])
             rows = [row for sequence in sequences for row in sequence.fan_out_rows()]
         logits = self._runner.logits(_last_hidden(batch, places_R, hidden))
-        draws = self._sampler.draw(logits, rows)
-        drawn = Drawn(places_R=places_R, token_ids=draws.token_ids, logprobs=draws.logprobs)
-        return _without_failed(drawn, batch, draws.failed) if draws.failed else drawn
+        tokens = self._sampler.sample(logits, rows)
+        sampled = Sampled(places_R=places_R, token_ids=tokens.token_ids, logprobs=tokens.logprobs)
+        return _without_failed(sampled, batch, tokens.failed) if tokens.failed else sampled
 
     def rank(self, batch: Batch, hidden: Tensor) -> Candidates:
         """Find the best continuations of each beam."""
@@ -155,15 +164,129 @@ def _last_hidden(batch: Batch, places_R: NDArray[np.int64], hidden: Tensor) -> T
     return hidden.index_select(0, torch.from_numpy(last_R).to(hidden.device))
 
 
-def _without_failed(drawn: Drawn, batch: Batch, failed: dict[int, str]) -> Drawn:
+def _without_failed(sampled: Sampled, batch: Batch, failed: dict[int, str]) -> Sampled:
     """Leave out every token of a sequence of which one row failed; ``failed``: reasons by row."""
-    ids = [batch.sequences[place].id for place in drawn.places_R.tolist()]
+    ids = [batch.sequences[place].id for place in sampled.places_R.tolist()]
     reasons = {ids[row]: reason for row, reason in failed.items()}
     kept = [row for row, seq_id in enumerate(ids) if seq_id not in reasons]
-    logprobs = drawn.logprobs
-    return Drawn(
-        places_R=drawn.places_R[kept],
-        token_ids=[drawn.token_ids[row] for row in kept],
+    logprobs = sampled.logprobs
+    return Sampled(
+        places_R=sampled.places_R[kept],
+        token_ids=[sampled.token_ids[row] for row in kept],
         logprobs=[logprobs[row] for row in kept] if logprobs is not None else None,
         failed=reasons,
+    )
+
+
+_MAX_TEMPERATURE = 1e30
+"""As in ``random_sampling``: beyond the range of float32, -inf / inf is NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """The tokens that a step samples for the sequences at ``places_R`` of its batch."""
+
+    finish: Callable[[Tensor], None]
+    """Samples from logits [R, V] and queues the copy to the host; to be launched."""
+    places_R: NDArray[np.int64]
+    results_2R: Tensor
+    """[2, R] int32 on the host: tokens, and the bits of their rows' greatest logits."""
+    buffer: Tensor
+    """The pinned memory that these are in."""
+
+
+class DeviceSampler:
+    """Samples for sequences in rows below ``num_rows``."""
+
+    def __init__(
+        self, accelerator: Accelerator, rows: SequenceRows, *, num_rows: int, seed: int
+    ) -> None:
+        self._accelerator = accelerator
+        self._rows = rows
+        self._seed = seed
+        self.no_target = num_rows
+        """The row that gets tokens which are not wanted."""
+        self.newest_C = torch.zeros(num_rows + 1, dtype=torch.int64, device=accelerator.device)
+        """The token that was sampled last for each row."""
+        self._results = PinnedBuffers(accelerator, 2 * num_rows, torch.int32)
+
+    def known(self, tokens_B: Tensor, sources_B: Tensor) -> Tensor:
+        """Return ``tokens_B``, or the newest token of row ``sources_B`` where that is not < 0."""
+        newest_B = self.newest_C.index_select(0, sources_B.clamp_min(0))
+        return torch.where(sources_B < 0, tokens_B, newest_B)
+
+    def prepare(self, batch: Batch, places_R: NDArray[np.int64], targets_R: Tensor) -> DeviceSample:
+        """Prepare to sample for these sequences of a step whose model is launched already.
+
+        Args:
+            targets_R: their rows; ``no_target`` for tokens that are not wanted.
+        """
+        params_5R = self._params(batch, places_R)
+        buffer = self._results.take()
+        results_2R = buffer[: 2 * len(places_R)].view(2, -1)
+
+        def finish(logits_RV: Tensor) -> None:
+            if params_5R is None:
+                tokens_R = best_token(logits_RV)
+                peaks_R = logits_RV.gather(1, tokens_R[:, None])[:, 0]
+            else:
+                sampled = device_sample(logits_RV, _device_params(params_5R))
+                tokens_R, peaks_R = sampled.tokens_R, sampled.peaks_R
+            self.newest_C.index_copy_(0, targets_R, tokens_R)
+            made_2R = torch.stack((tokens_R.int(), peaks_R.view(torch.int32)))
+            results_2R.copy_(made_2R, non_blocking=True)
+
+        return DeviceSample(finish, places_R, results_2R, buffer)
+
+    def read(self, sample: DeviceSample, batch: Batch) -> tuple[list[int], dict[SeqId, str]]:
+        """Return what was sampled for the complete sequences of the batch, in order, and why some
+        of them failed; the device is done with ``sample``."""
+        tokens_R, bits_R = sample.results_2R
+        failed = {
+            batch.sequences[int(sample.places_R[row])].id: reason
+            for row, reason in unfit_rows(bits_R.view(torch.float32)).items()
+        }
+        token_ids: list[int] = tokens_R.tolist()
+        wanted_R = batch.complete_S[sample.places_R]
+        if not wanted_R.all():
+            token_ids = [token_ids[row] for row in np.flatnonzero(wanted_R).tolist()]
+            incomplete = {batch.sequences[n].id for n in np.flatnonzero(~batch.complete_S).tolist()}
+            failed = {seq_id: why for seq_id, why in failed.items() if seq_id not in incomplete}
+        return token_ids, failed
+
+    def give_back(self, sample: DeviceSample) -> None:
+        """Let another step have the pinned memory of ``sample``."""
+        self._results.give_back(sample.buffer)
+
+    def _params(self, batch: Batch, places_R: NDArray[np.int64]) -> Tensor | None:
+        """Return [5, R] float64 in the order of :class:`DeviceParams`; ``None``: all greedy."""
+        if self._rows.plain_C[batch.rows_S[places_R]].all():
+            return None
+        numbers = []
+        for place in places_R.tolist():
+            row = batch.sequences[place].sampling
+            if not row.sampled:
+                numbers.append((0.0, 0.0, 0.0, 1.0, 0.0))
+                continue
+            asked, position = row.sampling, int(self._rows.num_tokens_C[batch.rows_S[place]])
+            numbers.append(
+                (
+                    min(asked.temperature, _MAX_TEMPERATURE),
+                    asked.min_p,
+                    float(asked.top_k),
+                    asked.top_p,
+                    uniform_at(row, position, self._seed),
+                )
+            )
+        return self._accelerator.upload(np.ascontiguousarray(np.array(numbers).T))
+
+
+def _device_params(params_5R: Tensor) -> DeviceParams:
+    temperature, min_p, top_k, top_p, uniform = params_5R.unbind(0)
+    return DeviceParams(
+        temperature=temperature.float(),
+        min_p=min_p.float(),
+        top_k=top_k.int(),
+        top_p=top_p.float(),
+        uniform=uniform,
     )

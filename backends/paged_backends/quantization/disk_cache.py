@@ -1,32 +1,175 @@
-"""Quantised weights of checkpoints, kept in the user's cache directory.
+"""Quantised weights of checkpoints, kept in files of the user's cache directory.
 
 They are made when a checkpoint is first loaded in a format, and mapped when it is loaded again;
 made anew if the checkpoint has changed or the file is damaged. Where another would exceed the
 folder's limit, those that were not used for the longest time are deleted first. Any of them may be
 deleted at any time: a process that has mapped one keeps it.
+
+A file is a safetensors file: a header, which follows from format and shapes alone, the codes of all
+matrices, their scales, and a checksum of both. So it is sound if its header is the expected one,
+its size too, and the checksum that of its data.
 """
 
 from __future__ import annotations
 
 import errno
+import json
+import mmap
 import os
 import shutil
+import struct
+import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from pathlib import Path
 from time import perf_counter
 
+import torch
+from torch import Tensor
+
 from paged_backends.cache_folder import locked, make_private
-from paged_backends.quantization.matrix import QuantizedWeights, Rows, shape_of
-from paged_backends.quantization.quantize import quantize
-from paged_backends.quantization.quantized_file import (
-    DamagedFile,
-    file_size,
-    open_quantized,
-    write_quantized,
-)
+from paged_backends.quantization.matrix import QuantizedMatrix, QuantizedWeights, Rows, shape_of
+from paged_backends.quantization.quantize import quantize, quantize_into
 from paged_backends.quantization.weight_format import Shape, WeightFormat
 from paged_core.config.cache_dir import cache_dir
 from paged_core.log import get_logger
+
+_ALIGNMENT = 64
+_CHECKSUM = 4
+"""Bytes of the checksum."""
+_PIECE = 16 << 20
+"""Bytes of which a thread computes the checksum at a time."""
+
+
+class DamagedFile(Exception):
+    """A file does not hold what it should."""
+
+
+def file_size(weight_format: WeightFormat, shapes: Sequence[Shape]) -> int:
+    """Return the bytes of a file of matrices of these shapes."""
+    return _Layout(weight_format, shapes).size
+
+
+def open_quantized(
+    path: Path, weight_format: WeightFormat, shapes: Sequence[Shape]
+) -> QuantizedWeights:
+    """Return the matrices of a file, as views of the mapped file.
+
+    Raises:
+        DamagedFile: it does not hold matrices of this format and these shapes, or was changed.
+        OSError: it cannot be read.
+    """
+    layout = _Layout(weight_format, shapes)
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size != layout.size:
+            raise DamagedFile(f"{path} has not the {layout.size} bytes that are expected")
+        # private and writable, because torch warns about read-only buffers
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    if mapped[: len(layout.header)] != layout.header:
+        raise DamagedFile(f"{path} has another header than expected")
+    if mapped[-_CHECKSUM:] != _checksum(mapped, len(layout.header)):
+        raise DamagedFile(f"{path} has another checksum than its data")
+
+    def view(dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:
+        flat = torch.frombuffer(mapped, dtype=dtype, count=prod(shape), offset=offset)
+        return flat.view(shape)
+
+    def release() -> None:
+        if hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+    release()  # what was read for the checksum
+    matrices = [
+        QuantizedMatrix(
+            weight_format,
+            shape,
+            view(torch.uint8, weight_format.codes_shape(shape), codes),
+            view(torch.float32, weight_format.scales_shape(shape), scales),
+        )
+        for shape, codes, scales in zip(shapes, layout.codes, layout.scales, strict=True)
+    ]
+    return QuantizedWeights(matrices, release)
+
+
+def write_quantized(
+    path: Path,
+    matrices: Sequence[Rows],
+    weight_format: WeightFormat,
+    *,
+    release: Callable[[], None] = lambda: None,
+) -> None:
+    """Quantise matrices into a new file, chunk by chunk; no more than chunks are in memory.
+
+    Args:
+        release: as for :func:`~paged_backends.quantization.quantize.quantize_into`.
+
+    Raises:
+        OSError: it cannot be written; then there is no file.
+    """
+    layout = _Layout(weight_format, [shape_of(rows) for rows in matrices])
+
+    def put(index: int, first: int, codes: Tensor, scales: Tensor) -> None:
+        _write(file.fileno(), codes, layout.codes[index] + first * codes[0].nbytes)
+        _write(file.fileno(), scales, layout.scales[index] + first * scales[0].nbytes)
+
+    with path.open("x+b") as file:
+        try:
+            file.write(layout.header)
+            file.truncate(layout.size)
+            quantize_into(put, matrices, weight_format, release=release)
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+                checksum = _checksum(mapped, len(layout.header))
+            file.seek(-_CHECKSUM, os.SEEK_END)
+            file.write(checksum)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+class _Layout:
+    """Where everything lies in a file."""
+
+    def __init__(self, weight_format: WeightFormat, shapes: Sequence[Shape]) -> None:
+        tensors: dict[str, tuple[str, tuple[int, ...], int]] = {}
+        for index, shape in enumerate(shapes):
+            codes = weight_format.codes_shape(shape)
+            tensors[f"{index}.codes"] = "U8", codes, prod(codes)
+        for index, shape in enumerate(shapes):
+            scales = weight_format.scales_shape(shape)
+            tensors[f"{index}.scales"] = "F32", scales, 4 * prod(scales)
+        tensors["checksum"] = "U8", (_CHECKSUM,), _CHECKSUM
+        entries: dict[str, object] = {"__metadata__": {"format": weight_format.name}}
+        ends = [0]
+        for name, (dtype, dims, num_bytes) in tensors.items():
+            ends.append(ends[-1] + num_bytes)
+            entries[name] = {"dtype": dtype, "shape": dims, "data_offsets": ends[-2:]}
+        text = json.dumps(entries).encode()
+        text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+        self.header = struct.pack("<Q", len(text)) + text
+        starts = [len(self.header) + end for end in ends]
+        self.codes = starts[: len(shapes)]
+        self.scales = starts[len(shapes) : 2 * len(shapes)]
+        self.size = starts[-1]
+
+
+def _write(descriptor: int, tensor: Tensor, offset: int) -> None:
+    remaining = memoryview(tensor.numpy().data).cast("B")
+    while remaining:
+        written = os.pwrite(descriptor, remaining, offset)
+        remaining, offset = remaining[written:], offset + written
+
+
+def _checksum(mapped: mmap.mmap, start: int) -> bytes:
+    """Return the checksum of what lies between ``start`` and the place of the checksum itself."""
+    data = memoryview(mapped)[start:-_CHECKSUM]
+    with data, ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        pieces = [data[begin : begin + _PIECE] for begin in range(0, len(data), _PIECE)]
+        sums = list(pool.map(zlib.crc32, pieces))
+        for piece in pieces:
+            piece.release()
+    return zlib.crc32(struct.pack(f"<{len(sums)}L", *sums)).to_bytes(_CHECKSUM, "little")
+
 
 MAX_BYTES = 32 << 30
 """What the folder takes at most, unless one file alone is larger."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from paged_backends.kernels.cpu.set_names import InstructionSetName, ProductsName
+from paged_backends.kernels.cpu import InstructionSetName, ProductsName
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_core.component import ComponentSettings
 

@@ -34,29 +34,29 @@ class DeviceParams:
     top_p: Tensor
     """float32 or float64; 1: off."""
     uniform: Tensor
-    """float32 or float64 in [0, 1): see :func:`~paged_backends.sampling.random_numbers.uniform`."""
+    """float32 or float64 in [0, 1): see :func:`~paged_backends.sampling.row.uniform`."""
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceDraws:
-    """What was drawn, on the device."""
+class DeviceTokens:
+    """What was sampled, on the device."""
 
     tokens_R: Tensor
-    """int64; of a row that cannot be drawn from, any token of the vocabulary."""
+    """int64; of a row that cannot be sampled from, any token of the vocabulary."""
     peaks_R: Tensor
     """float32: the greatest logit of each row, NaN if any is NaN. Where it is not finite, the row
-    cannot be drawn from."""
+    cannot be sampled from."""
 
 
-def device_draw(logits: Tensor, params: DeviceParams, /) -> DeviceDraws:
-    """Draw a token for each row of ``logits`` [R, V] float32, which is only read."""
+def device_sample(logits: Tensor, params: DeviceParams, /) -> DeviceTokens:
+    """Sample a token for each row of ``logits`` [R, V] float32, which is only read."""
     if logits.is_cuda and find_spec("triton") is not None:
-        return triton_draw(logits, params)
-    return torch_draw(logits, params)
+        return triton_sample(logits, params)
+    return torch_sample(logits, params)
 
 
-def triton_draw(logits: Tensor, params: DeviceParams) -> DeviceDraws:
-    """Draw with our kernels in Triton, which sort nothing."""
+def triton_sample(logits: Tensor, params: DeviceParams) -> DeviceTokens:
+    """Sample with our kernels in Triton, which sort nothing."""
     from paged_backends.kernels.triton.sampling import draw
 
     tokens, peaks = draw(
@@ -66,12 +66,13 @@ def triton_draw(logits: Tensor, params: DeviceParams) -> DeviceDraws:
         top_k_R=params.top_k,
         top_p_R=params.top_p,
         uniform_R=params.uniform,
+        greedy_below=GREEDY_BELOW,
     )
-    return DeviceDraws(tokens, peaks)
+    return DeviceTokens(tokens, peaks)
 
 
-def torch_draw(logits: Tensor, params: DeviceParams) -> DeviceDraws:
-    """Draw with plain PyTorch, which sorts every row."""
+def torch_sample(logits: Tensor, params: DeviceParams) -> DeviceTokens:
+    """Sample with plain PyTorch, which sorts every row."""
     vocab_size = logits.shape[1]
     best = logits.argmax(-1)
     peaks = logits.gather(1, best[:, None])[:, 0]
@@ -85,9 +86,9 @@ def torch_draw(logits: Tensor, params: DeviceParams) -> DeviceDraws:
     nucleus = sums.gather(1, torch.minimum(last_k, last_p))
     place = _first_above(sums.clamp_max(nucleus), params.uniform)
     best_first = ranked.indices.gather(1, place)
-    drawn = torch.where(off & (params.top_p >= 1), by_id[:, 0], best_first[:, 0])
+    sampled = torch.where(off & (params.top_p >= 1), by_id[:, 0], best_first[:, 0])
     greedy = (params.temperature < GREEDY_BELOW) | ~peaks.isfinite()
-    return DeviceDraws(torch.where(greedy, best, drawn), peaks)
+    return DeviceTokens(torch.where(greedy, best, sampled), peaks)
 
 
 def _weights(logits: Tensor, peaks: Tensor, params: DeviceParams) -> Tensor:

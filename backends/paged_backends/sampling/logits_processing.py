@@ -1,4 +1,4 @@
-"""Processing of logits before a token is drawn, in vLLM's order and by its definitions.
+"""Processing of logits before a token is sampled, in vLLM's order and by its definitions.
 
 Logits processors, then ``logit_bias``, then the repetition, frequency and presence penalties; at
 last masks, for all tokens but ``allowed_token_ids``, those that would complete one of

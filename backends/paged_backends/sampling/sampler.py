@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from paged_backends.sampling.logits_processing import process_logits
-from paged_backends.sampling.random_numbers import uniform
-from paged_backends.sampling.random_sampling import RandomSample, random_sample
-from paged_backends.sampling.ranking import best_token, top_logits
-from paged_backends.sampling.row import Row
+from paged_backends.sampling.random_sampling import (
+    RandomSample,
+    best_token,
+    random_sample,
+    top_logits,
+)
+from paged_backends.sampling.row import Row, uniform
 from paged_core.errors import error_text
 from paged_core.step import TokenLogprobs
 
@@ -26,12 +29,12 @@ _MAX_LOGITS_ELSEWHERE = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """The tokens drawn, in the order of the rows."""
+class SampledTokens:
+    """The tokens sampled, in the order of the rows."""
 
     token_ids: list[int]
     logprobs: list[dict[int, float] | None] | None
-    """If any row asks for them: by token id, the drawn one first, then the best in order."""
+    """If any row asks for them: by token id, the sampled one first, then the best in order."""
     failed: dict[int, str]
     """Why rows could not be served as asked, by row; their token ids mean nothing."""
 
@@ -51,8 +54,8 @@ class _Processed:
 class Sampler:
     """Samples for whole batches, as :class:`~paged_core.sampling_params.SamplingParams` says.
 
-    A draw depends on the row's logits, its parameters, the seed, the sequence's index and the
-    position, and never on what else is in the batch or on what was drawn before.
+    A token depends on the row's logits, its parameters, the seed, the sequence's index and the
+    position, and never on what else is in the batch or on what was sampled before.
 
     Log-probabilities are those of the model: the log-softmax of its own logits, before any
     processor, bias, penalty, temperature or filter, as vLLM V1 reports them.
@@ -76,11 +79,11 @@ class Sampler:
         self._max_rows = max(1, max_logits // vocab_size)
         self._random_sample = random_sample
 
-    def draw(self, logits: Tensor, rows: Sequence[Row], /) -> Draws:
-        """Draw one token per row of ``logits`` [R, V] float32, which is only read.
+    def sample(self, logits: Tensor, rows: Sequence[Row], /) -> SampledTokens:
+        """Sample one token per row of ``logits`` [R, V] float32, which is only read.
 
         Several rows may belong to one sequence that fans out; each has an ``index`` of its own. If
-        anything raises, rows are drawn one by one, so that only those fail that raise alone.
+        anything raises, rows are sampled one by one, so that only those fail that raise alone.
 
         Raises:
             ValueError: the shapes do not fit each other.
@@ -91,19 +94,19 @@ class Sampler:
                 f"vocabulary of {self._vocab_size}"
             )
         if not rows:
-            return Draws([], None, {})
+            return SampledTokens([], None, {})
         try:
-            return self._draw(logits, rows)
+            return self._sample_all(logits, rows)
         except Exception as error:  # noqa: BLE001 - a parameter of one row that cannot be served
             if len(rows) == 1:
-                return Draws([0], None, {0: f"it cannot be sampled: {error_text(error)}"})
-            return _join([self.draw(logits[i : i + 1], [row]) for i, row in enumerate(rows)])
+                return SampledTokens([0], None, {0: f"it cannot be sampled: {error_text(error)}"})
+            return _join([self.sample(logits[i : i + 1], [row]) for i, row in enumerate(rows)])
 
-    def _draw(self, logits: Tensor, rows: Sequence[Row]) -> Draws:
+    def _sample_all(self, logits: Tensor, rows: Sequence[Row]) -> SampledTokens:
         best = best_token(logits)
         peaks = logits.gather(1, best[:, None])[:, 0]
         if all(row.plain for row in rows):
-            return Draws(best.tolist(), None, unfit_rows(peaks))
+            return SampledTokens(best.tolist(), None, unfit_rows(peaks))
         processed = self._process(logits, rows)
         if processed.places:
             at = torch.tensor(processed.places, device=logits.device)
@@ -115,12 +118,12 @@ class Sampler:
         sampled = [place for place, row in enumerate(rows) if row.sampled and place not in failed]
         for place, token_id in self._sample(logits, processed, rows, sampled).items():
             token_ids[place] = token_id
-        return Draws(token_ids, self._logprobs(logits, rows, token_ids), failed)
+        return SampledTokens(token_ids, self._logprobs(logits, rows, token_ids), failed)
 
     def rank(
         self, logits: Tensor, rows: Sequence[Row], counts: Sequence[int], /
     ) -> tuple[list[dict[int, float]], dict[int, str]]:
-        """Find the best continuations of each row, for beam search; draw no token.
+        """Find the best continuations of each row, for beam search; sample no token.
 
         Processors, bias and penalties change log-probabilities here, not logits, and the result is
         not normalised again: beam search in ``transformers`` applies them so.
@@ -192,7 +195,7 @@ class Sampler:
     def _sample(
         self, logits: Tensor, processed: _Processed, rows: Sequence[Row], places: list[int]
     ) -> dict[int, int]:
-        """Draw at random for the rows at ``places``; return the tokens by place."""
+        """Sample at random for the rows at ``places``; return the tokens by place."""
         copies = {place: row for row, place in enumerate(processed.places)}
         own = [place for place in places if place not in copies]
         changed = [place for place in places if place in copies]
@@ -206,13 +209,13 @@ class Sampler:
     def _sample_rows(
         self, logits: Tensor, numbers: list[int], rows: Sequence[Row], places: list[int]
     ) -> dict[int, int]:
-        """Draw for each of ``places`` from the row of ``logits`` whose number is beside it."""
-        drawn: dict[int, int] = {}
+        """Sample for each of ``places`` from the row of ``logits`` whose number is beside it."""
+        sampled: dict[int, int] = {}
         for part in self._slices(len(places)):
             chosen = [rows[place] for place in places[part]]
             token_ids = self._random_sample(_rows_of(logits, numbers[part]), chosen, self._uniform)
-            drawn |= zip(places[part], token_ids, strict=True)
-        return drawn
+            sampled |= zip(places[part], token_ids, strict=True)
+        return sampled
 
     def _uniform(self, row: Row) -> float:
         return uniform(row, self._seed)
@@ -238,13 +241,13 @@ class Sampler:
         return result
 
 
-def _join(draws: Sequence[Draws]) -> Draws:
-    """Return the draws of rows that were drawn one by one."""
-    asked = any(draw.logprobs for draw in draws)
-    return Draws(
-        [token_id for draw in draws for token_id in draw.token_ids],
-        [draw.logprobs[0] if draw.logprobs else None for draw in draws] if asked else None,
-        {place: draw.failed[0] for place, draw in enumerate(draws) if draw.failed},
+def _join(parts: Sequence[SampledTokens]) -> SampledTokens:
+    """Return the tokens of rows that were sampled one by one."""
+    asked = any(part.logprobs for part in parts)
+    return SampledTokens(
+        [token_id for part in parts for token_id in part.token_ids],
+        [part.logprobs[0] if part.logprobs else None for part in parts] if asked else None,
+        {place: part.failed[0] for place, part in enumerate(parts) if part.failed},
     )
 
 
@@ -256,7 +259,7 @@ def _rows_of(logits: Tensor, numbers: list[int]) -> Tensor:
 
 
 def unfit_rows(peaks: Tensor) -> dict[int, str]:
-    """Return why no token can be drawn from some rows, by row; ``peaks`` [R]: largest logits."""
+    """Return why no token can be sampled from some rows, by row; ``peaks`` [R]: largest logits."""
     if bool(peaks.isfinite().all()):
         return {}
     problems = {}

@@ -46,7 +46,6 @@ def install(patch: pytest.MonkeyPatch, *names: str, capability: tuple[int, int] 
         compiled.__spec__ = ModuleSpec("flashinfer_jit_cache", None)
         patch.setitem(sys.modules, "flashinfer_jit_cache", compiled)
     folder = "paged_backends.attention"
-    for path in ("flash_attn.backend", "flashinfer.backend"):
+    for path in ("flash_attention", "flashinfer_attention"):
         patch.setattr(f"{folder}.{path}.compute_capability", lambda device: capability)
-    for path in ("flash_attn.obstacle", "flashinfer.package"):
         patch.setattr(f"{folder}.{path}.gpu_problem", lambda: None)

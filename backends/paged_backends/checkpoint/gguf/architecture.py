@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paged_backends.checkpoint.gguf.header import GgufHeader
+from paged_backends.checkpoint.gguf.values import Metadata
 from paged_core.errors import CheckpointError, UnsupportedModel
 
 Config = dict[str, Any]
@@ -76,7 +77,7 @@ def config_of(header: GgufHeader) -> Config:
         UnsupportedModel: the architecture, or a feature of the model, is not covered.
         CheckpointError: a value is missing, or of another type.
     """
-    architecture, keys = architecture_of(header), _Keys(header)
+    architecture, keys = architecture_of(header), _keys(header)
     for name, neutral in _NEUTRAL.items():
         value = keys.any(name, neutral)
         if value != neutral:
@@ -95,27 +96,9 @@ def config_of(header: GgufHeader) -> Config:
     }
 
 
-class _Keys:
-    """The values of a file whose names begin with that of its architecture."""
-
-    def __init__(self, header: GgufHeader) -> None:
-        self._metadata = header.metadata
-        self.prefix = f"{header.metadata.text('general.architecture')}."
-
-    def any(self, name: str, default: Any) -> Any:
-        return self._metadata.values.get(self.prefix + name, default)
-
-    def integer(self, name: str, *default: int) -> int:
-        return self._metadata.integer(self.prefix + name, *default)
-
-    def number(self, name: str, *default: float) -> float:
-        return self._metadata.number(self.prefix + name, *default)
-
-    def text(self, name: str, default: str) -> str:
-        return self._metadata.text(self.prefix + name, default)
-
-    def optional(self, name: str) -> float | None:
-        return self.number(name) if self._metadata.has(self.prefix + name) else None
+def _keys(header: GgufHeader) -> Metadata:
+    """Return the values whose names begin with that of the architecture."""
+    return header.metadata.within(f"{header.metadata.text('general.architecture')}.")
 
 
 def _dtype(header: GgufHeader) -> str:
@@ -141,7 +124,7 @@ def _end_tokens(header: GgufHeader) -> list[int]:
 
 def _shape(header: GgufHeader) -> Config:
     """Return what all architectures but gpt2 have under the same names."""
-    keys = _Keys(header)
+    keys = _keys(header)
     heads = keys.integer("attention.head_count")
     hidden = keys.integer("embedding_length")
     width = keys.integer("attention.key_length", max(1, hidden // heads))
@@ -166,7 +149,7 @@ def _shape(header: GgufHeader) -> Config:
 
 
 def _rope_scaling(header: GgufHeader, width: int) -> Config | None:
-    keys = _Keys(header)
+    keys = _keys(header)
     kind = keys.text("rope.scaling.type", "none")
     if kind == "none" and DIVISORS in header.tensors:
         return {"rope_type": "divided", "divisors": _divisors(header, width // 2)}
@@ -192,8 +175,8 @@ def _divisors(header: GgufHeader, count: int) -> Sequence[float]:
 def _llama(header: GgufHeader) -> Config:
     """Return the fields of a llama, or of a mistral: that is a llama with a window."""
     shape, window = _shape(header), "attention.sliding_window"
-    if _Keys(header).optional(window) is not None:
-        return shape | {"model_type": "mistral", "sliding_window": _Keys(header).integer(window)}
+    if _keys(header).optional(window) is not None:
+        return shape | {"model_type": "mistral", "sliding_window": _keys(header).integer(window)}
     return shape | {
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
@@ -205,7 +188,7 @@ def _qwen3(header: GgufHeader) -> Config:
 
 
 def _gemma2(header: GgufHeader) -> Config:
-    keys, shape = _Keys(header), _shape(header)
+    keys, shape = _keys(header), _shape(header)
     return shape | {
         "query_pre_attn_scalar": _query_scalar(shape, largest=46),
         "sliding_window": keys.integer("attention.sliding_window", 4096),
@@ -215,7 +198,7 @@ def _gemma2(header: GgufHeader) -> Config:
 
 
 def _gemma3(header: GgufHeader) -> Config:
-    keys, shape = _Keys(header), _shape(header)
+    keys, shape = _keys(header), _shape(header)
     return shape | {
         "query_pre_attn_scalar": _query_scalar(shape, largest=62),
         "sliding_window": keys.integer("attention.sliding_window"),
@@ -237,7 +220,7 @@ def _query_scalar(shape: Config, largest: int) -> float:
 
 
 def _gpt2(header: GgufHeader) -> Config:
-    keys = _Keys(header)
+    keys = _keys(header)
     return {
         "n_embd": keys.integer("embedding_length"),
         "n_inner": keys.integer("feed_forward_length"),

@@ -1,4 +1,4 @@
-"""How a checkpoint's quantised matrices are stored, by its configuration."""
+"""The layout of a checkpoint's quantised matrices, by its configuration, and the linear layers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Protocol
 
 from paged_backends.checkpoint.config_fields import ConfigFields
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.checkpoint.quantized.awq import Awq
-from paged_backends.checkpoint.quantized.compressed_tensors import CompressedTensors
-from paged_backends.checkpoint.quantized.gptq import Gptq
+from paged_backends.checkpoint.quantized.formats import Awq, CompressedTensors, Gptq
 from paged_backends.checkpoint.quantized.stored_module import StoredModule
+from paged_backends.checkpoint.tensor_files import SafetensorsFile
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.weight_format import Shape
 from paged_core.errors import UnsupportedModel
@@ -59,3 +58,35 @@ _METHODS: Mapping[str, Callable[[ConfigFields], Layout]] = {
     "compressed-tensors": CompressedTensors.described,
 }
 """By their names in ``quant_method``."""
+
+
+_WEIGHT = ".weight"
+
+
+class QuantizedModules:
+    """Matrices by the names that they would have if they were plain.
+
+    Args:
+        files: the file of each tensor, by its name.
+    """
+
+    def __init__(self, layout: Layout, files: Mapping[str, SafetensorsFile]) -> None:
+        self._layout = layout
+        self._files = files
+        self.taken: set[str] = set()
+        """Names of tensors that were read."""
+
+    def has(self, name: str) -> bool:
+        """Whether a weight is quantised."""
+        return name.endswith(_WEIGHT) and self._layout.has(self._module(name))
+
+    def matrix(self, name: str, shape: Shape) -> QuantizedMatrix:
+        """Return a weight that is quantised; raises :class:`CheckpointError` if it is malformed."""
+        module = self._module(name)
+        matrix = self._layout.matrix(module, shape)
+        module.skip_zeros("bias")  # old tools wrote one for every layer
+        self.taken |= module.taken
+        return matrix
+
+    def _module(self, name: str) -> StoredModule:
+        return StoredModule(name.removesuffix(_WEIGHT), self._files)

@@ -1,16 +1,127 @@
-"""The tensors of one linear layer, under the name of its module."""
+"""The tensors of one linear layer as formats hold them, and its codes on their way to our form.
 
+Shapes: R rows, W integers of a row, O outputs, I inputs, B bytes of a row, C codes of a row, G
+groups of a row as stored, N groups as they become.
+"""
+
+# ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from paged_backends.checkpoint.safetensors_file import SafetensorsFile
+from paged_backends.checkpoint.tensor_files import SafetensorsFile
+from paged_backends.quantization.matrix import QuantizedMatrix, one_by_one
+from paged_backends.quantization.quantize import quantized_chunks
+from paged_backends.quantization.weight_format import Shape, WeightFormat
 from paged_core.errors import CheckpointError
 
-Shape = tuple[int, ...]
+
+def in_bytes(packed_RW: Tensor) -> Tensor:
+    """Return the bytes [R, B] of int32, the lowest first."""
+    return packed_RW.contiguous().view(torch.uint8)
+
+
+def unpacked_rows(packed_RW: Tensor, bits: int) -> Tensor:
+    """Return codes [R, C] uint8."""
+    return one_by_one(in_bytes(packed_RW)) if bits == 4 else in_bytes(packed_RW)
+
+
+_SIZES: tuple[Literal[128, 64, 32, 16], ...] = (128, 64, 32, 16)
+"""Of groups that we have, the largest first."""
+_OTHERWISE = WeightFormat(8, 32)
+"""For matrices whose groups are none of ours."""
+_AT_ONCE = 1 << 20
+"""Weights that are held in float32 at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedCodes:
+    """A weight is ``(code - zero) * scale``, with zero and scale of its group."""
+
+    bits: Literal[4, 8]
+    shape: Shape
+    bytes_OB: Tensor
+    """uint8: the codes of a row, with 4 bits the first of two in the low half."""
+    scales_OG: Tensor
+    """float32."""
+    zeros_OG: Tensor | None
+    """Codes; ``None``: all are in the middle."""
+    group_size: int
+    """Inputs of a group; at least all of them: there is one."""
+    groups_I: Tensor | None = None
+    """The group of each input; ``None``: one after another."""
+
+    def matrix(self) -> QuantizedMatrix:
+        """Return the same weights, in groups of at most 128.
+
+        Groups that are not in order, or of a size that no group of ours divides, are quantised
+        again: to 8 bits, in groups of 32.
+        """
+        size = next((each for each in _SIZES if self._whole_group % each == 0), None)
+        if size is None or self.groups_I is not None:
+            return self._quantized_again()
+        chosen = WeightFormat(self.bits, size)
+        outputs, groups, width = chosen.codes_shape(self.shape)
+        padding = groups * width - self.bytes_OB.shape[1]
+        middle = 0x88 if self.bits == 4 else 0x80
+        group_N = torch.arange(groups) * size // self._whole_group
+        offsets_OG = self._offsets()
+        return QuantizedMatrix(
+            chosen,
+            self.shape,
+            functional.pad(self.bytes_OB, (0, padding), value=middle).view(outputs, groups, width),
+            self.scales_OG[:, group_N],
+            None if offsets_OG is None else offsets_OG[:, group_N],
+        )
+
+    @property
+    def _whole_group(self) -> int:
+        """Inputs of a group, those behind the end of a row included."""
+        inputs = self.shape[1]
+        return self.group_size if self.group_size < inputs else -(-inputs // 128) * 128
+
+    @property
+    def _middle(self) -> int:
+        return 1 << (self.bits - 1)
+
+    def _offsets(self) -> Tensor | None:
+        """Return what is added to ``(code - middle) * scale``: [O, G], or ``None`` for nothing."""
+        if self.zeros_OG is None or bool((self.zeros_OG == self._middle).all()):
+            return None
+        return (self._middle - self.zeros_OG.float()) * self.scales_OG
+
+    def _quantized_again(self) -> QuantizedMatrix:
+        outputs, inputs = self.shape
+        codes = torch.empty(_OTHERWISE.codes_shape(self.shape), dtype=torch.uint8)
+        scales = torch.empty(_OTHERWISE.scales_shape(self.shape))
+        step, first = max(1, _AT_ONCE // inputs), 0
+        for begin in range(0, outputs, step):
+            weight_RI = self._weights(begin, begin + step)
+            for some_codes, some_scales in quantized_chunks(weight_RI, _OTHERWISE):
+                end = first + len(some_codes)
+                codes[first:end], scales[first:end] = some_codes, some_scales
+                first = end
+        return QuantizedMatrix(_OTHERWISE, self.shape, codes, scales)
+
+    def _weights(self, begin: int, end: int) -> Tensor:
+        """Return the weights of some rows, in float32."""
+        inputs = self.shape[1]
+        group_I = self.groups_I
+        if group_I is None:
+            group_I = torch.arange(inputs) // self._whole_group
+        bytes_RB = self.bytes_OB[begin:end]
+        codes_RI = (one_by_one(bytes_RB) if self.bits == 4 else bytes_RB)[:, :inputs].float()
+        zeros = self._middle if self.zeros_OG is None else self.zeros_OG[begin:end, group_I]
+        return (codes_RI - zeros) * self.scales_OG[begin:end, group_I]
+
+
+TensorShape = tuple[int, ...]
 
 
 class StoredModule:
@@ -27,7 +138,7 @@ class StoredModule:
         """Whether there is a tensor of this name."""
         return f"{self.name}.{part}" in self._files
 
-    def shape(self, part: str) -> Shape:
+    def shape(self, part: str) -> TensorShape:
         """Return the shape of a tensor that is there."""
         return self._file(part).shape(f"{self.name}.{part}")
 
@@ -45,7 +156,7 @@ class StoredModule:
         if self.has(part) and not bool(self._file(part).stored(f"{self.name}.{part}").any()):
             self.skip(part)
 
-    def integers(self, part: str, shape: Shape, *dtypes: torch.dtype) -> Tensor:
+    def integers(self, part: str, shape: TensorShape, *dtypes: torch.dtype) -> Tensor:
         """Return a tensor of integers, of 32 bits unless ``dtypes`` are given; only to be read.
 
         Raises:
@@ -53,11 +164,11 @@ class StoredModule:
         """
         return self._tensor(part, shape, dtypes or (torch.int32,))
 
-    def numbers(self, part: str, shape: Shape) -> Tensor:
+    def numbers(self, part: str, shape: TensorShape) -> Tensor:
         """Return a tensor of floating-point numbers, in float32. Raises as :meth:`integers`."""
         return self._tensor(part, shape, (torch.float16, torch.bfloat16, torch.float32)).float()
 
-    def _tensor(self, part: str, shape: Shape, dtypes: tuple[torch.dtype, ...]) -> Tensor:
+    def _tensor(self, part: str, shape: TensorShape, dtypes: tuple[torch.dtype, ...]) -> Tensor:
         name, file = f"{self.name}.{part}", self._file(part)
         tensor = file.stored(name)
         if tensor.dtype not in dtypes or tensor.shape != shape:

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paged_backends.kernels.build import Build, CannotCompile, Compiler
-from paged_backends.kernels.cpu.compiler import cpp_build, find_compiler
-from paged_backends.kernels.cpu.instruction_set import InstructionSet, NoSuchInstructions, choose
+from paged_backends.kernels.build import Build, CannotCompile, Compiler, discard, library
+from paged_backends.kernels.cpu.compiler import (
+    InstructionSet,
+    NoSuchInstructions,
+    choose,
+    cpp_build,
+    find_compiler,
+)
 from paged_backends.kernels.cpu.structs import BYTES
-from paged_backends.kernels.library_cache import discard, library
 from paged_core.log import get_logger
 
 UNITS = (

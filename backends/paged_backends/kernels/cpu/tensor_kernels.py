@@ -18,13 +18,12 @@ from typing import Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
+from paged_backends.kernels.cpu import ProductsName
 from paged_backends.kernels.cpu.bindings import Bindings
-from paged_backends.kernels.cpu.instruction_set import products
-from paged_backends.kernels.cpu.memory import Arena
-from paged_backends.kernels.cpu.packed_weight import PANEL, PackedWeight, code_format, halved
-from paged_backends.kernels.cpu.set_names import ProductsName
+from paged_backends.kernels.cpu.compiler import products
+from paged_backends.kernels.cpu.packed_weight import PANEL, Arena, PackedWeight, code_format, halved
 from paged_backends.quantization.matrix import QuantizedMatrix
-from paged_backends.quantization.workers import in_threads
+from paged_backends.quantization.quantize import in_threads
 
 _PACKED = 1 << 20
 """Quantised weights that a thread packs before it takes others."""

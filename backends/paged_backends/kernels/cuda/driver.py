@@ -7,8 +7,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
-from paged_backends.kernels.cuda.kernel import Geometry, Grid, KernelError
-from paged_backends.kernels.cuda.structs import Argument
+from paged_backends.kernels.cuda.kernel import Argument, Geometry, Grid, KernelError
 
 LIBRARY = "libcuda.so.1"
 

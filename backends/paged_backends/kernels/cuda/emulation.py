@@ -15,12 +15,16 @@ from typing import Literal
 
 from torch import Tensor
 
-from paged_backends.kernels.build import Build, CannotCompile
+from paged_backends.kernels.build import Build, CannotCompile, library
 from paged_backends.kernels.cpu.compiler import CppCompiler, find_compiler
-from paged_backends.kernels.cuda.kernel import Geometry, Grid, KernelError
-from paged_backends.kernels.cuda.structs import Argument
-from paged_backends.kernels.cuda.variant import SHIM_SOURCES, SOURCES
-from paged_backends.kernels.library_cache import library
+from paged_backends.kernels.cuda.kernel import (
+    SHIM_SOURCES,
+    SOURCES,
+    Argument,
+    Geometry,
+    Grid,
+    KernelError,
+)
 
 Order = Literal["up", "down", "by chance"]
 """In which order the threads of a block run between two barriers."""

@@ -1,13 +1,78 @@
-"""Kernels that can be launched, on a GPU or in an emulation of one."""
+"""Kernels as Python sees them: variants, arguments, and the interface that launches them.
+
+A variant is what is fixed when kernels are compiled; names follow from it. Arguments are structures
+with the fields of those in ``call.h`` and ``copies.h``. A kernel is launched on a GPU or in an
+emulation of one. How the keys of a row are divided, and how blocks are copied, is decided here too.
+"""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from paged_backends.kernels.cuda.structs import Argument
+from paged_backends.device import to_device
+from paged_backends.kernels.build import Build
+from paged_core.interfaces.layer import LayerSpec
+
+
+class Call(ctypes.Structure):
+    """``Call`` of ``call.h``: the argument of all kernels of attention."""
+
+    _fields_: ClassVar[Any] = [
+        *((name, c_void_p) for name in ("query", "key", "value", "out", "keys", "values")),
+        *((name, c_void_p) for name in ("query_start", "lengths", "tables", "slots")),
+        *((name, c_void_p) for name in ("slopes", "partials")),
+        *((name, c_int64) for name in ("query_token", "query_head", "key_token", "key_head")),
+        *((name, c_int64) for name in ("value_token", "value_head")),
+        *((name, c_int64) for name in ("cache_block", "cache_head")),
+        *((name, c_int32) for name in ("table_width", "tokens", "sequences", "heads")),
+        *((name, c_int32) for name in ("kv_heads", "dim", "block_size")),
+        *((name, c_uint32) for name in ("block_factor", "block_shift")),
+        *((name, c_int32) for name in ("window", "rows_are_tokens", "tiles_from")),
+        *((name, c_int32) for name in ("split", "max_splits", "num_splits")),
+        ("scale", c_float),
+        ("soft_cap", c_float),
+    ]
+
+
+class BlockCopies(ctypes.Structure):
+    """``BlockCopies`` of ``copies.h``: the argument of the kernel that copies blocks."""
+
+    _fields_: ClassVar[Any] = [
+        *((name, c_void_p) for name in ("sources", "targets", "block_bytes", "pairs")),
+        ("num_caches", c_int32),
+        ("num_pairs", c_int32),
+    ]
+
+
+class Argument:
+    """A structure that a kernel gets by value; it is read when the kernel is launched."""
+
+    __slots__ = ("address", "pointers", "structure")
+
+    def __init__(self, structure: ctypes.Structure) -> None:
+        self.structure = structure
+        self.address = ctypes.addressof(structure)
+        self.pointers = (c_void_p * 1)(self.address)
+        """What ``cuLaunchKernel`` takes: an address for each parameter."""
+
+
+def divider(divisor: int) -> tuple[int, int]:
+    """Return factor and shift by which a kernel divides numbers below ``2^31`` by ``divisor``.
+
+    Source: T. Granlund, P. Montgomery, Division by invariant integers using multiplication, 1994.
+    """
+    shift = (divisor - 1).bit_length()
+    return (((1 << shift) - divisor) << 32) // divisor + 1, shift
+
 
 Grid = tuple[int, int, int]
 """Thread blocks in each dimension."""
@@ -80,3 +145,211 @@ class KernelModule(Protocol):
 
     def declare(self, buffers: dict[str, Tensor | None], /) -> None:
         """Say which tensors the next kernels may use, and no other memory."""
+
+
+SOURCES = Path(__file__).parent / "source"
+"""Folder of the kernels."""
+SHIM_SOURCES = Path(__file__).parent.parent / "simt" / "source"
+"""Folder of what makes them compile for CPUs; GPUs need its headers as well."""
+
+DTYPES = ("float32", "bfloat16", "float16")
+_DIMS = (64, 96, 128, 256)
+MAX_HEAD_DIM = _DIMS[-1]
+HEAD_DIM_MULTIPLE = 8
+GPU_GROUPS = tuple(range(1, 9))
+"""Query heads of one key head that a thread block may take when it decodes."""
+EMULATED_GROUPS = (1, 4)
+"""Those of them that are compiled for the CPU."""
+
+COPY_BLOCKS = "paged_copy_blocks"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The kernels of layers that have this much in common."""
+
+    dtype: str
+    dim: int
+    """The head dimension, rounded up to what there are kernels for."""
+    group: int
+    """One of :data:`GPU_GROUPS`."""
+    cache: str
+    """``kv_cache_dtype`` of the layers."""
+
+    @classmethod
+    def of(cls, layer: LayerSpec, groups: Sequence[int] = GPU_GROUPS) -> Variant:
+        """Return that of ``layer``, whose head dimension is at most :data:`MAX_HEAD_DIM`."""
+        dim = next(dim for dim in _DIMS if dim >= layer.head_dim)
+        heads = layer.num_heads // layer.num_kv_heads
+        group = next((group for group in groups if group >= heads), groups[-1])
+        return cls(layer.dtype, dim, group, layer.kv_cache_dtype)
+
+    @property
+    def write(self) -> str:
+        """Name of the kernel that writes keys and values into their slots."""
+        return f"paged_write_{self.dtype}_{self.cache}"
+
+    @property
+    def decode(self) -> str:
+        """Of that which computes single rows, split over the keys."""
+        return f"paged_decode_{self.dtype}_{self.dim}_{self.group}_{self.cache}"
+
+    @property
+    def combine(self) -> str:
+        """Of that which puts the results of splits together."""
+        return f"paged_combine_{self.dtype}"
+
+    @property
+    def tiles(self) -> str | None:
+        """Of that which computes many rows at once; there is none of float32."""
+        if self.dtype == "float32":
+            return None
+        return f"paged_tiles_{self.dtype}_{self.dim}_{self.cache}"
+
+    def cubin(self, architecture: str) -> Build:
+        """Return the build of the kernels for GPUs of ``architecture``, such as ``sm_90``."""
+        macros = {"DTYPE": self.dtype, "DIM": self.dim, "GROUP": self.group, "CACHE": self.cache}
+        return Build(
+            name=f"cuda-{architecture}-{self.dtype}-{self.dim}-{self.group}-{self.cache}",
+            sources=SOURCES,
+            units=("variant.cu",),
+            flags=(
+                f"--gpu-architecture={architecture}",
+                "--std=c++17",
+                *(f"-DPAGED_{name}={value}" for name, value in macros.items()),
+            ),
+            includes=(SHIM_SOURCES,),
+            suffix=".cubin",
+        )
+
+
+class BlockCopier:
+    """Copies blocks of several caches at once. A GPU reads and writes pinned memory of the host as
+    well, so that this also swaps."""
+
+    def __init__(self, module: KernelModule, device: torch.device) -> None:
+        """
+        Raises:
+            KernelError: the module has no kernel for it.
+        """
+        self._module = module
+        self._device = device
+        self._kernel = module.kernel(COPY_BLOCKS, ctypes.sizeof(BlockCopies))
+
+    def copy(
+        self,
+        sources: Sequence[Tensor],
+        origins: Sequence[int],
+        targets: Sequence[Tensor],
+        destinations: Sequence[int],
+    ) -> None:
+        """Copy blocks ``origins`` of each source to blocks ``destinations`` of its target, without
+        waiting; all are read before any is written.
+
+        Args:
+            sources: caches whose first dimension counts blocks, each block contiguous.
+            targets: one for each source, or the source itself.
+
+        Raises:
+            ValueError: a block is not there, or a block of a source and of its target differ.
+        """
+        _check(sources, origins)
+        _check(targets, destinations)
+        if not origins or not sources:
+            return
+        both = zip(sources, targets, strict=True)
+        within = any(one.data_ptr() == other.data_ptr() for one, other in both)
+        if within and not set(origins).isdisjoint(destinations):
+            held = [one.new_empty((len(origins), *one.shape[1:])) for one in targets]
+            places = range(len(origins))
+            self._launch(sources, origins, held, places)
+            self._launch(held, places, targets, destinations)
+        else:
+            self._launch(sources, origins, targets, destinations)
+
+    def _launch(
+        self,
+        sources: Sequence[Tensor],
+        origins: Sequence[int],
+        targets: Sequence[Tensor],
+        destinations: Sequence[int],
+    ) -> None:
+        count = len(sources)
+        sizes = [one[0].numel() * one.element_size() for one in sources]
+        if sizes != [one[0].numel() * one.element_size() for one in targets]:
+            raise ValueError("a block of a source and of its target have different sizes")
+        addresses = [one.data_ptr() for one in (*sources, *targets)]
+        pairs = np.array([origins, destinations]).T.ravel()
+        numbers = to_device(np.array([*addresses, *sizes, *pairs], np.int64), self._device)
+        base = numbers.data_ptr()
+        copies = BlockCopies(
+            sources=base,
+            targets=base + 8 * count,
+            block_bytes=base + 16 * count,
+            pairs=base + 24 * count,
+            num_caches=count,
+            num_pairs=len(origins),
+        )
+        if self._module.declares:
+            named = {f"source {place}": one for place, one in enumerate(sources)}
+            named |= {f"target {place}": one for place, one in enumerate(targets)}
+            self._module.declare({**named, "numbers": numbers})
+        grid = (len(origins), count, 1)
+        self._kernel.launch(grid, Argument(copies), self._module.stream())
+
+
+def _check(caches: Sequence[Tensor], blocks: Sequence[int]) -> None:
+    for cache in caches:
+        if not cache.is_contiguous():
+            raise ValueError(f"the cache must be contiguous, and its strides are {cache.stride()}")
+        if blocks and not 0 <= min(blocks) <= max(blocks) < len(cache):
+            raise ValueError(f"blocks {list(blocks)} are copied, and the cache has {len(cache)}")
+
+
+_WAVES = 4
+"""Thread blocks that a multiprocessor is given; fewer leave some of them idle at the end."""
+_LEAST_KEYS = 64
+"""Of a split: reading them must outweigh starting it and combining the results."""
+_FIXED_KEYS = 256
+"""Of a split whose results must not depend on the batch."""
+_MOST = 128
+"""Splits of a sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeySplits:
+    """A row that sees n keys takes parts of ``max(keys, n / most rounded up)`` of them, a number
+    that depends on n, ``keys`` and ``most`` alone."""
+
+    keys: int
+    """Of a part, unless there would be more than ``most``."""
+    most: int
+    """Parts of a row."""
+    count: int
+    """Parts of the row that sees most keys, in this batch."""
+
+    @classmethod
+    def one(cls) -> KeySplits:
+        """Return a single part, whatever a row sees."""
+        return cls(_FIXED_KEYS, 1, 1)
+
+    @classmethod
+    def choose(
+        cls, *, rows: int, blocks: int, longest: int, multiprocessors: int, fixed: bool
+    ) -> KeySplits:
+        """Return splits that keep all multiprocessors busy, or one if there are rows enough.
+
+        Args:
+            rows: that are computed one by one.
+            blocks: thread blocks of each, for one split.
+            longest: keys that a row sees at most, in this batch or in any that is replayed.
+            multiprocessors: of the device.
+            fixed: choose the same for all batches, so that the bits of a result do not depend on
+                the batch.
+        """
+        if fixed:
+            keys, most = _FIXED_KEYS, _MOST
+        else:
+            wanted = -(-_WAVES * multiprocessors // max(1, rows * blocks))
+            keys, most = _LEAST_KEYS, min(_MOST, max(1, wanted))
+        return cls(keys, most, max(1, min(most, -(-longest // keys))))

@@ -1,19 +1,43 @@
-"""Where kernels run: on GPUs, or emulated on the CPU."""
+"""Targets of the kernels: GPUs that PyTorch finds, or their emulation on the CPU."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
 import torch
 
-from paged_backends.kernels.cuda.devices import architecture, device_problem
+from paged_backends.kernels.build import CannotCompile
+from paged_backends.kernels.cpu.compiler import find_compiler
 from paged_backends.kernels.cuda.driver import Context, Driver, GpuModule
 from paged_backends.kernels.cuda.emulation import EmulatedModule
-from paged_backends.kernels.cuda.kernel import KernelModule
+from paged_backends.kernels.cuda.kernel import EMULATED_GROUPS, GPU_GROUPS, KernelModule, Variant
 from paged_backends.kernels.cuda.toolkit import find_compilers, load_variant
-from paged_backends.kernels.cuda.variant import EMULATED_GROUPS, GPU_GROUPS, Variant
+from paged_backends.kernels.nvidia import capability_problem, dotted, gpu_problem
+
+
+def device_problem(index: int | None) -> str | None:
+    """Return why a device cannot run the kernels, or ``None``; ``None`` is the current one."""
+    problem = gpu_problem()
+    if problem is not None:
+        return problem
+    capability = torch.cuda.get_device_capability(index)
+    return capability_problem(capability, torch.cuda.get_device_name(index))
+
+
+def architecture(index: int) -> str:
+    """Return the device's, as compilers name it: ``sm_90``."""
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"sm_{major}{minor}"
+
+
+def describe(index: int | None) -> str:
+    """Return the device's name and compute capability."""
+    capability = torch.cuda.get_device_capability(index)
+    return f"{torch.cuda.get_device_name(index)} of {dotted(capability)}"
+
 
 _EMULATED_MULTIPROCESSORS = 3
 """Few: a batch of several sequences needs no splits, one of a single sequence does."""
@@ -115,3 +139,33 @@ class EmulatedTarget:
     def module(self, variant: Variant, device: torch.device, /) -> EmulatedModule:
         """See :class:`Target`."""
         return self.emulation
+
+
+class TargetSettings(Protocol):
+    """Options that choose a target."""
+
+    @property
+    def target(self) -> str:
+        """``auto``, or an emulated one."""
+
+
+def unavailable_reason(options: TargetSettings) -> str | None:
+    """Return why kernels cannot run on the chosen target, or ``None``; nothing is compiled.
+
+    The backend looks at the GPU of a layer when it is shown one.
+    """
+    if os.name != "posix":
+        return "the kernels are compiled on Linux only; attention 'torch' needs no compiler"
+    emulated = options.target != "auto"
+    problem = None if emulated else device_problem(0)
+    if problem is not None:
+        return f"{problem}; for tests, target: emulated runs the kernels on the CPU"
+    found = find_compiler() if emulated else find_compilers()
+    return str(found) if isinstance(found, CannotCompile) else None
+
+
+def details() -> str:
+    """Return the GPU and its compiler."""
+    compilers = find_compilers()
+    by = "nothing" if isinstance(compilers, CannotCompile) else compilers[0].path
+    return f"{describe(0)}, compiled by {by}"

@@ -22,15 +22,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_backends.kernels.triton.sampling_selection import place_of, select
-from paged_backends.kernels.triton.sampling_weights import (
+from paged_backends.kernels.triton.sampling_selection import (
     best_of_row,
     bounded,
     is_filtered_by_rank,
     is_random,
     keys_of,
     logits_of,
+    place_of,
     reach_of,
+    select,
     share_of,
     weights_of,
 )
@@ -69,13 +70,14 @@ def weigh_chunks(
     logits, best, sums, levels, mark_sums, mark_counts, temperatures, min_ps, top_ks, top_ps,
     row_stride, vocab_size, num_chunks, scale,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, MARKS: tl.constexpr,
+    GREEDY_BELOW: tl.constexpr,
 ):  # fmt: skip
     """A program adds the weights of a chunk; and of its tokens above each mark, which it counts."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     temperature = tl.load(temperatures + row)
     _, key = best_of_row(best, row, num_chunks, CHUNKS)
     peak = logits_of(key)
-    if is_random(temperature, peak):
+    if is_random(temperature, peak, GREEDY_BELOW):
         temperature = bounded(temperature)
         ids = chunk * CHUNK + tl.arange(0, CHUNK)
         places = logits + row.to(tl.int64) * row_stride + ids
@@ -110,6 +112,7 @@ def collect_chunks(
     logits, best, sums, levels, mark_sums, mark_counts, pool, pool_ids, sizes,
     temperatures, top_ks, top_ps, row_stride, vocab_size, num_chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, MARKS: tl.constexpr, POOL: tl.constexpr,
+    GREEDY_BELOW: tl.constexpr,
 ):  # fmt: skip
     """A program collects the tokens of a chunk whose rank may matter, in the order of their ids."""
     row, chunk = tl.program_id(0), tl.program_id(1)
@@ -117,7 +120,7 @@ def collect_chunks(
     top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
     _, key = best_of_row(best, row, num_chunks, CHUNKS)
     peak = logits_of(key)
-    if is_random(temperature, peak) & is_filtered_by_rank(top_k, top_p, vocab_size):
+    if is_random(temperature, peak, GREEDY_BELOW) & is_filtered_by_rank(top_k, top_p, vocab_size):
         chunks, marks = tl.arange(0, CHUNKS), tl.arange(0, MARKS)
         at = (row * num_chunks + chunks)[:, None] * MARKS + marks[None, :]
         there = (chunks < num_chunks)[:, None] & (marks < MARKS)[None, :]
@@ -182,7 +185,7 @@ def draw_tokens(
     logits, best, sums, pool, pool_ids, sizes,
     temperatures, min_ps, top_ks, top_ps, uniforms, tokens, peaks,
     row_stride, vocab_size, num_chunks, scale,
-    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, POOL: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, POOL: tl.constexpr, GREEDY_BELOW: tl.constexpr,
 ):  # fmt: skip
     """A program draws the token of a row."""
     row = tl.program_id(0)
@@ -190,7 +193,7 @@ def draw_tokens(
     peak = logits_of(peak_key)
     tl.store(peaks + row, peak)
     temperature = tl.load(temperatures + row)
-    if is_random(temperature, peak):
+    if is_random(temperature, peak, GREEDY_BELOW):
         temperature = bounded(temperature)
         chunks = tl.arange(0, CHUNKS)
         chunk_sums = tl.load(sums + row * num_chunks + chunks, chunks < num_chunks, 0)
@@ -239,9 +242,13 @@ def draw(
     top_k_R: Tensor,
     top_p_R: Tensor,
     uniform_R: Tensor,
+    greedy_below: float,
 ) -> tuple[Tensor, Tensor]:
     """Draw a token for each row of float32, by
     :class:`~paged_backends.sampling.device_sampling.DeviceParams`.
+
+    Args:
+        greedy_below: temperatures below it take the best token.
 
     Returns:
         The tokens [R] int64, and the greatest logits [R] float32: NaN if any of a row is. The token
@@ -264,7 +271,11 @@ def draw(
     sizes_R = counts_RCM.new_empty(count)
     filters = (top_k_R, top_p_R)
     shape = (logits_RV.stride(0), vocab_size, num_chunks)
-    constants: dict[str, Any] = {"CHUNK": chunk, "CHUNKS": triton.next_power_of_2(num_chunks)}
+    constants: dict[str, Any] = {
+        "CHUNK": chunk,
+        "CHUNKS": triton.next_power_of_2(num_chunks),
+        "GREEDY_BELOW": greedy_below,
+    }
     with torch.cuda.device(logits_RV.get_device()):
         weigh_chunks[(count, num_chunks)](
             *(logits_RV, best_RC, sums_RC, levels_RM, sums_RCM, counts_RCM),

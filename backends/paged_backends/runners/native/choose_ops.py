@@ -7,10 +7,10 @@ from importlib.util import find_spec
 import torch
 
 from paged_backends.kernels.build import CannotCompile
-from paged_backends.kernels.cpu.instruction_set import NoSuchInstructions
-from paged_backends.kernels.cpu.obstacle import obstacle
+from paged_backends.kernels.cpu.availability import unavailable_reason
+from paged_backends.kernels.cpu.compiler import NoSuchInstructions
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
-from paged_backends.kernels.triton.interpreter import INTERPRETER, is_interpreted
+from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
 from paged_backends.runners.native.kernel_ops import KernelOps, fits
 from paged_backends.runners.native.ops import Ops, TorchOps
 from paged_backends.runners.settings import NativeSettings
@@ -53,7 +53,7 @@ def _ops(options: NativeSettings, dtype: torch.dtype, device: torch.device) -> O
         return _triton_ops(device)
     if not fits(dtype, device):
         return TorchOps(computes_quantized=device.type == "cpu")
-    reason = obstacle()
+    reason = unavailable_reason()
     if reason is None:
         try:
             return KernelOps(_kernels(options, dtype))

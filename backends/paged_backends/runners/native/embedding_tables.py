@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paged_backends.checkpoint.gguf.quantized_tensor import QuantizedTensor
+from paged_backends.checkpoint.gguf.tensors import QuantizedTensor
 
 
 class Table(Protocol):

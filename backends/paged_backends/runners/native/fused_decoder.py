@@ -17,8 +17,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from paged_backends.kernels.cpu.memory import Arena
-from paged_backends.kernels.cpu.packed_weight import PANEL, PackedWeight
+from paged_backends.kernels.cpu.packed_weight import PANEL, Arena, PackedWeight
 from paged_backends.kernels.cpu.structs import (
     CodeFormat,
     DecoderCall,

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.checkpoint.weights import Weights
-from paged_backends.quantization.matrix import QuantizedMatrix
-from paged_backends.quantization.stacked import stacked
+from paged_backends.quantization.matrix import QuantizedMatrix, stacked
 from paged_backends.quantization.weight_format import Shape
 from paged_backends.runners.native.ops import Linear, Ops
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paged_backends.kernels.cpu.set_names import ProductsName
+from paged_backends.kernels.cpu import ProductsName
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.runners.native.config import Activation
 from paged_backends.runners.native.rope import Rotary

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
+from paged_backends.checkpoint.folder import fingerprint
 from paged_backends.checkpoint.weights import RandomWeights
 from paged_backends.quantization.disk_cache import DiskCache
-from paged_backends.quantization.fingerprint import fingerprint
 from paged_backends.quantization.matrix import QuantizedMatrix, QuantizedWeights
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat

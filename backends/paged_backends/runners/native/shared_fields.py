@@ -7,7 +7,7 @@ from typing import Any
 
 from paged_backends.checkpoint.config_fields import ConfigFields
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.checkpoint.numbers import NUMBER, is_number
+from paged_backends.checkpoint.json_file import NUMBER, is_number
 from paged_backends.runners.native.config import Activation, Rope
 from paged_core.errors import UnsupportedModel
 from paged_core.field_rules import shown

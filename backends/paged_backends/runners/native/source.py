@@ -7,11 +7,11 @@ from typing import Literal, Self
 
 import torch
 
-from paged_backends.checkpoint.device import choose_device, free_memory
-from paged_backends.checkpoint.dtype import choose_dtype
+from paged_backends.checkpoint.config_fields import choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.quantized.layout import layout_of
 from paged_backends.checkpoint.weights import RandomWeights, Weights, open_weights
+from paged_backends.device import choose_device, free_memory
 from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.families import decoder_config
 from paged_core.errors import SettingsError

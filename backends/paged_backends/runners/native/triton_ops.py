@@ -14,9 +14,13 @@ from functools import partial
 from torch import Tensor
 from torch.nn import functional
 
-from paged_backends.kernels.triton.activations import gated
-from paged_backends.kernels.triton.norms import layer_norm, rms_norm
-from paged_backends.kernels.triton.rotary import prepare_heads, rotary_angles
+from paged_backends.kernels.triton.layer_ops import (
+    gated,
+    layer_norm,
+    prepare_heads,
+    rms_norm,
+    rotary_angles,
+)
 from paged_backends.kernels.triton.sampling import best_tokens
 from paged_backends.runners.native.config import Activation
 from paged_backends.runners.native.ops import HeadOp, Linear, Norm, RowOp, TorchOps, added

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paged_backends.quantization.matrix import QuantizedMatrix
-from paged_backends.quantization.workers import in_threads
+from paged_backends.quantization.quantize import in_threads
 from paged_backends.runners.native.quantized_linears import QuantizedLinears
 from paged_backends.runners.native.stored_linear import StoredLinear
 from paged_backends.runners.onnx.graph import CONTRIB, Graph

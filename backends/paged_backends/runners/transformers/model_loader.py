@@ -16,10 +16,9 @@ from transformers import (
 )
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
-from paged_backends.checkpoint.dtype import choose_dtype
+from paged_backends.checkpoint.config_fields import choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint
-from paged_backends.checkpoint.unused_weights import check_unused
-from paged_backends.checkpoint.weights import open_weights
+from paged_backends.checkpoint.weights import check_unused, open_weights
 from paged_backends.runners.transformers.attention_port import IMPLEMENTATION, register
 from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown

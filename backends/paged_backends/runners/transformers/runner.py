@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paged_backends.checkpoint.config_fields import token_ids
-from paged_backends.checkpoint.device import choose_device
 from paged_backends.checkpoint.folder import Checkpoint
+from paged_backends.device import choose_device
 from paged_backends.runners.settings import TransformersSettings
 from paged_backends.runners.transformers.attention_port import AttentionPort, quiet
 from paged_backends.runners.transformers.layer_probe import probe_layers

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paged_backends.attention.settings import TorchSettings
-from paged_backends.attention.step_attention import StepAttention
+from paged_backends.attention.step import StepAttention
 from paged_backends.attention.torch_attention import TorchAttention
-from paged_backends.attention.transfer import to_device
+from paged_backends.device import to_device
 from paged_backends.runners.transformers.attention_port import IMPLEMENTATION
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.attention import AttentionBatch, AttentionParts

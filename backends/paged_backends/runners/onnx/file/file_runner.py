@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paged_backends.checkpoint.device import choose_device
 from paged_backends.checkpoint.folder import resolve_checkpoint
 from paged_backends.checkpoint.onnx_files import chosen_onnx_file, find_onnx_file
+from paged_backends.device import choose_device
 from paged_backends.runners.native.source import DTYPE_NAMES
 from paged_backends.runners.onnx.file.attention_rules import layer_rules
 from paged_backends.runners.onnx.file.cut_model import CutModel, cut_model

@@ -1,1 +1,0 @@
-"""Component ``flash_attn``: the packages that have flash attention over paged caches."""

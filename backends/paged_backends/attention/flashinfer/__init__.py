@@ -1,1 +1,0 @@
-"""Component ``flashinfer``: the package FlashInfer."""

@@ -1,1 +1,0 @@
-"""Component ``hybrid``: two attention components over one cache."""

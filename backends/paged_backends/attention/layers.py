@@ -1,0 +1,117 @@
+"""Layers as all components see them: reasons not to serve one, and its ALiBi slopes.
+
+Also packages that a component can do without: found, missing or broken.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Collection, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paged_core.errors import import_problem
+from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
+
+
+def heads_problem(layer: LayerSpec) -> str | None:
+    """Return why the numbers of heads or slopes do not match, if they do not."""
+    if layer.num_heads % layer.num_kv_heads:
+        return (
+            f"{layer.num_heads} query heads cannot be shared evenly among "
+            f"{layer.num_kv_heads} key/value heads"
+        )
+    if layer.alibi_slopes is not None and len(layer.alibi_slopes) != layer.num_heads:
+        return f"{len(layer.alibi_slopes)} ALiBi slopes for {layer.num_heads} query heads"
+    return None
+
+
+def dtype_problem(
+    layer: LayerSpec, dtypes: Collection[str], cache_dtypes: Collection[KVCacheDtype] = ()
+) -> str | None:
+    """Return why ``layer`` cannot be served by what computes in ``dtypes``, if so.
+
+    Args:
+        cache_dtypes: what it serves of ``kv_cache_dtype``, besides ``auto``.
+    """
+    if layer.dtype not in dtypes:
+        computed = " and ".join(dtypes)
+        return f"it computes in {computed}, and the layers are {layer.dtype}; set dtype to that"
+    return cache_problem(layer, cache_dtypes)
+
+
+def cache_problem(layer: LayerSpec, cache_dtypes: Collection[KVCacheDtype]) -> str | None:
+    """Return why the ``kv_cache_dtype`` of ``layer`` is not served, if it is neither ``auto`` nor
+    one of ``cache_dtypes``."""
+    if layer.kv_cache_dtype in ("auto", *cache_dtypes):
+        return None
+    remedy = " or ".join(("auto", *cache_dtypes))
+    return f"it has no {layer.kv_cache_dtype} cache; set kv_cache_dtype to {remedy}"
+
+
+def not_on_nvidia(layer: LayerSpec) -> str:
+    """Return why a layer is not served that is not on an NVIDIA GPU."""
+    return f"it computes on NVIDIA GPUs, and the model is on {layer.device}"
+
+
+def slopes_of(layer: LayerSpec, device: torch.device) -> Tensor | None:
+    """Return the ALiBi slopes [H] float32 of a layer on ``device``, or ``None`` if it has none."""
+    if layer.alibi_slopes is None:
+        return None
+    return torch.tensor(layer.alibi_slopes, dtype=torch.float32, device=device)
+
+
+class Unavailable(Exception):
+    """A package is not installed, is too old, or cannot be imported; the message says which, and
+    the command that helps."""
+
+
+def function_of(
+    modules: Sequence[str], name: str, *, install: str, arguments: Collection[str] = ()
+) -> Callable[..., Any]:
+    """Return the function or class ``name`` of the first of ``modules`` that is installed.
+
+    Args:
+        install: the command that installs the package.
+        arguments: which it must have; older versions may lack them.
+
+    Raises:
+        Unavailable: there is no such function, or importing it fails.
+    """
+    for module in modules:
+        try:
+            found = getattr(import_module(module), name, None)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise Unavailable(_broken(module, error, install)) from error
+            continue
+        except Exception as error:
+            # an extension built for another PyTorch may raise anything
+            raise Unavailable(_broken(module, error, install)) from error
+        if found is not None:
+            return _checked(found, arguments, f"{module}.{name}", install)
+        if getattr(sys.modules[module], "__file__", None) is not None:
+            raise Unavailable(f"{module} has no {name}, it is too old ({install})")
+    raise Unavailable(f"not installed ({install})")
+
+
+def _checked(
+    function: Callable[..., Any], arguments: Collection[str], name: str, install: str
+) -> Callable[..., Any]:
+    known = inspect.signature(function).parameters
+    missing = [argument for argument in arguments if argument not in known]
+    if missing:
+        raise Unavailable(f"{name} has no {' and no '.join(missing)}, it is too old ({install})")
+    return function
+
+
+def _broken(module: str, error: Exception, install: str) -> str:
+    problem = import_problem(error).partition("\n")[0]
+    return (
+        f"{module} is installed and cannot be imported, {problem:.200}: if it was built for "
+        f"another PyTorch, install it again ({install})"
+    )

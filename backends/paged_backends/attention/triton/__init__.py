@@ -1,1 +1,0 @@
-"""Component ``triton``: our own kernels in Triton."""

@@ -1,0 +1,308 @@
+"""Formats of quantised matrices in safetensors: GPTQ's, AWQ's and that of compressed-tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from paged_backends.checkpoint.config_fields import ConfigFields
+from paged_backends.checkpoint.quantized.stored_module import (
+    PackedCodes,
+    StoredModule,
+    in_bytes,
+    unpacked_rows,
+)
+from paged_backends.quantization.matrix import QuantizedMatrix, in_pairs
+from paged_backends.quantization.weight_format import Shape
+from paged_core.log import get_logger
+
+_ONES: dict[int, int] = {4: 0x11111111, 8: 0x01010101}
+"""One in each code of an element."""
+
+_log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """The format of GPTQ's tools: AutoGPTQ, and GPTQModel after it.
+
+    An element of ``qweight``, int32 [inputs / n, outputs], holds n codes of one output, the first
+    in its lowest bits; one of ``qzeros`` [groups, outputs / n], the zeros of n outputs. The first
+    version of the format holds every zero less one, which was subtracted from whole elements: what
+    is borrowed from the next zero comes back when one is added in the same way. ``g_idx`` is the
+    group of each input, out of order where inputs were quantised in the order of their weight
+    (``desc_act``).
+    """
+
+    bits: Literal[4, 8]
+    group_size: int
+    """Less than 1: there is one group for all inputs."""
+    zeros_less_one: bool
+    out_of_order: bool
+    """Inputs of a group are not one after another: ``g_idx`` says which they are."""
+
+    @classmethod
+    def described(cls, fields: ConfigFields) -> Gptq:
+        """Read ``quantization_config``."""
+        version = fields.choice("checkpoint_format", "gptq", ("gptq", "gptq_v2"))
+        fields.choice("pack_dtype", "int32", ("int32",))
+        group_size = fields.integer("group_size", least=-1)
+        if group_size == 0:
+            raise fields.wrong("group_size", "-1 or at least 1")
+        out_of_order = fields.flag("desc_act", False) and group_size > 0
+        if out_of_order:
+            _log.info("groups_out_of_order", method="gptq", consequence="int8 in groups of 32")
+        return cls(
+            4 if fields.one_of("bits", 4, 8) == 4 else 8,
+            group_size,
+            zeros_less_one=version == "gptq",
+            out_of_order=out_of_order,
+        )
+
+    def has(self, module: StoredModule) -> bool:
+        """Whether the matrix of a module is quantised."""
+        return module.has("qweight")
+
+    def matrix(self, module: StoredModule, shape: Shape) -> QuantizedMatrix:
+        """Return a matrix; raises :class:`CheckpointError` if it is malformed."""
+        outputs, inputs = shape
+        in_one = 32 // self.bits
+        size = self.group_size if 0 < self.group_size < inputs else inputs
+        groups = -(-inputs // size)
+        packed = module.integers("qweight", (-(-inputs // in_one), outputs))
+        named = self.out_of_order or module.has("g_idx")
+        return PackedCodes(
+            bits=self.bits,
+            shape=shape,
+            bytes_OB=in_bytes(packed.T),
+            scales_OG=module.numbers("scales", (groups, outputs)).T,
+            zeros_OG=self._zeros(module, groups, outputs).T,
+            group_size=size,
+            groups_I=module.groups("g_idx", inputs, size, groups) if named else None,
+        ).matrix()
+
+    def _zeros(self, module: StoredModule, groups: int, outputs: int) -> Tensor:
+        packed = module.integers("qzeros", (groups, -(-outputs * self.bits // 32)))
+        if self.zeros_less_one:
+            packed = packed + _ONES[self.bits]
+        return unpacked_rows(packed, self.bits)[:, :outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """The format of AWQ's tools for matrix products: AutoAWQ's version ``gemm``.
+
+    An element of ``qweight``, int32 [inputs, outputs / 8], holds the codes of eight outputs, and
+    one of ``qzeros`` [groups, outputs / 8] their zeros: first those at even places, then the
+    others.
+    """
+
+    group_size: int
+    """Less than 1: there is one group for all inputs."""
+    zero_point: bool
+
+    @classmethod
+    def described(cls, fields: ConfigFields) -> Awq:
+        """Read ``quantization_config``."""
+        fields.one_of("bits", 4)
+        name = "checkpoint_format" if fields.has("checkpoint_format") else "version"
+        fields.choice(name, "gemm", ("gemm", "GEMM"))
+        return cls(fields.integer("group_size", least=-1), fields.flag("zero_point", True))
+
+    def has(self, module: StoredModule) -> bool:
+        """Whether the matrix of a module is quantised."""
+        return module.has("qweight")
+
+    def matrix(self, module: StoredModule, shape: Shape) -> QuantizedMatrix:
+        """Return a matrix; raises :class:`CheckpointError` if it is malformed."""
+        outputs, inputs = shape
+        size = self.group_size if 0 < self.group_size < inputs else inputs
+        groups, in_row = -(-inputs // size), -(-outputs // 8)
+        packed = module.integers("qweight", (inputs, in_row))
+        zeros = None
+        if self.zero_point or module.has("qzeros"):
+            zeros = _in_order(module.integers("qzeros", (groups, in_row)))[:, :outputs].T
+        return PackedCodes(
+            bits=4,
+            shape=shape,
+            bytes_OB=in_pairs(_even(_in_order(packed)[:, :outputs].T)),
+            scales_OG=module.numbers("scales", (groups, outputs)).T,
+            zeros_OG=zeros,
+            group_size=size,
+        ).matrix()
+
+
+def _even(codes: Tensor) -> Tensor:
+    """Return rows of an even length, one behind the other in memory."""
+    return functional.pad(codes, (0, codes.shape[1] % 2)).contiguous()
+
+
+def _in_order(packed: Tensor) -> Tensor:
+    """Return codes, uint8: of every eight, the second four go behind each of the first four."""
+    codes = unpacked_rows(packed, 4)
+    return codes.view(len(codes), -1, 2, 4).transpose(2, 3).reshape(codes.shape)
+
+
+_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
+_PACKED, _PLAIN, _SCALES = "weight_packed", "weight", "weight_scale"
+_ZEROS, _ORDER = "weight_zero_point", "weight_g_idx"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How some of the matrices are stored."""
+
+    bits: Literal[4, 8]
+    group_size: int | None
+    """``None``: one group for all inputs."""
+    per_tensor: bool
+    """One scale for the whole matrix."""
+    symmetric: bool
+    out_of_order: bool
+    """Inputs of a group are not one after another."""
+
+    @classmethod
+    def described(cls, fields: ConfigFields) -> Scheme:
+        """Read ``weights`` of one of the ``config_groups``."""
+        fields.choice("type", "int", ("int",))
+        strategy = fields.choice("strategy", "tensor", ("tensor", "channel", "group"))
+        orders = ("none", "weight", "static", "group", "dynamic")
+        out_of_order = fields.choice("actorder", "none", orders) in ("group", "dynamic")
+        if out_of_order:
+            _log.info("groups_out_of_order", consequence="int8 in groups of 32")
+        return cls(
+            4 if fields.one_of("num_bits", 4, 8) == 4 else 8,
+            fields.integer("group_size") if strategy == "group" else None,
+            strategy == "tensor",
+            fields.flag("symmetric", True),
+            out_of_order,
+        )
+
+    def size(self, inputs: int) -> int:
+        """Return the inputs of a group."""
+        return min(self.group_size or inputs, inputs)
+
+    def scales_shape(self, shape: Shape) -> tuple[int, ...]:
+        """Return the shape of a matrix's scales."""
+        outputs, inputs = shape
+        return (1,) if self.per_tensor else (outputs, -(-inputs // self.size(inputs)))
+
+    def packed_shape(self, shape: Shape) -> tuple[int, int]:
+        """Return the shape of a matrix's codes, if they are packed."""
+        return shape[0], -(-shape[1] * self.bits // 32)
+
+    def fits(self, module: StoredModule, shape: Shape) -> bool:
+        """Whether a module's tensors have the shapes that this scheme says."""
+        packed = not module.has(_PACKED) or module.shape(_PACKED) == self.packed_shape(shape)
+        scaled = module.has(_SCALES) and module.shape(_SCALES) == self.scales_shape(shape)
+        return packed and scaled
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensors:
+    """The format of the library compressed-tensors, for llm-compressor and vLLM.
+
+    ``pack-quantized``: an element of ``weight_packed``, int32 [outputs, inputs / n], holds n codes
+    of one output, the first in its lowest bits; one of ``weight_zero_point`` [outputs / n, groups],
+    the zeros of n outputs. ``int-quantized`` and ``naive-quantized``: ``weight`` is int8, a code
+    less its middle, and so is ``weight_zero_point`` [outputs, groups]. ``weight_scale`` is
+    [outputs, groups].
+    """
+
+    schemes: tuple[Scheme, ...]
+
+    @classmethod
+    def described(cls, fields: ConfigFields) -> CompressedTensors:
+        """Read ``quantization_config``."""
+        fields.choice("format", "pack-quantized", (*_FORMATS, "mixed-precision"))
+        for name in ("transform_config", "kv_cache_scheme"):
+            if fields.any(name):
+                raise fields.lacking(name, "empty")
+        sparsity = fields.mapping("sparsity_config") or {}
+        fields.part("sparsity_config", sparsity).choice("format", "dense", ("dense",))
+        groups = fields.mapping("config_groups")
+        if not groups:
+            raise fields.wrong("config_groups", "an object that is not empty")
+        return cls(tuple(_scheme(fields.part("config_groups", each)) for each in groups.values()))
+
+    def has(self, module: StoredModule) -> bool:
+        """Whether the matrix of a module is quantised."""
+        return module.has(_PACKED) or module.has(_SCALES)
+
+    def matrix(self, module: StoredModule, shape: Shape) -> QuantizedMatrix:
+        """Return a matrix; raises :class:`CheckpointError` if it is malformed."""
+        outputs, inputs = shape
+        fitting = [scheme for scheme in self.schemes if scheme.fits(module, shape)]
+        scheme = (fitting or self.schemes)[0]
+        size = scheme.size(inputs)
+        groups = -(-inputs // size)
+        packed = module.has(_PACKED)
+        scales = module.numbers(_SCALES, scheme.scales_shape(shape))
+        if module.has("weight_shape"):
+            _check_shape(module, shape)
+        return PackedCodes(
+            bits=scheme.bits if packed else 8,
+            shape=shape,
+            bytes_OB=in_bytes(module.integers(_PACKED, scheme.packed_shape(shape)))
+            if packed
+            else _from_middle(module.integers(_PLAIN, shape, torch.int8)),
+            scales_OG=scales.expand(outputs, groups),
+            zeros_OG=_zeros(module, scheme, scales.expand(outputs, groups).shape),
+            group_size=size,
+            groups_I=_order(module, scheme, inputs, groups),
+        ).matrix()
+
+
+def _scheme(fields: ConfigFields) -> Scheme:
+    """Read one of the ``config_groups``."""
+    weights = fields.mapping("weights")
+    if weights is None:
+        raise fields.wrong("weights", "an object")
+    fields.choice("format", "pack-quantized", _FORMATS)
+    activations = fields.mapping("input_activations")
+    if activations is not None:
+        if fields.part("input_activations", activations).flag("dynamic", False) is False:
+            raise fields.lacking("input_activations", "null, or dynamic,")
+        _log.info("activations_not_quantized", reason="only weights are quantised")
+    return Scheme.described(fields.part("weights", weights))
+
+
+def _zeros(module: StoredModule, scheme: Scheme, shape: tuple[int, ...]) -> Tensor | None:
+    """Return codes [O, G], or ``None`` if all are in the middle."""
+    outputs, groups = shape
+    if scheme.symmetric:
+        module.skip(_ZEROS)
+        return None
+    if not module.has(_PACKED) or module.dtype(_ZEROS) == torch.int8:
+        stored = (1,) if scheme.per_tensor else (outputs, groups)
+        zeros = _from_middle(module.integers(_ZEROS, stored, torch.int8))
+        if module.has(_PACKED) and scheme.bits == 4:
+            zeros = zeros - (128 - 8)
+        return zeros.expand(outputs, groups)
+    packed = module.integers(_ZEROS, (-(-outputs * scheme.bits // 32), groups))
+    return unpacked_rows(packed.T, scheme.bits)[:, :outputs].T
+
+
+def _from_middle(numbers: Tensor) -> Tensor:
+    """Return int8 as codes of 8 bits."""
+    return numbers.view(torch.uint8) + 128  # modulo 256, as two's complement
+
+
+def _check_shape(module: StoredModule, shape: Shape) -> None:
+    stored = module.integers("weight_shape", (2,), torch.int64, torch.int32)
+    if tuple(stored.tolist()) != shape:
+        raise module.wrong("weight_shape", f"is {stored.tolist()}, and {list(shape)} is configured")
+
+
+def _order(module: StoredModule, scheme: Scheme, inputs: int, groups: int) -> Tensor | None:
+    """Return the group of each input, or ``None`` if they follow one another."""
+    if not scheme.out_of_order and not module.has(_ORDER):
+        return None
+    stored = module.integers(_ORDER, (inputs,))
+    if bool((stored == -1).all()):  # it was never set
+        return None
+    return module.groups(_ORDER, inputs, scheme.size(inputs), groups)
