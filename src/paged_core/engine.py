@@ -92,6 +92,11 @@ class Engine:
         return bool(self._requests.groups)
 
     @property
+    def has_work(self) -> bool:
+        """Whether a step would do or say anything: also if requests ended since the last one."""
+        return bool(self._requests.groups or self._ended or self._under_way)
+
+    @property
     def groups(self) -> Iterable[SequenceGroup]:
         """The requests that have not finished, in the order of arrival."""
         return self._requests.groups.values()
@@ -387,12 +392,12 @@ class Engine:
             problem = run_problem(request, self.kv_cache, self.scheduler.max_num_seqs, max_length)
             return problem or self._offer(request, None)[1]
 
-    def abort(self, request_id: str) -> SequenceGroup | None:
+    def abort(self, request_id: str, reason: str | None = None) -> SequenceGroup | None:
         """Abort a request at once; ``None`` if it is unknown or has finished."""
         group = self._requests.groups.get(request_id)
         if group is not None:
             with self._whole():
-                self._requests.finish(group, FinishReason.ABORT)
+                self._requests.finish(group, FinishReason.ABORT, reason)
                 self._remove(group)
         return group
 

@@ -352,7 +352,8 @@ class LLM:
     def abort(self, generations: Iterable[Generation]) -> None:
         """Abort requests; those that have ended stay as they are."""
         for generation in list(generations):
-            self.driver.abort(generation.group.id)
+            if not generation.finished:
+                self.driver.abort(generation.group.id)
 
     # ------------------------------------------------------------------ what there is
 
