@@ -41,8 +41,8 @@ class EngineDriver:
     *Turns.* Methods that act at once (:meth:`step`, :meth:`add`, :meth:`pin`, :meth:`release`,
     :meth:`reset_prefix_cache`) raise ``EngineError`` if another thread is using the engine.
 
-    *The inbox.* What is posted (:meth:`post`, :meth:`submit`, :meth:`abort`) is done in the order of
-    arrival, between steps, by the thread that is using the engine; if none is, by the one that
+    *The inbox.* What is posted (:meth:`post`, :meth:`submit`, :meth:`abort`) is done in the order
+    of arrival, between steps, by the thread that is using the engine; if none is, by the one that
     posts it, at once. A future has the result.
 
     *The end.* After :meth:`close`, or once :meth:`run` has failed, what is still in the inbox has

@@ -232,7 +232,7 @@ class TestRun:
             assert "has planned nothing" in (reason or "")
             thread.join(LONG)
             assert "has planned nothing" in str(thread.error)  # type: ignore[attr-defined]
-            with pytest.raises(EngineError, match="has stopped: .* has planned nothing"):
+            with pytest.raises(EngineError, match=r"has stopped: .* has planned nothing"):
                 driver.submit(request("B"), listener=Heard()).result(LONG)
             with pytest.raises(EngineError, match="has stopped"):
                 driver.step()
