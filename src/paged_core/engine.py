@@ -334,17 +334,10 @@ class Engine:
         self._recorder.step(step, lambda: Queues((), ()), self.kv_cache.num_blocks, self.clock)
 
     def _start_again(self) -> None:
-        """Start the executor that was lost; it knows no sequence.
-
-        Raises:
-            EngineError: it has another capacity than before.
-        """
+        """Start the executor that was lost; it must have the same capacity, and knows no sequence."""
         capacity = self.executor.start()
         if capacity != self.capacity:
-            raise EngineError(
-                f"started again it has {capacity}, before it had {self.capacity}; start() must "
-                "offer what it did the first time"
-            )
+            raise EngineError(f"start() returned {capacity}, and before {self.capacity}")
         self.kv_cache.take_changes()
         self._is_lost = False
         _log.warning("executor_started_again")
