@@ -304,7 +304,8 @@ class Engine:
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too
             if not isinstance(error, Exception):
                 self._interrupt = error
-            self._restart(self._faults.describe(error, "scheduler"))
+            called = "executor" if self._is_lost else "scheduler"
+            self._restart(self._faults.describe(error, called))
         finally:
             interrupt, self._interrupt = self._interrupt, None
             if interrupt is not None:
@@ -334,7 +335,7 @@ class Engine:
         self._recorder.step(step, lambda: Queues((), ()), self.kv_cache.num_blocks, self.clock)
 
     def _start_again(self) -> None:
-        """Start the executor that was lost; it must have the same capacity, and knows no sequence."""
+        """Start the executor that was lost; it must have the capacity that it had."""
         capacity = self.executor.start()
         if capacity != self.capacity:
             raise EngineError(f"start() returned {capacity}, and before {self.capacity}")
