@@ -16,14 +16,18 @@ from torch import Tensor
 from paged_core.errors import SettingsError
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, rank: int = 0) -> torch.device:
     """Return the device that ``device`` names; ``auto``: CUDA if it is available.
+
+    Args:
+        rank: of this process among those that compute a step together; each takes the CUDA device
+            of its rank, unless the name has a number.
 
     Raises:
         SettingsError: the device is not available here.
     """
     if name == "auto":
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -32,10 +36,11 @@ def choose_device(name: str) -> torch.device:
         ) from error
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        index = device.index or 0
+        index = rank if device.index is None else device.index
         if index >= count:
+            asked = f"cuda:{index}, for rank {rank}," if rank else name
             raise SettingsError(
-                f"device: {name} is not there: torch {torch.__version__} sees {count} CUDA "
+                f"device: {asked} is not there: torch {torch.__version__} sees {count} CUDA "
                 "devices; set device to auto or cpu, or install a build of torch for CUDA"
             )
         return torch.device("cuda", index)

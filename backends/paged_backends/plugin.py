@@ -13,7 +13,7 @@ from paged_backends.attention.settings import (
     TorchSettings,
     TritonSettings,
 )
-from paged_backends.executors.settings import LocalSettings, MemorySettings
+from paged_backends.executors.settings import LocalSettings, MemorySettings, ProcessSettings
 from paged_backends.kernels.triton.availability import rank as triton_rank
 from paged_backends.runners.settings import (
     NativeSettings,
@@ -118,4 +118,10 @@ def paged_core_components() -> Iterator[Component]:
         MemorySettings,
         "paged_backends.executors.memory:MemoryExecutor",
         summary="no model: the cache holds token ids",
+    )
+    yield Component(
+        "executor",
+        ProcessSettings,
+        "paged_backends.executors.process:ProcessExecutor",
+        summary="another executor in a process of its own",
     )

@@ -12,7 +12,7 @@ from paged_core.checked.fault_names import FaultNames
 from paged_core.checked.result import check_result
 from paged_core.checked.schedule import count_scheduled
 from paged_core.clock import SystemClock
-from paged_core.errors import PluginError, RequestError
+from paged_core.errors import EngineError, ExecutorLost, PluginError, RequestError
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.scheduler import Queues, Schedule
@@ -71,6 +71,8 @@ class Engine:
         self._faults = faults
         self._fault: str | None = None
         """What raised, while :meth:`_restart` has not made up for it."""
+        self._is_lost = False
+        """Whether the executor is to be started again."""
         self._interrupt: BaseException | None = None
         """Ctrl-C, to be raised as soon as the engine is whole."""
         self._recorder = StepRecorder(observers)
@@ -90,6 +92,11 @@ class Engine:
     def has_unfinished(self) -> bool:
         """Whether a request is still to be served."""
         return bool(self._requests.groups)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do or say anything: also if requests ended since the last one."""
+        return bool(self._requests.groups or self._ended or self._under_way)
 
     @property
     def groups(self) -> Iterable[SequenceGroup]:
@@ -116,7 +123,8 @@ class Engine:
         With ``async_scheduling``, what is applied is the result of the step before. A request
         whose own code raises ends with an error. If the executor raises, all requests in the step
         do, and the engine goes on with the others. If anything else raises, all requests do: the
-        policies are made anew and the cache is cleared. The error names the component.
+        policies are made anew and the cache is cleared. So it is if the executor is lost, which the
+        next step starts again. The error names the component.
 
         Raises:
             PluginError: a policy cannot be made anew; the next call tries it again.
@@ -130,6 +138,8 @@ class Engine:
         return outcome
 
     def _step(self, outcome: StepOutcome) -> None:
+        if self._is_lost:
+            self._start_again()
         step = self._plan(outcome)
         try:
             is_submitted = self._submit(step, outcome)
@@ -264,8 +274,12 @@ class Engine:
     ) -> None:
         """The executor raised: end the requests in whole steps, and those whose blocks they move.
 
-        Ctrl-C is raised again by :meth:`_whole`.
+        Ctrl-C is raised again by :meth:`_whole`. If the executor is lost, so is what all blocks
+        hold, and :meth:`_restart` ends all requests.
         """
+        if isinstance(error, ExecutorLost):
+            self._is_lost = True
+            raise error
         if not isinstance(error, Exception):
             self._interrupt = error
         message = self._faults.describe(error, "executor")
@@ -290,7 +304,8 @@ class Engine:
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too
             if not isinstance(error, Exception):
                 self._interrupt = error
-            self._restart(self._faults.describe(error, "scheduler"))
+            called = "executor" if self._is_lost else "scheduler"
+            self._restart(self._faults.describe(error, called))
         finally:
             interrupt, self._interrupt = self._interrupt, None
             if interrupt is not None:
@@ -318,6 +333,15 @@ class Engine:
             self._recorder.request(group, "finished")
         step = PlannedStep(self.num_steps, self.clock(), Schedule(), finished=groups)
         self._recorder.step(step, lambda: Queues((), ()), self.kv_cache.num_blocks, self.clock)
+
+    def _start_again(self) -> None:
+        """Start the executor that was lost; it must have the capacity that it had."""
+        capacity = self.executor.start()
+        if capacity != self.capacity:
+            raise EngineError(f"start() returned {capacity}, and before {self.capacity}")
+        self.kv_cache.take_changes()
+        self._is_lost = False
+        _log.warning("executor_started_again")
 
     def _note(self, plan: Schedule, now: float) -> None:
         """Note which requests were admitted and preempted."""
@@ -387,12 +411,12 @@ class Engine:
             problem = run_problem(request, self.kv_cache, self.scheduler.max_num_seqs, max_length)
             return problem or self._offer(request, None)[1]
 
-    def abort(self, request_id: str) -> SequenceGroup | None:
+    def abort(self, request_id: str, reason: str | None = None) -> SequenceGroup | None:
         """Abort a request at once; ``None`` if it is unknown or has finished."""
         group = self._requests.groups.get(request_id)
         if group is not None:
             with self._whole():
-                self._requests.finish(group, FinishReason.ABORT)
+                self._requests.finish(group, FinishReason.ABORT, reason)
                 self._remove(group)
         return group
 

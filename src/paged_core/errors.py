@@ -38,6 +38,13 @@ class EngineError(PagedCoreError):
     """The engine was used in a way that it cannot honour, such as a step after it was closed."""
 
 
+class ExecutorLost(EngineError):
+    """An executor has lost the model and the cache: its process has died, say.
+
+    The engine ends all requests, since what blocks hold is gone, and starts the executor again.
+    """
+
+
 def error_text(error: BaseException) -> str:
     """Return the class of an error and what it says, even if its own ``__str__`` raises."""
     try:

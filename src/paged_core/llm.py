@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import count
 from typing import Any, Self
 
 from paged_core.beam_search_params import BeamSearchParams
@@ -14,24 +13,17 @@ from paged_core.errors import EngineError, RequestError
 from paged_core.field_rules import instance
 from paged_core.interfaces.executor import SupportsText
 from paged_core.interfaces.tokenizer import Tokenizer
-from paged_core.log import get_logger
 from paged_core.metrics import EngineMetrics
 from paged_core.registry import Registry
-from paged_core.request import PRIORITY, Request
 from paged_core.requests.pins import Pin, PinState
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings import EngineSettings, load_settings, settings_class
-from paged_core.text.bad_words import bad_words_ids
-from paged_core.text.chat_options import chat_options
-from paged_core.text.encoding import encode_prompt
+from paged_core.text.front_end import FrontEnd, check_sampling
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import RequestOutput
 from paged_core.text.progress import Progress, progress_bar
-from paged_core.text.prompts import Prompt, as_conversations, as_list, per_prompt
+from paged_core.text.prompts import Prompt
 from paged_core.wiring import build_engine
-
-_log = get_logger()
-_SAMPLING = instance(SamplingParams, "SamplingParams(...), one for all prompts or one for each")
 
 
 class LLM:
@@ -100,11 +92,16 @@ class LLM:
         self.engine = build_engine(settings, registry, clock=clock)
         self.driver = EngineDriver(self.engine)
         executor = self.engine.executor
-        self.tokenizer: Tokenizer | None = (
-            executor.tokenizer() if isinstance(executor, SupportsText) else None
+        self.front_end = FrontEnd(
+            executor.tokenizer() if isinstance(executor, SupportsText) else None,
+            max_model_len=self.engine.capacity.max_model_len,
+            name=f"model {settings.model!r} on executor {settings.executor.name!r}",
         )
-        self._numbers = count()
-        self._warned_of_greedy = False
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; ``None``: it has none, and only token ids are served."""
+        return self.front_end.tokenizer
 
     # ------------------------------------------------------------------ generating
 
@@ -170,20 +167,14 @@ class LLM:
             RequestError: the checkpoint has no chat template, it refuses the messages, or an
                 argument is none that it may be; nothing was started.
         """
-        tokenizer = self.get_tokenizer()
-        if add_generation_prompt is None:
-            add_generation_prompt = continue_final_message is not True
-        options = chat_options(
-            chat_template_kwargs,
+        prompts = self.front_end.chat_prompts(
+            messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
         )
-        prompts: list[Prompt] = []
-        for conversation in as_conversations(messages):
-            text = str(tokenizer.apply_chat_template(conversation, tokenize=False, **options))
-            prompts.append({"prompt": text, "add_special_tokens": False})  # the template has them
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def beam_search(
@@ -209,7 +200,7 @@ class LLM:
         Raises:
             RequestError: it can never be served, or chooses among sequences at the end.
         """
-        sampling_params = _as_sampling(sampling_params)
+        sampling_params = check_sampling(sampling_params)
         if sampling_params.chooses_at_end:
             raise RequestError(
                 "beam_width and best_of choose what is returned when all of it is there, so there "
@@ -235,10 +226,10 @@ class LLM:
                 few blocks would be left for requests.
             EngineError: computing it failed.
         """
-        text, token_ids = self._encode(prompt, SamplingParams())
+        text, token_ids = self.front_end.encode(prompt)
         pin = self.driver.pin(token_ids, ttl=ttl, cache_salt=cache_salt)
-        generation = Generation(text, None)
         assert pin.group is not None
+        generation = Generation(pin.group.request, text, None)
         generation.group = pin.group
         list(self.run([generation]))
         if pin.state is not PinState.HELD:
@@ -263,19 +254,10 @@ class LLM:
         Raises:
             RequestError: a prompt can never be served; nothing was started.
         """
-        listed = as_list(prompts)
-        sampling = per_prompt(
-            "sampling_params",
-            SamplingParams() if sampling_params is None else sampling_params,
-            len(listed),
-            _SAMPLING,
-        )
-        priorities = per_prompt(
-            "priority", 0 if priority is None else priority, len(listed), PRIORITY
-        )
+        batch = self.front_end.batch(prompts, sampling_params, priority)
         started: list[Generation] = []
         try:
-            for prompt, params, urgency in zip(listed, sampling, priorities, strict=True):
+            for prompt, params, urgency in batch:
                 started.append(self.add(prompt, params, priority=urgency))
         except BaseException:
             self.abort(started)
@@ -299,19 +281,10 @@ class LLM:
         Raises:
             RequestError: it can never be served.
         """
-        sampling = self._resolve(_as_sampling(sampling))
-        text, token_ids = self._encode(prompt, sampling)
-        self._warn_of_greedy(sampling)
-        generation = Generation(text, self.tokenizer)
-        request = Request(
-            id=str(next(self._numbers)) if request_id is None else request_id,
-            prompt=token_ids,
-            sampling=sampling,
-            arrival=self.engine.clock(),
-            **fields,
+        generation = self.front_end.generation(
+            prompt, sampling, arrival=self.engine.clock(), request_id=request_id, **fields
         )
-        stop_check = generation.find_stop if sampling.stop else None
-        generation.group = self.driver.add(request, stop_check)
+        generation.group = self.driver.add(generation.request, generation.stop_check)
         return generation
 
     def run(self, generations: Iterable[Generation]) -> Generator[Generation, None, None]:
@@ -352,7 +325,8 @@ class LLM:
     def abort(self, generations: Iterable[Generation]) -> None:
         """Abort requests; those that have ended stay as they are."""
         for generation in list(generations):
-            self.driver.abort(generation.group.id)
+            if not generation.finished:
+                self.driver.abort(generation.group.id)
 
     # ------------------------------------------------------------------ what there is
 
@@ -362,7 +336,7 @@ class LLM:
         Raises:
             RequestError: the model has none.
         """
-        return self._need_tokenizer("get_tokenizer()")
+        return self.front_end.need_tokenizer("get_tokenizer()")
 
     def get_metrics(self) -> EngineMetrics:
         """Return what the engine has counted since it was started."""
@@ -385,50 +359,3 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _resolve(self, sampling: SamplingParams) -> SamplingParams:
-        """Return parameters that need neither the tokenizer nor the model's length any more."""
-        changes: dict[str, Any] = {}
-        if sampling.stop:
-            self._need_tokenizer("a stop string")
-        if sampling.bad_words:
-            tokenizer = self._need_tokenizer("a bad word")
-            found = bad_words_ids(sampling.bad_words, tokenizer)
-            changes = {"bad_words": (), "bad_words_ids": (*sampling.bad_words_ids, *found)}
-        if sampling.truncate_prompt_tokens == -1:
-            changes["truncate_prompt_tokens"] = self.engine.capacity.max_model_len - 1
-        return sampling.clone(**changes) if changes else sampling
-
-    def _warn_of_greedy(self, sampling: SamplingParams) -> None:
-        """Say once that parameters which ask for chance have no effect."""
-        if sampling.without_effect and not self._warned_of_greedy:
-            self._warned_of_greedy = True
-            given = ", ".join(f"{name}={value}" for name, value in sampling.without_effect.items())
-            _log.warning(
-                "parameters_without_effect",
-                parameters=given,
-                reason="temperature is 0, which always takes the best token",
-                remedy="set temperature, to 1.0 for example",
-            )
-
-    def _encode(
-        self, prompt: Prompt, sampling: SamplingParams
-    ) -> tuple[str | None, tuple[int, ...]]:
-        """Return a prompt's text, if it has one, and its token ids."""
-        truncates = sampling.truncate_prompt_tokens is not None
-        limit = None if truncates else self.engine.capacity.max_model_len
-        return encode_prompt(prompt, self._need_tokenizer, limit)
-
-    def _need_tokenizer(self, what: str) -> Tokenizer:
-        if self.tokenizer is None:
-            raise RequestError(
-                f"{what} needs a tokenizer, and model {self.settings.model!r} on executor "
-                f"{self.settings.executor.name!r} has none; give token ids, or set `tokenizer`"
-            )
-        return self.tokenizer
-
-
-def _as_sampling(sampling: SamplingParams | None) -> SamplingParams:
-    given = SamplingParams() if sampling is None else sampling
-    parameters: SamplingParams = _SAMPLING("sampling_params", given)
-    return parameters

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from paged_core.checked.fault_names import FaultNames
 from paged_core.checked.result import check_capacity
 from paged_core.clock import SystemClock
-from paged_core.component import ComponentSettings
 from paged_core.engine import Engine
 from paged_core.interfaces.component_factory import make_component
 from paged_core.interfaces.executor import Executor, ExecutorParts, SupportsClock
@@ -65,9 +64,7 @@ def build_engine(
             kv_cache=policies.make_kv_cache(capacity),
             executor=executor,
             capacity=capacity,
-            faults=FaultNames(
-                {slot: part.name for slot, part in settings if isinstance(part, ComponentSettings)}
-            ),
+            faults=FaultNames.of(settings),
             observers=[*observers, *named],
             clock=clock,
             async_scheduling=executor.runs_in_background if mode == "auto" else mode,

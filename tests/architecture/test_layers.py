@@ -104,7 +104,7 @@ def test_every_slot_has_an_interface_of_its_own_file() -> None:
 PARTS = {
     "prompts, parameters and text": (
         "text/ llm.py field_rules.py sampling_params.py beam_search_params.py metrics.py",
-        1330,
+        1390,
     ),
     "settings and plugins": (
         "config/ settings.py registry.py component.py hookspecs.py plugin.py wiring.py policies.py "
@@ -116,7 +116,7 @@ PARTS = {
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is
 the engine: requests, blocks and steps."""
-ENGINE_LINES = 2750
+ENGINE_LINES = 2950
 
 
 def test_each_part_of_the_core_can_be_read_in_an_afternoon() -> None:

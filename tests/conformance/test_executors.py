@@ -24,3 +24,10 @@ class TestLocal(ExecutorConformance):
     component = "local"
     settings: ClassVar[Mapping[str, Any]] = {"model": "demo", "dtype": "float32"}
     max_examples = 12
+
+
+class TestProcess(ExecutorConformance):
+    """Every field of a step and of a result gets to another process and back."""
+
+    component: ClassVar[str | Mapping[str, Any]] = {"name": "process", "inner": "memory"}
+    max_examples = 8

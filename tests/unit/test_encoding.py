@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from paged_core import LLM
 from paged_core.errors import RequestError
-from paged_core.text.encoding import encode_within
+from paged_core.text.prompts import encode_within
 from unit.test_tokenizer import KINDS
 
 TOKENIZERS = {name: make() for name, make in KINDS.items()}

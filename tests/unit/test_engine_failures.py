@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from structlog.testing import capture_logs
 
+from paged_core.engine import Engine
+from paged_core.errors import ExecutorLost
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
 from paged_core.request import FinishReason, Request
@@ -254,3 +256,51 @@ class TestObservers:
         engine = engine_with(observers=[Observer()])
         monkeypatch.setattr("paged_core.step_recorder._step_record", None)
         run(engine, request())
+
+
+class TestLostExecutors:
+    """What a lost executor does to an engine; :class:`~paged_core.errors.ExecutorLost`."""
+
+    @staticmethod
+    def lose(engine: Engine, monkeypatch: pytest.MonkeyPatch, method: str, *, starts: bool) -> None:
+        """Let one call raise, as if the process of the executor had ended."""
+        executor = engine.executor
+
+        def lost(_: object) -> NoReturn:
+            monkeypatch.undo()
+            executor.close()
+            if not starts:
+                monkeypatch.setattr(
+                    executor, "start", lambda: replace(engine.capacity, num_blocks=9)
+                )
+            raise ExecutorLost("it is gone")
+
+        monkeypatch.setattr(executor, method, lost)
+
+    @pytest.mark.parametrize("method", ["submit", "collect"])
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_end_all_requests_and_are_started_again(
+        self, method: str, is_async: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = engine_with(scheduler={"max_num_seqs": 1}, async_scheduling=is_async)
+        expected = run(engine, request("A", max_tokens=6))[0].sequences[0].output
+        groups = [engine.add(request(name, max_tokens=6)) for name in "BC"]
+        engine.step()
+        self.lose(engine, monkeypatch, method, starts=True)
+        finish(engine)
+        for group in groups:
+            reason = group.sequences[0].error or ""
+            assert reason == "executor 'memory' raised ExecutorLost: it is gone"
+        (again,) = run(engine, request("D", max_tokens=6))
+        assert again.num_cached == 0
+        assert again.sequences[0].output == expected
+
+    def test_must_have_the_same_capacity_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = engine_with()
+        self.lose(engine, monkeypatch, "collect", starts=False)
+        run(engine, request("A"))
+        (group,) = run(engine, request("B"))
+        assert "num_blocks=9" in (group.sequences[0].error or "")
+        monkeypatch.undo()
+        (group,) = run(engine, request("C"))
+        assert group.sequences[0].error is None

@@ -19,14 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError
 from torch import Tensor
 
-from paged_backends.attention.settings import ChosenAttention, HybridSettings
+from paged_backends.attention.settings import HybridSettings
+from paged_backends.chosen_component import ChosenComponent
 from paged_backends.device import to_device
-from paged_core.component import ComponentSettings
-from paged_core.config.suggest import did_you_mean
-from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -287,31 +284,9 @@ def details() -> str:
 
 
 def _member(
-    role: str, chosen: ChosenAttention, registry: Registry, parts: AttentionParts
+    role: str, chosen: ChosenComponent, registry: Registry, parts: AttentionParts
 ) -> Member:
-    found = registry.of("attention")
-    if chosen.name in ("auto", "hybrid"):
-        raise SettingsError(
-            f"attention.{role}: a part cannot be {chosen.name!r}; name one of "
-            f"{', '.join(sorted(set(found) - {'hybrid'}))}"
-        )
-    if chosen.name not in found:
-        known = did_you_mean(chosen.name, found)
-        raise SettingsError(f"attention.{role}: no attention is called {chosen.name!r}{known}")
-    own = _options(role, chosen, found[chosen.name].settings)
-    reason = found[chosen.name].obstacle(own)
+    own = chosen.options("attention", role, registry, refused=["auto", "hybrid"])
+    reason = registry.get("attention", chosen.name).obstacle(own)
     made = None if reason else make_component(registry, "attention", own, parts)
     return Member(role, chosen.name, made, reason)
-
-
-def _options(
-    role: str, chosen: ChosenAttention, kind: type[ComponentSettings]
-) -> ComponentSettings:
-    try:
-        return kind.model_validate(chosen.model_dump())
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(("attention", role, *map(str, first["loc"])))
-        if first["type"] == "extra_forbidden":
-            raise SettingsError(f"{where}: {chosen.name!r} has no such option") from None
-        raise SettingsError(f"{where}: {first['msg']}, not {first['input']!r:.200}") from None

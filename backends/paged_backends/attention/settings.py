@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
+from paged_backends.chosen_component import ChosenComponent
 from paged_backends.kernels.cpu import InstructionSetName
 from paged_core.component import ComponentSettings
 
@@ -61,33 +62,16 @@ class FlashInferSettings(ComponentSettings):
     name: Literal["flashinfer"] = "flashinfer"
 
 
-class ChosenAttention(BaseModel):
-    """An attention component by its name, or by a table of its name and options, which are checked
-    when it is made."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: str
-
-    def __str__(self) -> str:
-        return self.name if not self.model_extra else self.model_dump_json()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: object) -> object:
-        return {"name": value} if isinstance(value, str) else value
-
-
 class HybridSettings(ComponentSettings):
     """Two attention components over one cache: one for prefill, one for decoding."""
 
     name: Literal["hybrid"] = "hybrid"
-    prefill: ChosenAttention = Field(
-        ChosenAttention(name="flash_attn"),
+    prefill: ChosenComponent = Field(
+        ChosenComponent(name="flash_attn"),
         description="attention of sequences with several new tokens: a name, or a table of the "
         "name and options",
     )
-    decode: ChosenAttention = Field(
-        ChosenAttention(name="triton"),
+    decode: ChosenComponent = Field(
+        ChosenComponent(name="triton"),
         description="attention of sequences with one new token, likewise",
     )

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from paged_backends.chosen_component import ChosenComponent
 from paged_core.component import ComponentSettings
 from paged_core.config.memory_size import memory_size
 
@@ -43,4 +44,22 @@ class MemorySettings(ComponentSettings):
     name: Literal["memory"] = "memory"
     vocab_size: int = Field(
         default=1000, gt=0, description="Drawn token ids are below it; any id is served."
+    )
+
+
+class ProcessSettings(ComponentSettings):
+    """Runs another executor's steps in a process of its own."""
+
+    name: Literal["process"] = "process"
+    inner: ChosenComponent = Field(
+        ChosenComponent(name="local"),
+        description="the executor to run there: a name, or a table of the name and options",
+    )
+    heartbeat_timeout: float = Field(
+        30.0,
+        gt=0,
+        description="seconds in which the process must answer a heartbeat; it is killed if not",
+    )
+    step_timeout: float | None = Field(
+        600.0, gt=0, description="seconds that a step may take; null: as long as it likes"
     )

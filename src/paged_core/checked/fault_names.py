@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from traceback import walk_tb
 
+from paged_core.component import ComponentSettings
 from paged_core.errors import PluginError, error_text
 from paged_core.interfaces.allocator import BlockAllocator
 from paged_core.interfaces.attention import AttentionBackend
@@ -40,6 +41,12 @@ class FaultNames:
 
     def __init__(self, chosen: Mapping[str, str]) -> None:
         self._chosen = chosen
+
+    @classmethod
+    def of(cls, settings: Iterable[tuple[str, object]]) -> FaultNames:
+        """Return those of an engine with these settings, by key."""
+        parts = ((slot, part) for slot, part in settings if isinstance(part, ComponentSettings))
+        return cls({slot: part.name for slot, part in parts})
 
     def describe(self, error: BaseException, called: str) -> str:
         """Name the component whose code raised, the innermost one, and what it raised.

@@ -40,8 +40,13 @@ def make_component(registry: Registry, slot: str, options: ComponentSettings, pa
         ) from error
 
 
-def make_runner(settings: EngineSettings, registry: Registry) -> Runner:
+def make_runner(
+    settings: EngineSettings, registry: Registry, *, rank: int = 0, size: int = 1
+) -> Runner:
     """Build and load the chosen runner, or the best one that can run the model.
+
+    Args:
+        rank: of this process among ``size`` that compute each step together.
 
     Raises:
         SettingsError: the chosen one cannot be used here.
@@ -49,7 +54,8 @@ def make_runner(settings: EngineSettings, registry: Registry) -> Runner:
     """
 
     def load(options: ComponentSettings) -> Runner:
-        runner: Runner = make_component(registry, "runner", options, RunnerParts(settings=settings))
+        parts = RunnerParts(settings=settings, rank=rank, size=size)
+        runner: Runner = make_component(registry, "runner", options, parts)
         runner.load()
         return runner
 

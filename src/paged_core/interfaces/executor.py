@@ -31,10 +31,16 @@ class ExecutorParts:
     """Whether the chosen preemption may swap."""
     clock: Callable[[], float] | None = None
     """The engine's clock, if its caller gave one."""
+    rank: int = 0
+    """Which of the processes that compute each step together this one is."""
+    size: int = 1
+    """How many these are."""
 
     def make_runner(self) -> Runner:
         """As :func:`~paged_core.interfaces.component_factory.make_runner`."""
-        return component_factory.make_runner(self.settings, self.registry)
+        return component_factory.make_runner(
+            self.settings, self.registry, rank=self.rank, size=self.size
+        )
 
     def make_attention(self, layers: Sequence[LayerSpec]) -> AttentionBackend:
         """As :func:`~paged_core.interfaces.component_factory.make_attention`."""
@@ -68,6 +74,8 @@ class Executor(ABC):
     def start(self) -> Capacity:
         """Load the model, allocate the cache, and return what fits.
 
+        After ``ExecutorLost`` it is called again, and must offer the same capacity.
+
         Raises:
             CheckpointError, UnsupportedModel, SettingsError: from the runner or the backend.
         """
@@ -81,7 +89,12 @@ class Executor(ABC):
 
     @abstractmethod
     def collect(self, handle: Any, /) -> StepResult:
-        """Wait for a step. If it raises, the engine ends every request in that step."""
+        """Wait for a step. If it raises, the engine ends every request in that step.
+
+        Raises:
+            ExecutorLost: as from :meth:`submit`: model and cache are gone. The engine ends all
+                requests, and the next step starts the executor again.
+        """
 
     @abstractmethod
     def close(self) -> None:

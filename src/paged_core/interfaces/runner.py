@@ -26,6 +26,11 @@ class RunnerParts:
     """What the factory of a runner gets in addition to its options."""
 
     settings: EngineSettings
+    rank: int = 0
+    """Which of the processes that compute each step together this one is; its device depends on
+    it."""
+    size: int = 1
+    """How many these are."""
 
 
 class Runner(ABC):

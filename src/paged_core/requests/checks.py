@@ -108,7 +108,7 @@ def _check_token_ids(request: Request, vocab_size: int) -> None:
 def _check_picklable(request: Request) -> None:
     for processor in request.sampling.logits_processors:
         try:
-            pickle.dumps(processor)
+            is_importable = b"__main__" not in pickle.dumps(processor)
         except Exception as error:
             raise RequestError(
                 f"request {request.id!r} has the logits processor {processor_name(processor)}, "
@@ -116,6 +116,12 @@ def _check_picklable(request: Request) -> None:
                 f"({type(error).__name__}: {error}); define it at module level, as a function or a "
                 "class, and give it picklable attributes only"
             ) from error
+        if not is_importable:
+            raise RequestError(
+                f"request {request.id!r} has the logits processor {processor_name(processor)}, "
+                "which is defined in the program that was started, where the process that runs the "
+                "model cannot import it; define it in a module"
+            )
 
 
 def _width_name(sampling: SamplingParams) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 from paged_core.ids import SeqId
 from paged_core.interfaces.tokenizer import Tokenizer
-from paged_core.request import FinishReason
-from paged_core.sequence import SequenceGroup, SequenceState, Status
+from paged_core.request import FinishReason, Request
+from paged_core.sequence import SequenceGroup, SequenceState, Status, StopCheck
 from paged_core.text.logprobs import Logprob, TokenTexts, with_ranks
 from paged_core.text.output_text import OutputText
 from paged_core.text.outputs import CompletionOutput, OutputDelta, RequestMetrics, RequestOutput
@@ -18,6 +18,7 @@ class Generation:
     """Joins a request's tokens, which the engine owns, with its text, which it does not know.
 
     Args:
+        request: what the engine is, or will be, given.
         prompt: the text of the prompt, if it was given as text.
         tokenizer: ``None``: there is no text.
     """
@@ -25,7 +26,8 @@ class Generation:
     group: SequenceGroup
     """Set once the engine has accepted the request."""
 
-    def __init__(self, prompt: str | None, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer | None) -> None:
+        self.request = request
         self.prompt = prompt
         self._tokenizer = tokenizer
         self._texts: dict[SeqId, OutputText] = {}
@@ -41,6 +43,11 @@ class Generation:
     def finished(self) -> bool:
         return self.group.status is Status.FINISHED
 
+    @property
+    def stop_check(self) -> StopCheck | None:
+        """What the engine is to call after each token; ``None``: nothing."""
+        return self.find_stop if self.request.sampling.stop else None
+
     def find_stop(self, sequence: SequenceState) -> str | None:
         """Return the stop string that the sequence's newest token completes, if any."""
         text = self.text(sequence)
@@ -50,13 +57,13 @@ class Generation:
 
     def text(self, sequence: SequenceState) -> OutputText | None:
         """Return the sequence's text as of the last :meth:`update`; ``None``: there is none."""
-        if self._tokenizer is None or not self.group.request.sampling.detokenize:
+        if self._tokenizer is None or not self.request.sampling.detokenize:
             return None
         if sequence.id not in self._texts:
-            request, sampling = self.group.request, self.group.request.sampling
+            sampling = self.request.sampling
             self._texts[sequence.id] = OutputText(
                 self._tokenizer.detokenizer(
-                    request.prompt, skip_special_tokens=sampling.skip_special_tokens
+                    self.request.prompt, skip_special_tokens=sampling.skip_special_tokens
                 ),
                 sampling.stop,
                 include_stop_str_in_output=sampling.include_stop_str_in_output,
@@ -84,7 +91,7 @@ class Generation:
         Empty if nothing was gained, and until the end for requests that choose among their
         sequences at the end.
         """
-        if self.group.request.sampling.chooses_at_end and not self.finished:
+        if self.request.sampling.chooses_at_end and not self.finished:
             return []
         deltas = (self._delta(sequence) for sequence in self.group.sequences)
         return [delta for delta in deltas if delta is not None]
@@ -115,7 +122,7 @@ class Generation:
         return RequestOutput(
             request_id=group.id,
             prompt=self.prompt,
-            prompt_token_ids=list(group.request.prompt),
+            prompt_token_ids=list(self.request.prompt),
             num_cached_tokens=group.num_cached,
             outputs=[self._completion(sequence) for sequence in group.sequences],
             prompt_logprobs=self._with_ranks(None, group.prompt_logprobs),
@@ -142,7 +149,7 @@ class Generation:
     @property
     def _no_text(self) -> str | None:
         """What takes the place of a text that nothing was decoded for."""
-        return None if self.group.request.sampling.detokenize else ""
+        return None if self.request.sampling.detokenize else ""
 
     def _with_ranks(
         self, of: SeqId | None, logprobs: Sequence[dict[int, float] | None] | None, start: int = 0
@@ -151,7 +158,7 @@ class Generation:
         if logprobs is None:
             return None
         known = self._logprobs.setdefault(of, [])
-        texts = self._token_texts if self.group.request.sampling.detokenize else None
+        texts = self._token_texts if self.request.sampling.detokenize else None
         for entry in logprobs[len(known) :]:
             known.append(None if entry is None else with_ranks(entry, texts))
         return known[start : len(logprobs)]

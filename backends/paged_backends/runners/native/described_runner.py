@@ -23,7 +23,7 @@ class DescribedRunner(Runner, ABC):
     """
 
     def __init__(self, parts: RunnerParts) -> None:
-        self._settings = parts.settings
+        self._parts, self._settings = parts, parts.settings
         self._layers: list[LayerSpec] = []
         self._config: DecoderConfig
         self._bytes_per_weight: float
@@ -46,6 +46,7 @@ class DescribedRunner(Runner, ABC):
             layers=len(self._layers),
             dtype=self._layers[0].dtype,
             device=str(source.device),
+            rank=f"{self._parts.rank} of {self._parts.size}",
         )
 
     @property

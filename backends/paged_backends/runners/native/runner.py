@@ -42,7 +42,9 @@ class NativeRunner(DescribedRunner):
     def load(self) -> None:
         """Read the configuration, then the weights; see the interface for what it raises."""
         settings = self._settings
-        source = ModelSource.open(settings, self._options.weights, quantized=True)
+        source = ModelSource.open(
+            settings, self._options.weights, quantized=True, rank=self._parts.rank
+        )
         weight_format = self._options.weight_format
         if weight_format is not None:
             check_quantization(self._options, source)

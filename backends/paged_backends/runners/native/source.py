@@ -39,12 +39,18 @@ class ModelSource:
 
     @classmethod
     def open(
-        cls, settings: EngineSettings, weights: WeightSource, *, quantized: bool = False
+        cls,
+        settings: EngineSettings,
+        weights: WeightSource,
+        *,
+        quantized: bool = False,
+        rank: int = 0,
     ) -> Self:
         """Read the configuration, and open the weights; each is read when it is used.
 
         Args:
             quantized: whether the model may be a GGUF file, or otherwise quantised.
+            rank: see :func:`choose_device`.
 
         Raises:
             CheckpointError, UnsupportedModel: see :meth:`paged_core.interfaces.runner.Runner.load`.
@@ -59,7 +65,7 @@ class ModelSource:
         config = decoder_config(
             checkpoint, trust_remote_code=settings.trust_remote_code, quantized=quantized
         )
-        device = choose_device(settings.device)
+        device = choose_device(settings.device, rank)
         opened, dtype = _open(settings, checkpoint, device, made_up=weights == "random")
         return cls(checkpoint=checkpoint, config=config, weights=opened, dtype=dtype, device=device)
 

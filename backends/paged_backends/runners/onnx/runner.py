@@ -59,7 +59,7 @@ class OnnxRuntimeRunner(DescribedRunner):
 
     def load(self) -> None:
         """Read the configuration, then the weights; see the interface for what it raises."""
-        source = ModelSource.open(self._settings, self._options.weights)
+        source = ModelSource.open(self._settings, self._options.weights, rank=self._parts.rank)
         config = source.config
         on_cpu = source.device.type == "cpu"
         self._compute = torch.float32 if on_cpu else source.dtype

@@ -54,7 +54,7 @@ class TransformersRunner(Runner):
     """Runs a model with its own code, except for attention."""
 
     def __init__(self, options: TransformersSettings, parts: RunnerParts) -> None:
-        self._settings = parts.settings
+        self._settings, self._rank = parts.settings, parts.rank
         self._layers: list[LayerSpec] = []
         self._modules: list[nn.Module] = []
         self._max_model_len: int | None = None
@@ -108,7 +108,7 @@ class TransformersRunner(Runner):
             allow_pickle=settings.allow_pickle,
             trust_remote_code=settings.trust_remote_code,
         )
-        device = choose_device(settings.device)
+        device = choose_device(settings.device, self._rank)
         try:
             with quiet():
                 model = load_model(

@@ -44,7 +44,7 @@ class OnnxFileRunner(Runner):
     """Runs a model that another library exported, as it is in its file."""
 
     def __init__(self, options: OnnxRuntimeSettings, parts: RunnerParts) -> None:
-        self._settings = parts.settings
+        self._settings, self._rank = parts.settings, parts.rank
         self._file = options.file
         self._layers: list[LayerSpec] = []
         self._max_model_len: int | None = None
@@ -66,7 +66,7 @@ class OnnxFileRunner(Runner):
         self._config = config = read_file_config(folder, path)
         dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
         model = cut_model(path, config, dtype)
-        device = choose_device(settings.device)
+        device = choose_device(settings.device, self._rank)
         self._maker = SessionMaker(device, torch.get_num_threads())
         sessions = open_sessions(model, config, self._maker, exact=settings.deterministic)
         self._connect(model, sessions, device)

@@ -1,0 +1,145 @@
+"""The process that the executor ``process`` starts: it runs another executor's steps.
+
+It ends when it is told to, and at once when the process that started it has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+from collections import deque
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from paged_backends.executors.channel import (
+    ANSWER,
+    CLOSE,
+    ERROR,
+    PING,
+    PONG,
+    STEP,
+    Channel,
+)
+from paged_core import errors
+from paged_core.checked.fault_names import FaultNames
+from paged_core.errors import PagedCoreError, PluginError, SettingsError, error_text
+from paged_core.interfaces.component_factory import make_component
+from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts, SupportsClock
+from paged_core.interfaces.model_size import ModelSize
+from paged_core.interfaces.runner import SupportsModelSize
+
+Messages = SimpleQueue[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What a started executor says of itself."""
+
+    capacity: Capacity
+    model_size: ModelSize | None
+    runs_in_background: bool
+
+
+def main(descriptor: int) -> None:
+    """Serve the socket of this number until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides
+    channel, messages = Channel(socket.socket(fileno=descriptor)), Messages()
+    Thread(target=_read, args=(channel, messages), daemon=True).start()
+    _, content = messages.get()
+    faults = FaultNames({})
+    try:
+        parts = _parts(content)
+        faults = FaultNames.of(parts.settings)
+        executor, started = _start(parts)
+    except Exception as error:  # noqa: BLE001 - raised again in the other process
+        channel.send(ERROR, _told(error, faults))
+        return
+    try:
+        channel.send(ANSWER, pickle.dumps(started))
+        _serve(executor, channel, messages, faults, 1 if started.runs_in_background else 0)
+    finally:
+        executor.close()
+
+
+def _read(channel: Channel, messages: Messages) -> None:
+    """Answer heartbeats, whatever the executor is at; hand on all else."""
+    kind = b""
+    try:
+        while kind != CLOSE:
+            kind, content = channel.receive()
+            if kind == PING:
+                channel.send(PONG)
+            else:
+                messages.put((kind, content))
+    except (EOFError, OSError):
+        os._exit(1)  # the process that started this one is gone: nothing is wanted any more
+
+
+def _parts(content: bytes) -> ExecutorParts:
+    try:
+        parts: ExecutorParts = pickle.loads(content)
+    except Exception as error:
+        raise PluginError(
+            f"its process cannot import what the settings name ({error_text(error)}); define "
+            "components in a module, not in the program that is started"
+        ) from error
+    return parts
+
+
+def _start(parts: ExecutorParts) -> tuple[Executor, Started]:
+    executor: Executor = make_component(parts.registry, "executor", parts.settings.executor, parts)
+    if isinstance(executor, SupportsClock):
+        raise SettingsError(
+            f"executor.inner: {parts.settings.executor.name!r} has a clock of its own, which "
+            "another process cannot read; use it as the executor itself"
+        )
+    capacity = executor.start()
+    size = executor.model_size() if isinstance(executor, SupportsModelSize) else None
+    in_background = executor.runs_in_background
+    return executor, Started(capacity=capacity, model_size=size, runs_in_background=in_background)
+
+
+def _serve(
+    executor: Executor, channel: Channel, messages: Messages, faults: FaultNames, num_ahead: int
+) -> None:
+    """Run steps; so many may be launched that are not collected, until ``COLLECT`` asks for all."""
+    launched: deque[Any] = deque()
+    while True:
+        kind, content = messages.get()
+        if kind == CLOSE:
+            return
+        if kind == STEP:
+            try:
+                launched.append(executor.submit(pickle.loads(content)))
+            except Exception as error:  # noqa: BLE001 - raised again in the other process
+                launched.append(_Failed(_told(error, faults)))
+        while len(launched) > (num_ahead if kind == STEP else 0):
+            handle = launched.popleft()
+            if isinstance(handle, _Failed):
+                channel.send(ERROR, handle.told)
+                continue
+            try:
+                content = pickle.dumps(executor.collect(handle), pickle.HIGHEST_PROTOCOL)
+            except Exception as error:  # noqa: BLE001 - raised again in the other process
+                channel.send(ERROR, _told(error, faults))
+            else:
+                channel.send(ANSWER, content)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """The handle of a step that could not be submitted."""
+
+    told: bytes
+
+
+def _told(error: Exception, faults: FaultNames) -> bytes:
+    """Return the name of an error of ours and its message, of any other where it comes from."""
+    if isinstance(error, PagedCoreError):
+        ours = (kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+        return pickle.dumps((next(ours).__name__, str(error)))
+    return pickle.dumps(("PluginError", faults.describe(error, "executor")))

@@ -1,0 +1,211 @@
+"""The front end of engines: prompts, conversations and parameters become requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from paged_core.errors import RequestError
+from paged_core.field_rules import Rule, flag, instance, listed, optional, text
+from paged_core.interfaces.tokenizer import Tokenizer
+from paged_core.log import get_logger
+from paged_core.request import PRIORITY, Request
+from paged_core.sampling_params import SamplingParams
+from paged_core.text.generation import Generation
+from paged_core.text.prompts import Prompt, as_conversations, as_list, encode_prompt, per_prompt
+
+_SAMPLING = instance(SamplingParams, "SamplingParams(...), one for all prompts or one for each")
+_CHAT_RULES: Mapping[str, Rule] = {
+    "tools": listed(lambda tool: isinstance(tool, Mapping), "a list of JSON schemas of functions"),
+    "add_generation_prompt": flag,
+    "continue_final_message": flag,
+    "chat_template": optional(text),
+}
+_RESERVED = {*_CHAT_RULES, "messages", "conversation", "tokenize", "self"}
+"""Names that a template's own options cannot have."""
+_template_options = optional(instance(Mapping, "a mapping of names to values"))
+
+_log = get_logger()
+
+
+class FrontEnd:
+    """Checks and tokenises what users give, and makes requests of it.
+
+    It knows a model's tokenizer and length and no engine, so it can be in another process than the
+    engine, or in front of several. It is used by one thread at a time.
+
+    Args:
+        tokenizer: ``None``: only token ids are served.
+        max_model_len: tokens that a sequence may have.
+        name: of what serves, for errors: ``model 'demo' on executor 'memory'``.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, *, max_model_len: int, name: str) -> None:
+        self.tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        self._name = name
+        self._numbers = count()
+        self._warned_of_greedy = False
+
+    def need_tokenizer(self, what: str) -> Tokenizer:
+        """Return the tokenizer.
+
+        Raises:
+            RequestError: there is none, and ``what`` needs one.
+        """
+        if self.tokenizer is None:
+            raise RequestError(
+                f"{what} needs a tokenizer, and {self._name} has none; give token ids, or set "
+                "`tokenizer`"
+            )
+        return self.tokenizer
+
+    # ------------------------------------------------------------------ prompts
+
+    def batch(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Any = None, priority: Any = None
+    ) -> list[tuple[Prompt, SamplingParams, int]]:
+        """Return one or several prompts, each with its parameters and priority.
+
+        Args:
+            sampling_params, priority: one for all, or one for each; ``None``: the default.
+
+        Raises:
+            RequestError: they are none, or there are more or fewer of them than prompts.
+        """
+        listed_prompts = as_list(prompts)
+        number = len(listed_prompts)
+        asked = SamplingParams() if sampling_params is None else sampling_params
+        sampling = per_prompt("sampling_params", asked, number, _SAMPLING)
+        priorities = per_prompt("priority", 0 if priority is None else priority, number, PRIORITY)
+        return list(zip(listed_prompts, sampling, priorities, strict=True))
+
+    def chat_prompts(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[Prompt]:
+        """Return the prompt that the chat template makes of each conversation.
+
+        Args:
+            messages: one conversation, or several.
+            add_generation_prompt: ``None``: unless the last message is to be continued.
+            chat_template_kwargs: what the template alone knows.
+            options: ``tools`` and ``chat_template``, as for ``LLM.chat``.
+
+        Raises:
+            RequestError: there is no template, it refuses the messages, or an option is none that
+                it may be, or is given twice.
+        """
+        tokenizer = self.need_tokenizer("a conversation")
+        if add_generation_prompt is None:
+            add_generation_prompt = continue_final_message is not True
+        options["add_generation_prompt"] = add_generation_prompt
+        options["continue_final_message"] = continue_final_message
+        own: dict[Any, Any] = dict(
+            _template_options("chat_template_kwargs", chat_template_kwargs) or {}
+        )
+        for name in own:
+            if text("a name in chat_template_kwargs", name) in _RESERVED:
+                raise RequestError(f"chat_template_kwargs has {name!r}; give it to chat() itself")
+        checked = {name: rule(name, options.get(name)) for name, rule in _CHAT_RULES.items()}
+        prompts: list[Prompt] = []
+        for conversation in as_conversations(messages):
+            formatted = tokenizer.apply_chat_template(
+                conversation, tokenize=False, **own, **checked
+            )
+            # the template has written the special tokens
+            prompts.append({"prompt": str(formatted), "add_special_tokens": False})
+        return prompts
+
+    def encode(
+        self, prompt: Prompt, sampling: SamplingParams | None = None
+    ) -> tuple[str | None, tuple[int, ...]]:
+        """Return a prompt's text, if it has one, and its token ids.
+
+        Raises:
+            RequestError: it is no prompt, or too long.
+        """
+        truncates = sampling is not None and sampling.truncate_prompt_tokens is not None
+        limit = None if truncates else self._max_model_len
+        return encode_prompt(prompt, self.need_tokenizer, limit)
+
+    # ------------------------------------------------------------------ requests
+
+    def generation(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        arrival: float,
+        request_id: str | None = None,
+        **fields: Any,
+    ) -> Generation:
+        """Return a generation whose request can be added to an engine.
+
+        Args:
+            arrival: seconds on the engine's clock.
+            request_id: ``None``: a number.
+            fields: of :class:`~paged_core.request.Request`, such as ``priority``.
+
+        Raises:
+            RequestError: the prompt or a parameter can never be served.
+        """
+        asked = check_sampling(sampling)
+        resolved = self._resolve(asked)
+        prompt_text, token_ids = self.encode(prompt, resolved)
+        self._warn_of_greedy(resolved)
+        request = Request(
+            id=str(next(self._numbers)) if request_id is None else request_id,
+            prompt=token_ids,
+            sampling=resolved,
+            arrival=arrival,
+            **fields,
+        )
+        return Generation(request, prompt_text, self.tokenizer)
+
+    def _resolve(self, sampling: SamplingParams) -> SamplingParams:
+        """Return parameters that need neither the tokenizer nor the model's length any more."""
+        changes: dict[str, Any] = {}
+        if sampling.stop:
+            self.need_tokenizer("a stop string")
+        if sampling.bad_words:
+            found = _bad_words_ids(sampling.bad_words, self.need_tokenizer("a bad word"))
+            changes = {"bad_words": (), "bad_words_ids": (*sampling.bad_words_ids, *found)}
+        if sampling.truncate_prompt_tokens == -1:
+            changes["truncate_prompt_tokens"] = self._max_model_len - 1
+        return sampling.clone(**changes) if changes else sampling
+
+    def _warn_of_greedy(self, sampling: SamplingParams) -> None:
+        """Say once that parameters which ask for chance have no effect."""
+        if sampling.without_effect and not self._warned_of_greedy:
+            self._warned_of_greedy = True
+            given = ", ".join(f"{name}={value}" for name, value in sampling.without_effect.items())
+            _log.warning(
+                "parameters_without_effect",
+                parameters=given,
+                reason="temperature is 0, which always takes the best token",
+                remedy="set temperature, to 1.0 for example",
+            )
+
+
+def check_sampling(sampling: SamplingParams | None) -> SamplingParams:
+    """Return parameters, by default greedy ones; ``RequestError``: they are something else."""
+    given = SamplingParams() if sampling is None else sampling
+    parameters: SamplingParams = _SAMPLING("sampling_params", given)
+    return parameters
+
+
+def _bad_words_ids(words: Iterable[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """Return the token ids of words, each on its own and after a space."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip() or word
+        for written in (bare, f" {bare}"):
+            found[tuple(tokenizer.encode(written, add_special_tokens=False))] = None
+    return [token_ids for token_ids in found if token_ids]
