@@ -17,8 +17,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from paged_backends.runners.onnx.file.model_graph import ModelGraph
 from paged_backends.runners.onnx.file.shapes import Shape, inferred_shapes
-from paged_backends.runners.onnx.providers import ON_CPU
-from paged_backends.runners.onnx.session_errors import ORT_ERRORS
+from paged_backends.runners.onnx.sessions import ON_CPU, ORT_ERRORS
 
 _LENGTHS = ((5, 3), (11, 2))
 """Cached tokens and new ones, of two trials."""

@@ -19,7 +19,7 @@ from paged_backends.runners.onnx.file.softmax_attention import take_softmax_atte
 from paged_backends.runners.onnx.file.stages import CutGraph, cut
 from paged_backends.runners.onnx.file.stored_weights import StoredWeights
 from paged_backends.runners.onnx.file.unknown_softmax import unknown_softmax
-from paged_backends.runners.onnx.graph import ELEMENT_TYPES
+from paged_backends.runners.onnx.sessions import ELEMENT_TYPES
 from paged_core.errors import CheckpointError, PagedCoreError, UnsupportedModel
 
 _BATCH_DEPENDENT = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})

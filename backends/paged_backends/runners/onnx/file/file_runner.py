@@ -23,10 +23,8 @@ from paged_backends.runners.onnx.file.file_sessions import FileSessions, open_se
 from paged_backends.runners.onnx.file.graph_masks import masked_layers
 from paged_backends.runners.onnx.file.product_sizes import model_size
 from paged_backends.runners.onnx.file.trial import check_file, check_rows
-from paged_backends.runners.onnx.segment_chain import AttentionCut, SegmentChain
-from paged_backends.runners.onnx.segmented_model import SegmentedModel
-from paged_backends.runners.onnx.session import Session
-from paged_backends.runners.onnx.session_maker import SessionMaker
+from paged_backends.runners.onnx.segmented_model import AttentionCut, SegmentedModel
+from paged_backends.runners.onnx.sessions import Session, SessionMaker
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core.errors import CheckpointError
 from paged_core.interfaces.layer import LayerSpec
@@ -124,11 +122,13 @@ class OnnxFileRunner(Runner):
         self._head, self._max_model_len = sessions.head, self._config.max_model_len
         self._model = SegmentedModel(
             self._maker,
-            SegmentChain(
-                sessions.stages, cuts, self._layers, output=model.parts.hidden, device=device
-            ),
+            sessions.stages,
+            cuts,
+            self._layers,
             sessions.head,
             self._set_inputs,
+            hidden=model.parts.hidden,
+            device=device,
             deterministic=self._settings.deterministic,
         )
 

@@ -25,8 +25,7 @@ from paged_backends.runners.onnx.file.found_attention import GraphMask
 from paged_backends.runners.onnx.file.model_file import read_model_file
 from paged_backends.runners.onnx.file.model_graph import ModelGraph
 from paged_backends.runners.onnx.file.shapes import Shape, inferred_shapes
-from paged_backends.runners.onnx.providers import ON_CPU
-from paged_backends.runners.onnx.session_errors import ORT_ERRORS
+from paged_backends.runners.onnx.sessions import ON_CPU, ORT_ERRORS
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.log import get_logger

@@ -17,10 +17,7 @@ from torch import Tensor
 from paged_backends.runners.onnx.file.cut_model import CutModel
 from paged_backends.runners.onnx.file.file_config import FileConfig
 from paged_backends.runners.onnx.file.model_file import read_model_file
-from paged_backends.runners.onnx.ort_values import as_ort_value
-from paged_backends.runners.onnx.providers import ON_CPU
-from paged_backends.runners.onnx.session import DTYPES
-from paged_backends.runners.onnx.session_errors import ORT_ERRORS
+from paged_backends.runners.onnx.sessions import DTYPES, ON_CPU, ORT_ERRORS, as_ort_value
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner
