@@ -9,9 +9,8 @@ import torch
 from onnx import NodeProto
 from onnxruntime import OrtValue
 
-from paged_backends.runners.onnx.file.cut_model import CutModel
+from paged_backends.runners.onnx.file.cut_model import CutModel, Stage, stage_model
 from paged_backends.runners.onnx.file.file_config import FileConfig
-from paged_backends.runners.onnx.file.stages import Stage, stage_model
 from paged_backends.runners.onnx.sessions import (
     ELEMENT_TYPES,
     ORT_ERRORS,
