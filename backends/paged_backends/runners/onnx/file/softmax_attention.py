@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import Any
 
 from onnx import NodeProto
 
@@ -192,7 +193,7 @@ def _query(graph: ModelGraph, name: str) -> list[str]:
 
 
 def _keeps_last(node: NodeProto) -> bool:
-    order = attribute(node, "perm") if node.op_type == "Transpose" else None
+    order: Any = attribute(node, "perm") if node.op_type == "Transpose" else None
     return bool(order) and order[-1] == len(order) - 1
 
 

@@ -66,7 +66,8 @@ def check_file(runner: Runner, model: CutModel, config: FileConfig) -> None:
     """Check the logits of a prompt against those of the whole graph, as it is in the file.
 
     It shows whether attention was understood: its scale, cap and window. The masks themselves are
-    checked beyond the few tokens of this prompt by :mod:`~paged_backends.runners.onnx.file.graph_masks`.
+    checked beyond the few tokens of this prompt by
+    :func:`masked_layers`.
 
     Raises:
         UnsupportedModel: they differ.
