@@ -14,10 +14,9 @@ from torch import Tensor
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
-from paged_backends.runners.native.ops import TorchOps
+from paged_backends.runners.native.linear_maker import StoredLinear
+from paged_backends.runners.native.ops import Rotary, TorchOps
 from paged_backends.runners.native.quantized_linears import QuantizedLinears
-from paged_backends.runners.native.rope import Rotary
-from paged_backends.runners.native.stored_linear import StoredLinear
 from paged_backends.runners.onnx import graph as graph_module
 from paged_backends.runners.onnx.graph import Graph, GraphOps
 from paged_backends.runners.onnx.linears import FloatLinears, QuantizedGraphLinears

@@ -19,8 +19,7 @@ from paged_backends.kernels.triton.norms import layer_norm, rms_norm
 from paged_backends.kernels.triton.rotary import prepare_heads, rotary_angles
 from paged_backends.kernels.triton.sampling import best_tokens
 from paged_backends.runners.native.config import Activation
-from paged_backends.runners.native.ops import HeadOp, Linear, Norm, RowOp, TorchOps, added
-from paged_backends.runners.native.rope import Rotary
+from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Rotary, RowOp, TorchOps, added
 
 
 class TritonOps(TorchOps):

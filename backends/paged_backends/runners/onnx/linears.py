@@ -16,9 +16,9 @@ from torch import Tensor
 
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.workers import in_threads
+from paged_backends.runners.native.linear_maker import StoredLinear
 from paged_backends.runners.native.ops import Linear, added
 from paged_backends.runners.native.quantized_linears import QuantizedLinears
-from paged_backends.runners.native.stored_linear import StoredLinear
 from paged_backends.runners.onnx.graph import CONTRIB, Symbol
 
 _FLOAT_ARITHMETIC = 1

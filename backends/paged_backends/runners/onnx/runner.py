@@ -17,22 +17,18 @@ from torch import Tensor
 from paged_backends.checkpoint.folder import holds_only_onnx, resolve_checkpoint
 from paged_backends.checkpoint.onnx_files import find_onnx_file
 from paged_backends.quantization.weight_format import WeightFormat
-from paged_backends.runners.native.assembly import Assembly
+from paged_backends.runners.native.assembly import Assembly, weight_names
 from paged_backends.runners.native.config import DecoderConfig, Rope
-from paged_backends.runners.native.decoder import Embedding, Head, Layer
-from paged_backends.runners.native.described_runner import DescribedRunner
-from paged_backends.runners.native.embedding_tables import DenseTable
-from paged_backends.runners.native.names import weight_names
-from paged_backends.runners.native.ops import TorchOps, rounded, soft_cap
-from paged_backends.runners.native.quantized_linears import QuantizedLinears
-from paged_backends.runners.native.rope import Rotary, frequencies
-from paged_backends.runners.native.source import ModelSource
-from paged_backends.runners.native.stored_linear import (
+from paged_backends.runners.native.decoder import DenseTable, Embedding, Head, Layer
+from paged_backends.runners.native.linear_maker import (
     StoredLinear,
     converted_head,
     converted_layer,
     stored,
 )
+from paged_backends.runners.native.ops import Rotary, TorchOps, frequencies, rounded, soft_cap
+from paged_backends.runners.native.quantized_linears import QuantizedLinears
+from paged_backends.runners.native.source import DescribedRunner, ModelSource
 from paged_backends.runners.onnx.file.file_runner import OnnxFileRunner
 from paged_backends.runners.onnx.graph import Graph, GraphOps, packs_codes
 from paged_backends.runners.onnx.linears import FloatLinears, GraphLinears, QuantizedGraphLinears

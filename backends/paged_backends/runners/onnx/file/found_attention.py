@@ -52,7 +52,6 @@ class FoundAttention:
 
 # ---------------------------------------------------------------------- rows of a cache
 
-
 _MAX_NODES = 32
 """Between the cache and its reader."""
 _SAME_NUMBERS = ("Transpose", "Reshape", "Expand", "Unsqueeze", "Squeeze", "Identity", "Cast")

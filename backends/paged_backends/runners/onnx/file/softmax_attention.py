@@ -145,7 +145,6 @@ def _batched(graph: ModelGraph, rows: str) -> str:
 
 # ---------------------------------------------------------------------- widths of heads
 
-
 _SAME = ("Cast", "Identity", "Mul", "Div")
 _KEY = (*_SAME, "Transpose", "Reshape", "Expand", "Unsqueeze")
 
@@ -198,7 +197,6 @@ def _keeps_last(node: NodeProto) -> bool:
 
 
 # ---------------------------------------------------------------------- errors
-
 
 _MAX_SEEN = 500
 """Values behind a softmax that is not recognised."""
