@@ -33,7 +33,7 @@ from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
-from paged_backends.runners.native.fused_decoder import FusedDecoder, FusedLayer, FusedNorm
+from paged_backends.runners.native.fused_layers import FusedDecoder, FusedLayer, FusedNorm
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,

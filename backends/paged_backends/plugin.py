@@ -101,7 +101,7 @@ def paged_core_components() -> Iterator[Component]:
     yield Component(
         "runner",
         OnnxRuntimeSettings,
-        "paged_backends.runners.onnx.choose_runner:choose_runner",
+        "paged_backends.runners.onnx.runner:choose_runner",
         rank=-10,
         check="paged_backends.runners.onnx.packages:obstacle",
         details="paged_backends.runners.onnx.packages:details",

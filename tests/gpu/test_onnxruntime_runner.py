@@ -20,7 +20,7 @@ from paged_core.interfaces.runner import RunnerParts
 if obstacle() is not None:
     pytest.skip(f"{obstacle()}", allow_module_level=True)
 
-from paged_backends.runners.onnx.providers import cuda_problem
+from paged_backends.runners.onnx.packages import cuda_problem
 from paged_backends.runners.onnx.runner import OnnxRuntimeRunner
 
 if torch.cuda.is_available() and cuda_problem() is not None:

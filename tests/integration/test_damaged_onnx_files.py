@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from integration.step_driver import settings
 from integration.test_onnx_files import FOLDER
-from paged_backends.runners.onnx.choose_runner import choose_runner
+from paged_backends.runners.onnx.runner import choose_runner
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core import LLM
 from paged_core.errors import CheckpointError, PagedCoreError, SettingsError, UnsupportedModel

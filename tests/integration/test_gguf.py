@@ -30,12 +30,10 @@ from paged_backends.checkpoint.folder import Checkpoint, resolve_checkpoint
 from paged_backends.checkpoint.weights import open_weights
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.runners.native.assembly import Assembly
-from paged_backends.runners.native.choose_ops import choose_ops
-from paged_backends.runners.native.decoder import Decoder
-from paged_backends.runners.native.embedding_tables import BlockTable, DenseTable
+from paged_backends.runners.native.decoder import BlockTable, Decoder, DenseTable
 from paged_backends.runners.native.families import decoder_config
 from paged_backends.runners.native.ops import Linear, Ops, TorchOps
-from paged_backends.runners.native.runner import NativeRunner
+from paged_backends.runners.native.runner import NativeRunner, choose_ops
 from paged_backends.runners.native.source import ModelSource
 from paged_backends.runners.settings import NativeSettings
 from paged_backends.text.tokenizer import load_tokenizer

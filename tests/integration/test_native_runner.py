@@ -329,7 +329,7 @@ def test_without_a_compiler_plain_pytorch_serves(
 ) -> None:
     expected = answers(llama)
     monkeypatch.setattr(
-        "paged_backends.runners.native.choose_ops.unavailable_reason", lambda: "no compiler"
+        "paged_backends.runners.native.runner.unavailable_reason", lambda: "no compiler"
     )
     assert answers(llama) == expected
 
@@ -340,6 +340,6 @@ def test_kernels_that_the_processor_lacks_are_refused(
     def load(*_: Any) -> Any:
         raise NoSuchInstructions("this processor has no avx2")
 
-    monkeypatch.setattr("paged_backends.runners.native.choose_ops.Kernels.load", load)
+    monkeypatch.setattr("paged_backends.runners.native.runner.Kernels.load", load)
     with pytest.raises(SettingsError, match=r"runner\.kernels: .*no avx2"):
         LLM(str(llama), runner={"name": "native", "kernels": "avx2"})

@@ -209,7 +209,7 @@ def test_a_row_has_the_same_bits_in_every_batch(llama: Path, quantization: str) 
 def test_steps_of_many_sizes(llama: Path) -> None:
     """Larger ones than any before, and sizes whose bindings were dropped, compute the same."""
     runner, native = load(settings(llama)), load_runner(settings(llama), "native")
-    chain, kept = runner._model._chain, None
+    model, kept = runner._model, None
     for count in (3, 5, 40, *range(1, 9), 1, 9, 3):
         tokens, positions = torch.arange(3, 3 + count), torch.arange(count)
         hidden, expected = (
@@ -220,9 +220,9 @@ def test_steps_of_many_sizes(llama: Path) -> None:
         if kept is not None:
             assert torch.equal(*kept), "a step overwrites what the one before returned"
         kept = (hidden, hidden.clone())
-        places = {step.buffers["query"].data_ptr() for step in chain._steps.values()}
+        places = {step.buffers["query"].data_ptr() for step in model._steps.values()}
         assert len(places) == 1, "steps of all sizes share their memory"
-    assert list(chain._steps) == [4, 5, 6, 7, 8, 1, 9, 3], "the last eight are kept"
+    assert list(model._steps) == [4, 5, 6, 7, 8, 1, 9, 3], "the last eight are kept"
 
 
 @torch.inference_mode()

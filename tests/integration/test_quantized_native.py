@@ -26,7 +26,7 @@ from integration.test_demo_model import ANSWERS
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.ops import Linear, TorchOps
-from paged_backends.runners.native.quantized_decoder import check_quantization, quantized_decoder
+from paged_backends.runners.native.quantized_linears import check_quantization, quantized_decoder
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.native.source import ModelSource
 from paged_backends.runners.onnx.runner import OnnxRuntimeRunner

@@ -133,7 +133,7 @@ def test_a_cache_that_cannot_be_written_to(llama: Path, cache: Path) -> None:
 def test_memory_of_codes_is_not_kept_in_the_process(llama: Path) -> None:
     """A session of its own reads norms, biases and scales; codes it has packed."""
     runner = load(llama, **INT8)
-    sessions = [runner._model._head, *runner._model._chain._sessions]
+    sessions = [runner._model._head, *runner._model._sessions]
     kept = [weight for session in sessions for weight in session._kept]
     assert all(weight.numel() < 1000 for weight in kept if weight.dtype == torch.uint8)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged_backends.checkpoint.device import choose_device
 
+from paged_backends.device import choose_device
 from paged_core.errors import SettingsError
 
 

@@ -14,7 +14,7 @@ from paged_backends.attention.cache import layout_of
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
-from paged_backends.runners.native.fused_decoder import FusedDecoder, FusedLayer, FusedNorm
+from paged_backends.runners.native.fused_layers import FusedDecoder, FusedLayer, FusedNorm
 from paged_core.interfaces.attention import AttentionBatch, AttentionParts
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 from paged_core.settings import EngineSettings

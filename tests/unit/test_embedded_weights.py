@@ -15,8 +15,11 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxruntime import SessionOptions
 
-from paged_backends.runners.onnx.file.embedded_weights import without_weights
-from paged_backends.runners.onnx.file.stored_weights import StoredWeights
+from paged_backends.runners.onnx.file.model_file import (
+    StoredWeights,
+    read_model_file,
+    without_weights,
+)
 
 
 def model_of(sizes: list[int]) -> ModelProto:
@@ -63,7 +66,6 @@ def test_any_bytes_are_a_message_or_refused(content: bytes) -> None:
 
 
 def test_a_weight_of_a_type_that_is_never_mapped_is_named(tmp_path: Path) -> None:
-    from paged_backends.runners.onnx.file.model_file import read_model_file
     from paged_core.errors import UnsupportedModel
 
     model = model_of([300])

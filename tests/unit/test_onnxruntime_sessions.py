@@ -6,28 +6,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
 from typing import Any
 
-import onnxruntime
 import pytest
-import torch
-from torch import Tensor
 
-from paged_backends.runners.native.ops import TorchOps
-from paged_backends.runners.native.rope import Rotary
-from paged_backends.runners.native.stored_linear import StoredLinear
-from paged_backends.runners.onnx import packages, providers, session_maker
-from paged_backends.runners.onnx.binding import Binding
-from paged_backends.runners.onnx.graph import Graph
-from paged_backends.runners.onnx.linear_nodes import FloatLinearNodes
-from paged_backends.runners.onnx.recorded_ops import RecordedOps
-from paged_backends.runners.onnx.session import Session
-from paged_backends.runners.onnx.session_errors import reason_of
-from paged_backends.runners.onnx.session_maker import SessionMaker
-from paged_backends.runners.onnx.session_stream import SessionStream
-from paged_core.errors import EngineError, SettingsError, UnsupportedModel
+pytest.importorskip("onnxruntime")
+
+import onnxruntime
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx.parser import parse_model
+
+from paged_backends.runners.onnx import packages, sessions
+from paged_backends.runners.onnx.segmented_model import plan_memory
+from paged_backends.runners.onnx.sessions import Binding, Session, SessionMaker, Value, reason_of
+from paged_core.errors import EngineError, SettingsError
 
 CPU = torch.device("cpu")
+COPY = """<ir_version: 10, opset_import: ["": 21]>
+g (float[T, 4] rows) => (float[T, 4] copy) {copy = Identity(rows)}"""
+
+
+def copying() -> Session:
+    maker = SessionMaker(CPU, 1)
+    return Session(maker.open(parse_model(COPY).SerializeToString(), maker.options()))
+
 
 # ---------------------------------------------------------------------- packages
 
@@ -107,9 +112,9 @@ def test_what_serves_and_on_what(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "onnxruntime", gpu=True)
     assert "on the CPU alone; for the GPU: `pip uninstall -y" in packages.details()
     pretend(monkeypatch, "onnxruntime-gpu", gpu=True)
-    monkeypatch.setattr(providers, "cuda_problem", lambda: None)
+    monkeypatch.setattr(packages, "cuda_problem", lambda: None)
     assert packages.details() == "onnxruntime-gpu 1.99, on CUDA"
-    monkeypatch.setattr(providers, "cuda_problem", lambda: "no cuDNN")
+    monkeypatch.setattr(packages, "cuda_problem", lambda: "no cuDNN")
     assert packages.details() == "onnxruntime-gpu 1.99, on the CPU alone: no cuDNN"
 
 
@@ -117,7 +122,7 @@ def test_what_serves_and_on_what(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(
-    providers.CUDA in onnxruntime.get_available_providers(), reason="built with CUDA"
+    packages.CUDA in onnxruntime.get_available_providers(), reason="built with CUDA"
 )
 def test_a_package_without_cuda_is_refused_on_a_gpu() -> None:
     with pytest.raises(SettingsError, match=r"cuda:0: .* built without CUDA; `pip .*onnx-gpu"):
@@ -132,14 +137,12 @@ def test_libraries_of_cuda_that_are_not_found(monkeypatch: pytest.MonkeyPatch) -
         asked.append(providers)
         return onnxruntime_session
 
-    onnxruntime_session = onnxruntime.InferenceSession(
-        copying().model(), providers=["CPUExecutionProvider"]
-    )
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [providers.CUDA])
+    onnxruntime_session = copying().ort
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [packages.CUDA])
     monkeypatch.setattr(onnxruntime, "InferenceSession", make)
-    problem = providers.cuda_problem()
+    problem = packages.cuda_problem()
     assert problem is not None and "does not find the CUDA libraries" in problem
-    assert asked == [[providers.CUDA, providers.CPU]]
+    assert asked == [[packages.CUDA, packages.CPU]]
 
 
 def test_a_device_that_onnx_runtime_does_not_know() -> None:
@@ -181,10 +184,10 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_work_on_a_gpu_is_queued_in_one_stream(
     notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_maker, "cuda_problem", lambda: None)
+    monkeypatch.setattr(sessions, "cuda_problem", lambda: None)
     maker = SessionMaker(torch.device("cuda", 1), 2)
     (name, options), *_ = maker._providers
-    assert name == providers.CUDA
+    assert name == packages.CUDA
     assert options == {"device_id": "1", "user_compute_stream": "1234"}
     with maker.running():
         notes.append("sessions")
@@ -195,31 +198,15 @@ def test_work_on_a_gpu_is_queued_in_one_stream(
 def test_work_that_is_captured_is_refused(
     notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sessions, "cuda_problem", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with (
-        pytest.raises(EngineError, match="cannot be captured"),
-        SessionStream(torch.device("cuda")).current(),
-    ):
+    maker = SessionMaker(torch.device("cuda"), 1)
+    with pytest.raises(EngineError, match="cannot be captured"), maker.running():
         pass
     assert notes == []
 
 
-# ---------------------------------------------------------------------- graphs and memory
-
-
-def copying() -> Graph:
-    graph = Graph()
-    graph.output("copy", graph.input("rows", torch.float32, 4), torch.float32, 4)
-    return graph
-
-
-def test_an_operator_that_this_version_lacks() -> None:
-    graph = Graph()
-    rows = graph.op("Levitate", graph.input("rows", torch.float32, 4))
-    graph.output("result", rows, torch.float32, 4)
-    with pytest.raises(UnsupportedModel, match=r"onnxruntime \S+ cannot make .*Levitate") as raised:
-        SessionMaker(CPU, 1).open_graph(graph)
-    assert "\n" not in str(raised.value)
+# ---------------------------------------------------------------------- errors and memory
 
 
 @pytest.mark.parametrize(
@@ -248,85 +235,72 @@ def test_an_error_says_what_is_wrong_and_not_where_in_a_library(text: str, reaso
     assert reason_of(RuntimeError(text)) == reason
 
 
-def linear_graph(weight: Tensor, bias: Tensor) -> Graph:
-    graph = Graph()
-    rows = graph.input("rows", torch.float32, weight.shape[1])
-    result = FloatLinearNodes(torch.float32)(graph, StoredLinear([weight], bias), rows)
-    graph.output("result", result, torch.float32, len(weight))
-    return graph
-
-
-def run(session: Session, rows: Tensor, width: int) -> Tensor:
-    result = torch.empty(len(rows), width)
-    binding = Binding(session)
-    binding.bind("rows", rows)
-    binding.bind("result", result)
-    binding.run()
-    return result
-
-
-@pytest.mark.parametrize("packs", [True, False])
-def test_memory_that_a_session_reads_is_kept_and_no_other(
-    packs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only a weight that was packed may be let go: it can change, and the session has another."""
-    assert session_maker.packs_weights(), "this build of ONNX Runtime packs weights"
-    monkeypatch.setattr(session_maker, "packs_weights", lambda: packs)
-    weight, norm, rows = torch.randn(96, 64), torch.ones(96), torch.randn(3, 64)
-    graph = Graph()
-    product = FloatLinearNodes(torch.float32)(
-        graph, StoredLinear([weight], None), graph.input("rows", torch.float32, 64)
-    )
-    normed = graph.op(
-        "SimplifiedLayerNormalization", product, graph.weight(norm), epsilon=1e-5, axis=-1
-    )
-    graph.output("result", normed, torch.float32, 96)
-    session = SessionMaker(CPU, 1).open_graph(graph)
-    kept = {tensor.data_ptr() for tensor in session._kept}
-    assert kept == {tensor.data_ptr() for tensor in ((norm,) if packs else (weight, norm))}
-    expected = run(session, rows, 96)
-    weight.fill_(torch.nan)
-    assert torch.equal(run(session, rows, 96), expected)
-
-
 def test_a_binding_follows_what_is_bound_to_it() -> None:
     """To other memory, and to another number of rows."""
-    weight, bias = torch.randn(8, 4), torch.zeros(8)
-    session = SessionMaker(CPU, 1).open_graph(linear_graph(weight, bias))
-    binding, memory = Binding(session), torch.randn(6, 4)
+    binding, memory = Binding(copying()), torch.randn(6, 4)
     for rows in (memory[:2], memory[:5], memory[1:3], memory.clone()):
-        result = torch.empty(len(rows), 8)
+        copy = torch.empty(len(rows), 4)
         binding.bind("rows", rows)
-        binding.bind("result", result)
+        binding.bind("copy", copy)
         binding.run()
-        assert torch.allclose(result, rows @ weight.T, atol=1e-5)
+        assert torch.equal(copy, rows)
 
 
-def test_recorded_operations_compute_what_torch_computes() -> None:
-    generator = torch.Generator().manual_seed(0)
+ROWS, WIDE = Value(torch.float32, ("T", 4)), Value(torch.float32, ("T", 8))
 
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
 
-    rows, heads = random(5, 8), random(5, 2, 8)
-    weight, bias, norm = random(6, 8), random(6), random(8)
-    rotary = Rotary.at(torch.arange(5), random(4))
-    results = []
-    for ops in (TorchOps(), RecordedOps()):
-        query, key = heads.clone(), heads.clone()
-        ops.heads(norm, norm, 1e-5, 1.0)(query, key, rotary)
-        results.append(
-            [
-                ops.linear(weight, bias)(rows),
-                ops.stacked([weight, weight])(rows),
-                ops.rms_norm(norm, 1e-5, 1.0)(rows),
-                ops.layer_norm(8, norm, norm, 1e-5)(rows, rows.clone()),
-                ops.layer_norm(8, None, None, 1e-5)(rows),
-                ops.gated("silu")(rows),
-                ops.activation("gelu_tanh")(rows),
-                ops.best(rows),
-                query,
-                key,
-            ]
+def chained(inputs: dict[str, Value], outputs: dict[str, Value]) -> Any:
+    return SimpleNamespace(inputs=inputs, outputs=outputs)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> list[Any]:
+    """Sessions that read what earlier ones returned, or what comes from outside."""
+    sessions, known = [], {"tokens": ROWS}
+    for index in range(draw(st.integers(1, 6))):
+        read = draw(st.lists(st.sampled_from(sorted(known)), unique=True))
+        values = draw(st.lists(st.sampled_from([ROWS, WIDE]), min_size=1, max_size=3))
+        outputs = {f"{index}.{place}": value for place, value in enumerate(values)}
+        sessions.append(chained({name: known[name] for name in read}, outputs))
+        known |= outputs
+    return sessions
+
+
+@settings(max_examples=40)
+@given(chains())
+def test_no_value_is_overwritten_before_it_is_read(sessions: list[Any]) -> None:
+    names = {name for one in sessions for name in (*one.inputs, *one.outputs)}
+    places = plan_memory(sessions, names)
+    assert places.keys() == names
+    holds = {places["tokens"]: "tokens"} if "tokens" in names else {}
+    for one in sessions:
+        for name in one.inputs:
+            assert holds[places[name]] == name
+        returned = {places[name]: name for name in one.outputs}
+        assert len(returned) == len(one.outputs)
+        assert not returned.keys() & {places[name] for name in one.inputs}
+        holds |= returned
+
+
+def test_a_long_chain_needs_as_much_as_a_short_one() -> None:
+    """The residual goes to and fro between two places, and all queries have one."""
+    sessions = [
+        chained(
+            {f"residual.{i - 1}": ROWS} if i else {}, {f"residual.{i}": ROWS, f"query.{i}": WIDE}
         )
-    assert all(map(torch.equal, *results))
+        for i in range(8)
+    ]
+    names = [name for one in sessions for name in one.outputs]
+    assert len(set(plan_memory(sessions, names).values())) == 3
+
+
+def test_a_name_that_is_used_again_keeps_its_memory() -> None:
+    """It comes from outside first, and later from a session."""
+    sessions = [
+        chained({"hidden": ROWS}, {"other": ROWS}),
+        chained({"other": ROWS}, {"hidden": ROWS}),
+        chained({"hidden": ROWS}, {"last": ROWS}),
+    ]
+    places = plan_memory(sessions, ["hidden", "other", "last"])
+    assert places["hidden"] == "hidden"
+    assert "hidden" not in (places["other"], places["last"])

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paged_backends.runners.native.config import Activation, Rope
-from paged_backends.runners.native.ops import Ops, TorchOps
-from paged_backends.runners.native.rope import Rotary, frequencies
+from paged_backends.runners.native.ops import Ops, Rotary, TorchOps, frequencies
 from unit.triton_device import DEVICE
 
 TritonOps: type[Ops] = pytest.importorskip("paged_backends.runners.native.triton_ops").TritonOps

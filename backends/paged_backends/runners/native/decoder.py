@@ -1,7 +1,7 @@
 """The decoder: embedding, layers of attention and feed-forward, head.
 
-Shapes: T tokens in the batch, R rows that draw a token, E hidden size, H query heads,
-K key/value heads, D head_dim, V vocabulary, P positions.
+Shapes: T tokens in the batch, R rows that draw a token, E hidden size (of a table: embedding size),
+H query heads, K key/value heads, D head_dim, V vocabulary, P positions.
 """
 
 # ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name
@@ -15,13 +15,55 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paged_backends.checkpoint.gguf.tensors import QuantizedTensor
 from paged_backends.runners.native.config import AttentionConfig, DecoderConfig, Rope
-from paged_backends.runners.native.embedding_tables import Table
-from paged_backends.runners.native.ops import HeadOp, Linear, Norm, RowOp, soft_cap
-from paged_backends.runners.native.rope import Rotary, frequencies
+from paged_backends.runners.native.ops import (
+    HeadOp,
+    Linear,
+    Norm,
+    Rotary,
+    RowOp,
+    frequencies,
+    soft_cap,
+)
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
+
+
+class Table(Protocol):
+    """Looks up rows."""
+
+    def __call__(self, tokens_T: Tensor) -> Tensor:
+        """Return the rows [T, E] of tokens, in a dtype of the table's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseTable:
+    """A table of plain numbers."""
+
+    rows_VE: Tensor
+
+    def __call__(self, tokens_T: Tensor) -> Tensor:
+        return functional.embedding(tokens_T, self.rows_VE)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> DenseTable:
+        """Return the same table on another device, in another dtype."""
+        return DenseTable(self.rows_VE.to(device, dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTable:
+    """A table in the blocks of a mapped GGUF file: rows are dequantised when they are looked up."""
+
+    blocks: QuantizedTensor
+    dtype: torch.dtype
+
+    def __call__(self, tokens_T: Tensor) -> Tensor:
+        return self.blocks.rows(tokens_T).dequantize(self.dtype)
+
+
+# ---------------------------------------------------------------------- the model
 
 Rotaries = Mapping[Rope | None, Rotary | None]
 """The rotary embedding of a batch for every kind that the layers have; of ``None``: ``None``."""

@@ -1,37 +1,222 @@
 """All layers of a decoder in one call of the kernels, for the architectures that they cover.
 
-Shapes: T tokens, E hidden size.
+A step of a small model is some hundreds of operations of a few microseconds each; the overhead of
+calling each of them from Python is of the same order.
+
+Shapes: T tokens, E hidden size, D head_dim, P positions, F rotated pairs of a head: half of D.
 """
 
 # ruff: noqa: N803 - the shape of an array is the upper-case end of its name
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from ctypes import c_void_p
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
+from paged_backends.kernels.cpu.packed_weight import PANEL, Arena, PackedWeight
+from paged_backends.kernels.cpu.structs import (
+    CodeFormat,
+    DecoderCall,
+    DecoderLayer,
+    Matrix,
+    Norm,
+)
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.runners.native.config import DecoderConfig, Rope
 from paged_backends.runners.native.decoder import Layer, Rotaries
-from paged_backends.runners.native.fused_decoder import (
-    FusedDecoder,
-    FusedLayer,
-    FusedNorm,
-    SupportsKernelCall,
-)
 from paged_backends.runners.native.kernel_ops import (
     KernelHeadOp,
     KernelLayerNorm,
     KernelLinear,
     KernelNorm,
 )
-from paged_backends.runners.native.ops import Norm
+from paged_backends.runners.native.ops import Norm as NormOp
 from paged_core.interfaces.attention import LayerAttention
 from paged_core.interfaces.runner import SupportsFusedLayers
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
+
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2}
+_NORMS = {"rms": 0, "layer": 1}
+_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_ADDRESS = 8
+"""Bytes that an address takes."""
+
+
+@runtime_checkable
+class SupportsKernelCall(Protocol):
+    """Attention of one layer that the kernels can call: component ``cpu`` binds such layers."""
+
+    def kernel_call(self, plan: Any, /) -> int:
+        """Return the address of an ``AttentionCall``; query, key, value and result are unset.
+
+        It is valid while the layer and ``plan`` exist, and until the next call of the layer.
+        """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedNorm:
+    """Weights [E] of a norm, in the dtype of the products."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FusedLayer:
+    """Weights of one layer."""
+
+    attention_norm: FusedNorm
+    query_key_value: PackedWeight
+    query_norm: Tensor | None = None
+    """[D]: of the RMSNorm of every query head, before the rotary embedding."""
+    key_norm: Tensor | None = None
+    rope: int | None = 0
+    """Index of the tables of cosines and sines; ``None``: no rotary embedding."""
+    output: PackedWeight
+    attention_output_norm: FusedNorm | None = None
+    """Of the output of attention, before it is added."""
+    mlp_norm: FusedNorm
+    up: PackedWeight
+    """Packed; if the feed-forward is gated, the weights of the gates come first."""
+    down: PackedWeight
+    mlp_output_norm: FusedNorm | None = None
+
+
+class FusedDecoder:
+    """Layers with norms before attention and before the feed-forward, gated or not.
+
+    It serves one caller at a time: it keeps the memory of intermediate results.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        layers: Sequence[FusedLayer],
+        *,
+        activation: Literal["silu", "gelu_tanh", "relu"],
+        eps: float,
+        gated: bool = True,
+        norm: Literal["rms", "layer"] = "rms",
+        norm_offset: float = 0.0,
+    ) -> None:
+        """
+        Args:
+            activation: of the gates; without gates, of ``up``.
+            eps: of all norms.
+            norm: kind of all norms but those of heads.
+            norm_offset: added to the weights of all norms; 1 for Gemma's.
+
+        Raises:
+            ValueError: the layers have different shapes or types, or the width of a gated
+                feed-forward is not a multiple of 32; call the kernels one by one instead.
+        """
+        first = layers[0]
+        for layer in layers:
+            if gated and layer.down.columns % PANEL:
+                raise ValueError(
+                    f"the feed-forward is {layer.down.columns} wide, which is not a multiple of "
+                    f"{PANEL}"
+                )
+            if _shape(layer) != _shape(first):
+                raise ValueError("all layers must have the same shapes and types")
+        self._kernels = kernels
+        self._layers = list(layers)  # kept alive: the kernels get bare addresses
+        self._dtype = first.attention_norm.weight.dtype
+        self._structs = (DecoderLayer * len(layers))(*(_struct(layer) for layer in layers))
+        self._memory = torch.empty(0, dtype=self._dtype)
+        self._call = DecoderCall(
+            layers=ctypes.addressof(self._structs),
+            num_layers=len(layers),
+            width=first.output.width,
+            activation=_ACTIVATIONS[activation],
+            gated=gated,
+            norm_kind=_NORMS[norm],
+            epsilon=eps,
+            offset=norm_offset,
+            type=_TYPES[self._dtype],
+        )
+
+    def forward(
+        self,
+        hidden: Tensor,
+        positions: Tensor | None,
+        cos: Sequence[Tensor],
+        sin: Sequence[Tensor],
+        attention: Sequence[SupportsKernelCall],
+        plan: Any,
+    ) -> None:
+        """Run all layers over ``hidden`` [T, E], in place; keys and values go to the cache.
+
+        Args:
+            positions: [T] int64: rows of ``cos`` and ``sin``; ``None``: no rotary embedding.
+            cos: for every rope of the layers, [P, F] float32, contiguous.
+            sin: as ``cos``.
+            attention: of every layer, bound by component ``cpu`` with the same instruction set.
+            plan: of this step, from that component.
+        """
+        call = self._call
+        call.hidden, call.hidden_stride = hidden.data_ptr(), hidden.stride(0)
+        call.positions = None if positions is None else positions.data_ptr()
+        if len(hidden) != call.rows:
+            call.rows = len(hidden)
+            needed = self._kernels.bindings.decoder_numbers(ctypes.addressof(call))
+            if needed > len(self._memory):
+                self._memory = Arena().take(needed, self._dtype)
+            call.memory = self._memory.data_ptr()
+        count = len(cos)
+        tables = (c_void_p * (2 * count))(*(table.data_ptr() for table in (*cos, *sin)))
+        call.cosines = ctypes.addressof(tables)
+        call.sines = ctypes.addressof(tables) + count * _ADDRESS
+        call.half = cos[0].shape[1] if count else 0
+        call.threads = self._kernels.num_threads
+        for struct, layer in zip(self._structs, attention, strict=True):
+            struct.attention = layer.kernel_call(plan)
+        self._kernels.bindings.decoder(ctypes.addressof(call))
+
+
+def _shape(layer: FusedLayer) -> object:
+    """What all layers must have in common; each may quantise its weights in its own way."""
+    weights = (layer.query_key_value, layer.output, layer.up, layer.down)
+    plain = {weight.data.dtype for weight in weights if weight.codes is None}
+    dtypes = plain | {layer.attention_norm.weight.dtype}
+    return dtypes, [(weight.width, weight.columns) for weight in weights]
+
+
+def _struct(layer: FusedLayer) -> DecoderLayer:
+    def matrix(weight: PackedWeight) -> Matrix:
+        bias = None if weight.bias is None else weight.bias.data_ptr()
+        codes = weight.codes or CodeFormat()
+        return Matrix(weight.data.data_ptr(), bias, weight.width, weight.columns, codes)
+
+    def vector(weight: Tensor | None) -> int | None:
+        return None if weight is None else weight.data_ptr()
+
+    def norm(weights: FusedNorm | None) -> Norm:
+        return Norm() if weights is None else Norm(vector(weights.weight), vector(weights.bias))
+
+    return DecoderLayer(
+        attention_norm=norm(layer.attention_norm),
+        attention_output_norm=norm(layer.attention_output_norm),
+        mlp_norm=norm(layer.mlp_norm),
+        mlp_output_norm=norm(layer.mlp_output_norm),
+        query_norm=vector(layer.query_norm),
+        key_norm=vector(layer.key_norm),
+        query_key_value=matrix(layer.query_key_value),
+        output=matrix(layer.output),
+        up=matrix(layer.up),
+        down=matrix(layer.down),
+        rope=-1 if layer.rope is None else layer.rope,
+    )
+
+
+# ---------------------------------------------------------------------- of a decoder's layers
 
 
 class FusedLayers:
@@ -109,10 +294,10 @@ def _fused(layer: Layer, ropes: Sequence[Rope]) -> FusedLayer:
     )
 
 
-def _optional(norm: Norm | None) -> FusedNorm | None:
+def _optional(norm: NormOp | None) -> FusedNorm | None:
     return None if norm is None else _norm(norm)
 
 
-def _norm(norm: Norm) -> FusedNorm:
+def _norm(norm: NormOp) -> FusedNorm:
     assert isinstance(norm, KernelNorm | KernelLayerNorm)
     return FusedNorm(norm.weight, norm.bias)

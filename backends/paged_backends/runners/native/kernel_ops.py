@@ -13,8 +13,7 @@ from paged_backends.kernels.cpu.packed_weight import PackedWeight
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.runners.native.config import Activation
-from paged_backends.runners.native.ops import HeadOp, Linear, Norm, RowOp, TorchOps, added
-from paged_backends.runners.native.rope import Rotary
+from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Rotary, RowOp, TorchOps, added
 
 
 class KernelLinear:

@@ -1,20 +1,34 @@
-"""The linear layers of a decoder, quantised."""
+"""Linear layers that are quantised when a checkpoint is loaded, and the decoder that has them.
+
+Weights stay where they are stored until they are quantised, and codes in their file until a layer
+is made of them. So there is never much more memory in use than what stays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
 from paged_backends.checkpoint.folder import fingerprint
 from paged_backends.checkpoint.weights import RandomWeights
 from paged_backends.quantization.disk_cache import DiskCache
-from paged_backends.quantization.matrix import QuantizedMatrix, QuantizedWeights
+from paged_backends.quantization.matrix import QuantizedMatrix, QuantizedWeights, shape_of
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
-from paged_backends.runners.native.decoder import Head, Layer
+from paged_backends.runners.native.assembly import Assembly
+from paged_backends.runners.native.decoder import Decoder, Head, Layer
+from paged_backends.runners.native.linear_maker import (
+    StoredLinear,
+    converted_embedding,
+    converted_head,
+    converted_layer,
+    stored_linears,
+)
+from paged_backends.runners.native.ops import Linear, Ops
 from paged_backends.runners.native.source import ModelSource
-from paged_backends.runners.native.stored_linear import StoredLinear, stored_linears
+from paged_backends.runners.settings import NativeSettings
+from paged_core.errors import CheckpointError, SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +73,94 @@ class GeneratedLinears:
 
     def release(self) -> None:
         """Do nothing: there is no file."""
+
+
+# ---------------------------------------------------------------------- the decoder
+
+
+def check_quantization(options: NativeSettings, source: ModelSource) -> None:
+    """Check that the weights of a model can be quantised as ``options`` ask.
+
+    Raises:
+        SettingsError: they cannot: on this device, with these options, or because they are
+            quantised already.
+    """
+    asked = f"runner.quantization: {options.quantization}"
+    if source.device.type != "cpu":
+        raise SettingsError(
+            f"{asked} is computed on a CPU, and this is {source.device}; set device to cpu, "
+            "runner.quantization to off, or runner to onnxruntime"
+        )
+    if options.compile:
+        raise SettingsError(
+            f"{asked} has operations of its own, which runner.compile cannot compile; leave one "
+            "of them out"
+        )
+    method = source.checkpoint.quantized_as
+    if method is not None and not isinstance(source.weights, RandomWeights):
+        raise SettingsError(
+            f"{asked}: the weights of {source.checkpoint.place} are quantised already, as "
+            f"{method}; set it to off, or give a checkpoint that is not quantised"
+        )
+
+
+def quantized_decoder(source: ModelSource, ops: Ops, weight_format: WeightFormat) -> Decoder:
+    """Return the decoder of a model, with quantised linear layers and head.
+
+    The embedding stays as it is stored. The quantised weights of a checkpoint are cached on disk.
+
+    Args:
+        ops: make the operations.
+
+    Raises:
+        CheckpointError: see :class:`~paged_backends.runners.native.assembly.Assembly`; or a weight
+            is not finite.
+    """
+    assembly = Assembly.of(source, ops, StoredLinear)
+    assembly.check_layers()
+    embedding = assembly.embedding()
+    head = assembly.head(embedding)
+    layers, linears = _quantized(source, assembly, head, weight_format)
+
+    def quantized(linear: StoredLinear) -> Linear:
+        try:
+            return ops.quantized(linears.take(linear), linear.bias_O)
+        except ValueError as error:
+            raise CheckpointError(
+                f"a weight of {source.checkpoint.place} [{_sides(linear)}] cannot be quantised: it "
+                "holds NaN or an infinity; download the checkpoint again"
+            ) from error
+
+    def plain(linear: StoredLinear) -> Linear:
+        return ops.stacked([linear.weight.to(source.dtype)], linear.bias_O)
+
+    made_head = converted_head(head, quantized)
+    linears.release()
+    made = []
+    for layer in layers:
+        made.append(converted_layer(layer, quantized))
+        linears.release()
+    return assembly.connected(converted_embedding(embedding, plain), made, made_head)
+
+
+def _quantized(
+    source: ModelSource, assembly: Assembly, head: Head, weight_format: WeightFormat
+) -> tuple[Iterator[Layer], QuantizedLinears | GeneratedLinears]:
+    """Return the layers one after the other, and the weights of their linear layers."""
+    if isinstance(source.weights, RandomWeights):
+        return assembly.layers(), GeneratedLinears(weight_format)
+    layers = list(assembly.layers())  # views of the checkpoint: nothing is read yet
+    assembly.check_all_taken()
+    linears = QuantizedLinears.of(source, head, layers, weight_format)
+    return _given_up(layers), linears
+
+
+def _sides(linear: StoredLinear) -> str:
+    outputs, inputs = shape_of(linear.rows)
+    return f"{outputs}, {inputs}"
+
+
+def _given_up(layers: list[Layer]) -> Iterator[Layer]:
+    """Yield layers that are no longer kept here."""
+    while layers:
+        yield layers.pop(0)

@@ -1,7 +1,9 @@
-"""What a decoder is built from: a checkpoint's configuration and weights, on a device."""
+"""What a decoder is built from, on a device, and what its runner says of it."""
 
 from __future__ import annotations
 
+from abc import ABC
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -17,6 +19,8 @@ from paged_backends.runners.native.families import decoder_config
 from paged_core.errors import SettingsError
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.model_size import ModelSize
+from paged_core.interfaces.runner import Runner, RunnerParts
+from paged_core.log import get_logger
 from paged_core.settings import EngineSettings
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -137,3 +141,67 @@ def _open(
     )
     dtype = own if own in DTYPE_NAMES else weights.dtype
     return weights, dtype if dtype in DTYPE_NAMES else torch.float32
+
+
+# ---------------------------------------------------------------------- runners
+
+_log = get_logger()
+
+
+class DescribedRunner(Runner, ABC):
+    """A runner whose model is described by a :class:`DecoderConfig`.
+
+    Its ``load`` calls :meth:`_describe` once the source is open, and :meth:`_log_loaded` at the
+    end.
+    """
+
+    def __init__(self, parts: RunnerParts) -> None:
+        self._parts, self._settings = parts, parts.settings
+        self._layers: list[LayerSpec] = []
+        self._config: DecoderConfig
+        self._bytes_per_weight: float
+
+    def _describe(self, source: ModelSource, bytes_per_weight: float) -> None:
+        """Take the description of a model whose linear layers take so many bytes a weight.
+
+        Raises:
+            SettingsError: see :meth:`ModelSource.check_memory`.
+        """
+        source.check_memory(bytes_per_weight)
+        self._config, self._bytes_per_weight = source.config, bytes_per_weight
+        self._layers = source.layers(self._settings)
+
+    def _log_loaded(self, source: ModelSource) -> None:
+        _log.info(
+            "model_loaded",
+            model=self._settings.model,
+            architecture=source.checkpoint.model_type,
+            layers=len(self._layers),
+            dtype=self._layers[0].dtype,
+            device=str(source.device),
+            rank=f"{self._parts.rank} of {self._parts.size}",
+        )
+
+    @property
+    def layers(self) -> Sequence[LayerSpec]:
+        """The attention layers, in order."""
+        return self._layers
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return self._config.vocab_size
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Positions according to the configuration."""
+        return self._config.max_model_len
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """From the checkpoint's generation settings, or else its configuration."""
+        return self._config.eos_token_ids
+
+    def model_size(self) -> ModelSize:
+        """Count the weights of all linear layers."""
+        return model_size(self._config, self._layers, self._bytes_per_weight)

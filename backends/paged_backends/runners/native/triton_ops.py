@@ -23,8 +23,7 @@ from paged_backends.kernels.triton.layer_ops import (
 )
 from paged_backends.kernels.triton.sampling import best_tokens
 from paged_backends.runners.native.config import Activation
-from paged_backends.runners.native.ops import HeadOp, Linear, Norm, RowOp, TorchOps, added
-from paged_backends.runners.native.rope import Rotary
+from paged_backends.runners.native.ops import HeadOp, Linear, Norm, Rotary, RowOp, TorchOps, added
 
 
 class TritonOps(TorchOps):

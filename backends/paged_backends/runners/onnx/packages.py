@@ -1,4 +1,4 @@
-"""Which of ONNX Runtime's packages are installed, and whether they can be imported.
+"""ONNX Runtime's packages: which are installed, whether they can be imported, and compute on CUDA.
 
 ``onnxruntime`` and ``onnxruntime-gpu`` install into one folder: the last one installed overwrites
 the other, and removing either removes files of both.
@@ -6,20 +6,21 @@ the other, and removing either removes files of both.
 
 from __future__ import annotations
 
+from contextlib import redirect_stdout
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from io import StringIO
 
 from paged_backends.kernels.nvidia import gpu_problem
 
 CPU_PACKAGE, GPU_PACKAGE = "onnxruntime", "onnxruntime-gpu"
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+"""Where a session computes."""
 
-INSTALL_FOR_GPU = (
-    "`pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'paged-core[onnx-gpu]'`"
-)
-_INSTALL_FOR_CPU = (
-    "`pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'paged-core[onnx]'`"
-)
+_INSTALL = "`pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'paged-core[{}]'`"
+_INSTALL_FOR_GPU = _INSTALL.format("onnx-gpu")
+_COPY = '<ir_version: 10, opset_import: ["": 21]> g (float[1] x) => (float[1] y) {y = Identity(x)}'
 
 
 def obstacle() -> str | None:
@@ -30,7 +31,7 @@ def obstacle() -> str | None:
         missing = "onnx" if found else "onnxruntime"
         extra = "onnx-gpu" if GPU_PACKAGE in found else "onnx" if CPU_PACKAGE in found else extra
         return f"{missing} is not installed: `pip install 'paged-core[{extra}]'`"
-    again = INSTALL_FOR_GPU if extra == "onnx-gpu" else _INSTALL_FOR_CPU
+    again = _INSTALL.format(extra)
     if len(found) > 1:
         return f"{' and '.join(found)} are both installed, into one folder; install one: {again}"
     spec = find_spec("onnxruntime")
@@ -61,9 +62,7 @@ def details() -> str:
     if reason is not None:
         return f"{package} {number}, on the CPU"
     if package == CPU_PACKAGE:
-        return f"{package} {number}, on the CPU alone; for the GPU: {INSTALL_FOR_GPU}"
-    from paged_backends.runners.onnx.providers import cuda_problem
-
+        return f"{package} {number}, on the CPU alone; for the GPU: {_INSTALL_FOR_GPU}"
     problem = cuda_problem()
     return f"{package} {number}, on " + ("CUDA" if problem is None else f"the CPU alone: {problem}")
 
@@ -77,3 +76,26 @@ def installed() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def cuda_problem() -> str | None:
+    """Return why sessions do not compute on CUDA, and the command that helps, or ``None``.
+
+    A package lists what it was built with. Whether CUDA's libraries are found shows when a session
+    is made: without them it falls back to the CPU.
+    """
+    import onnxruntime
+    from onnx.parser import parse_model
+
+    found = f"onnxruntime {onnxruntime.__version__}"
+    if CUDA not in onnxruntime.get_available_providers():
+        return f"{found} was built without CUDA; {_INSTALL_FOR_GPU}"
+    with redirect_stdout(StringIO()):  # it prints what the session shows, too
+        onnxruntime.preload_dlls()  # CUDA's libraries, where pip installs them
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # it would log what is returned here
+    model = parse_model(_COPY).SerializeToString()
+    session = onnxruntime.InferenceSession(model, options, providers=[CUDA, CPU])
+    if CUDA not in session.get_providers():
+        return f"{found} does not find the CUDA libraries that it was built for; {_INSTALL_FOR_GPU}"
+    return None

@@ -1,4 +1,4 @@
-"""Component ``onnxruntime`` for checkpoints of weights: the decoder as graphs between attentions.
+"""Component ``onnxruntime``: serves ONNX files, or makes graphs of a checkpoint of weights.
 
 Shapes: T tokens, R rows that draw a token, V vocabulary.
 """
@@ -7,39 +7,76 @@ Shapes: T tokens, R rows that draw a token, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from paged_backends.checkpoint.folder import holds_only_onnx, resolve_checkpoint
+from paged_backends.checkpoint.onnx_files import find_onnx_file
 from paged_backends.quantization.weight_format import WeightFormat
-from paged_backends.runners.native.assembly import Assembly
-from paged_backends.runners.native.config import Rope
-from paged_backends.runners.native.decoder import Embedding, Head, Layer
-from paged_backends.runners.native.described_runner import DescribedRunner
-from paged_backends.runners.native.embedding_tables import DenseTable
-from paged_backends.runners.native.names import weight_names
-from paged_backends.runners.native.ops import TorchOps, rounded, soft_cap
+from paged_backends.runners.native.assembly import Assembly, weight_names
+from paged_backends.runners.native.config import DecoderConfig, Rope
+from paged_backends.runners.native.decoder import DenseTable, Embedding, Head, Layer
+from paged_backends.runners.native.linear_maker import (
+    StoredLinear,
+    converted_head,
+    converted_layer,
+    stored,
+)
+from paged_backends.runners.native.ops import Rotary, TorchOps, frequencies, rounded, soft_cap
 from paged_backends.runners.native.quantized_linears import QuantizedLinears
-from paged_backends.runners.native.rope import Rotary, frequencies
-from paged_backends.runners.native.source import ModelSource
-from paged_backends.runners.native.stored_linear import stored
-from paged_backends.runners.onnx.linear_nodes import FloatLinearNodes, LinearNodes
-from paged_backends.runners.onnx.packed_weights import packs_codes
-from paged_backends.runners.onnx.quantized_nodes import QuantizedLinearNodes
-from paged_backends.runners.onnx.recorded_ops import RecordedOps
-from paged_backends.runners.onnx.segment_chain import AttentionCut, SegmentChain
-from paged_backends.runners.onnx.segmented_model import SegmentedModel
-from paged_backends.runners.onnx.segments import Crossing, Segments
-from paged_backends.runners.onnx.session import Session
-from paged_backends.runners.onnx.session_maker import SessionMaker
+from paged_backends.runners.native.source import DescribedRunner, ModelSource
+from paged_backends.runners.onnx.file.file_runner import OnnxFileRunner
+from paged_backends.runners.onnx.graph import Graph, GraphOps, packs_codes
+from paged_backends.runners.onnx.linears import FloatLinears, GraphLinears, QuantizedGraphLinears
+from paged_backends.runners.onnx.segmented_model import AttentionCut, SegmentedModel
+from paged_backends.runners.onnx.sessions import SessionMaker
 from paged_backends.runners.settings import OnnxRuntimeSettings
-from paged_core.interfaces.runner import RunnerParts
+from paged_core.errors import SettingsError
+from paged_core.interfaces.runner import Runner, RunnerParts
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
+
+_CUT = AttentionCut(query="query", key="key", value="value", attended="attended")
+_OUTPUT, _LOGITS = "output", "logits"
+"""Names of values that cross from one graph to the next."""
+
+
+def choose_runner(options: OnnxRuntimeSettings, parts: RunnerParts) -> Runner:
+    """Return a runner for the weights of a checkpoint, or for an ONNX file.
+
+    That is one that ``options`` name, or the only form in which the checkpoint has its weights.
+
+    Raises:
+        CheckpointError: there is no such model.
+        SettingsError: the weights of an ONNX file shall be quantised, or generated without the
+            configuration of a checkpoint.
+    """
+    settings = parts.settings
+    folder = resolve_checkpoint(
+        settings.model,
+        allow_pickle=settings.allow_pickle,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    if options.weights == "random":
+        if not (folder / "config.json").exists() and find_onnx_file(folder) is not None:
+            raise SettingsError(
+                "runner.weights: random generates weights from the config.json of a checkpoint, "
+                f"and {folder} holds a finished ONNX graph without one; set it to checkpoint"
+            )
+        return OnnxRuntimeRunner(options, parts)
+    if options.file is not None or holds_only_onnx(folder, allow_pickle=settings.allow_pickle):
+        if options.quantization != "off":
+            raise SettingsError(
+                f"runner.quantization: an ONNX file of {folder} is served, with its weights as "
+                "they are; set it to off, or give a checkpoint of safetensors"
+            )
+        return OnnxFileRunner(options, parts)
+    return OnnxRuntimeRunner(options, parts)
 
 
 class OnnxRuntimeRunner(DescribedRunner):
@@ -54,90 +91,75 @@ class OnnxRuntimeRunner(DescribedRunner):
         self._options = options
         self._embedding: Embedding
         self._frequencies: dict[Rope, Tensor]
-        self._maker: SessionMaker
         self._model: SegmentedModel
 
     def load(self) -> None:
         """Read the configuration, then the weights; see the interface for what it raises."""
         source = ModelSource.open(self._settings, self._options.weights, rank=self._parts.rank)
         config = source.config
-        on_cpu = source.device.type == "cpu"
-        self._compute = torch.float32 if on_cpu else source.dtype
+        self._compute = torch.float32 if source.device.type == "cpu" else source.dtype
         width, weight_format = self._compute.itemsize, self._options.weight_format
         self._describe(source, weight_format.bytes_per_weight(width) if weight_format else width)
-        self._maker = SessionMaker(source.device, torch.get_num_threads())
-        ropes = list(dict.fromkeys(layer.rope for layer in config.layers if layer.rope))
+        ropes = dict.fromkeys(layer.rope for layer in config.layers if layer.rope)
         self._frequencies = {
             rope: frequencies(rope, config.head_dim).to(source.device) for rope in ropes
         }
-        self._build(source, ropes)
+        self._build(source, SessionMaker(source.device, torch.get_num_threads()))
         self._log_loaded(source)
 
-    def _build(self, source: ModelSource, ropes: Sequence[Rope]) -> None:
+    def _build(self, source: ModelSource, maker: SessionMaker) -> None:
         """Make the sessions, one after the other: weights of two layers are in memory at a time."""
-        maker = self._maker
         assembly = Assembly(
             source.config,
             weight_names(source.checkpoint),
             source.weights,
-            ops=RecordedOps(),
+            ops=GraphOps(self._compute),
             dtype=source.weights.dtype,
             device=torch.device("cpu"),
+            linear=StoredLinear,
         )
         assembly.check_layers()
         embedding = assembly.embedding()
         head = assembly.head(embedding)
         layers: Iterable[Layer] = assembly.layers()
-        nodes: LinearNodes = FloatLinearNodes(self._compute)
+        linears: GraphLinears = FloatLinears(self._compute)
         weight_format = self._options.weight_format
         if weight_format is not None:
             layers = list(layers)  # views of the checkpoint: nothing is read yet
-            nodes = self._quantized_nodes(source, head, layers, weight_format)
-        segments = Segments(
-            config=source.config,
-            ropes=ropes,
-            compute=self._compute,
-            attend=source.dtype,
-            linear_nodes=nodes,
-        )
-        head_session = maker.open_graph(segments.head(head))
-        nodes.release()
+            linears = self._quantized(source, head, layers, weight_format)
+        segments = _Segments(source.config, list(self._frequencies), self._compute, source.dtype)
+        head_session = segments.head(converted_head(head, linears)).session(maker)
+        linears.release()
         sessions = []
         before: Layer | None = None
-        for index, after in enumerate(chain(layers, [None])):
-            sessions.append(maker.open_graph(segments.segment(index, before, after)))
-            nodes.release()
+        converted = (converted_layer(layer, linears) for layer in layers)
+        for index, after in enumerate(chain(converted, [None])):
+            sessions.append(segments.segment(index, before, after).session(maker))
+            linears.release()
             before = after
         assembly.check_all_taken()
         self._embedding = self._placed(embedding, source.device)
-        self._connect(sessions, head_session, source.device)
-
-    def _connect(self, sessions: Sequence[Session], head: Session, device: torch.device) -> None:
-        """Connect the sessions with the attention between them."""
-        cut = AttentionCut(
-            query=Crossing.QUERY,
-            key=Crossing.KEY,
-            value=Crossing.VALUE,
-            attended=Crossing.ATTENDED,
-        )
-        cuts = [cut] * len(self._layers)
         self._model = SegmentedModel(
-            self._maker,
-            SegmentChain(sessions, cuts, self._layers, output=Crossing.OUTPUT, device=device),
-            head,
+            maker,
+            sessions,
+            [_CUT] * len(self._layers),
+            self._layers,
+            head_session,
             self._set_inputs,
+            hidden=_OUTPUT,
+            device=source.device,
             deterministic=self._settings.deterministic,
         )
 
-    def _quantized_nodes(
+    def _quantized(
         self,
         source: ModelSource,
         head: Head,
         layers: Sequence[Layer],
         weight_format: WeightFormat,
-    ) -> QuantizedLinearNodes:
+    ) -> GraphLinears:
         on_cpu = source.device.type == "cpu"
-        return QuantizedLinearNodes(
+        return QuantizedGraphLinears(
             QuantizedLinears.of(source, head, layers, weight_format),
             self._compute,
             in_halves=on_cpu,
@@ -169,10 +191,10 @@ class OnnxRuntimeRunner(DescribedRunner):
 
     def _set_inputs(self, buffers: Mapping[str, Tensor], tokens: Tensor, positions: Tensor) -> None:
         """Write the embedding, and cosines and sines of the rotary embeddings."""
-        buffers[Crossing.hidden(0)].copy_(self._embedding(tokens, positions))
+        buffers[_hidden(0)].copy_(self._embedding(tokens, positions))
         for index, frequencies_F in enumerate(self._frequencies.values()):
             rotary = Rotary.at(positions, frequencies_F)
-            cos, sin = Crossing.tables(index)
+            cos, sin = _tables(index)
             buffers[cos].copy_(rotary.cos_TF)
             buffers[sin].copy_(rotary.sin_TF)
 
@@ -187,3 +209,78 @@ class OnnxRuntimeRunner(DescribedRunner):
         scores_RV = self._model.logits(hidden)  # a soft cap keeps their order
         best_R = scores_RV.argmax(dim=-1)
         return best_R, scores_RV.gather(1, best_R[:, None])[:, 0]
+
+
+# ---------------------------------------------------------------------- graphs
+
+
+def _hidden(index: int) -> str:
+    """The input of layer ``index``: two buffers take turns."""
+    return f"hidden{index % 2}"
+
+
+def _tables(rope: int) -> tuple[str, str]:
+    """Cosines and sines [T, head_dim / 2] of a kind of rotary embedding."""
+    return f"cos{rope}", f"sin{rope}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Segments:
+    """Makes the graphs of a decoder whose layers take symbols.
+
+    Segment 0 goes from the embedding to the first attention, segment ``i`` from attention ``i - 1``
+    to attention ``i``, and the last one to the hidden states; the head is a graph of its own.
+    """
+
+    config: DecoderConfig
+    ropes: Sequence[Rope]
+    """The kinds of rotary embedding, in the order of their tables."""
+    compute: torch.dtype
+    """Of hidden states."""
+    attend: torch.dtype
+    """Of queries, keys, values and the result of attention."""
+
+    def segment(self, index: int, before: Layer | None, after: Layer | None) -> Graph:
+        """Return segment ``index``.
+
+        Args:
+            before: the layer of the attention before it; ``None`` for the first segment.
+            after: the layer of the attention after it; ``None`` for the last segment.
+        """
+        graph, width = Graph(), self.config.hidden_size
+        hidden: Any = graph.input(_hidden(max(index - 1, 0)), self.compute, width)
+        if before is not None:
+            heads = self.config.num_heads * self.config.head_dim
+            attended: Any = graph.input(_CUT.attended, self.attend, heads).to(self.compute)
+            hidden = before.finish(attended, hidden)
+            name = _OUTPUT if after is None else _hidden(index)
+            graph.output(name, hidden, self.compute, width)
+        if after is not None:
+            self._begin(graph, after, hidden)
+        return graph
+
+    def _begin(self, graph: Graph, layer: Layer, hidden: Any) -> None:
+        """Output query, key and value, as :meth:`Layer.begin` returns them."""
+        attention, size = layer.attention, self.config.head_dim
+        rows: Any = layer.attention_norm(hidden) if layer.norm_first else hidden
+        fused: Any = attention.query_key_value(rows)
+        key = attention.num_kv_heads * size
+        widths = (attention.num_heads * size, key, key)
+        parts: list[Any] = graph.ops("Split", 3, fused, graph.sizes(*widths), axis=-1)
+        rotary: Any = None
+        if attention.config.rope is not None:
+            names = _tables(self.ropes.index(attention.config.rope))
+            rotary = [graph.input(name, self.compute, size // 2) for name in names]
+        attention.heads(parts[0], parts[1], rotary)
+        for name, part, width in zip(
+            (_CUT.query, _CUT.key, _CUT.value), parts, widths, strict=True
+        ):
+            graph.output(name, part.to(self.attend), self.attend, width)
+
+    def head(self, head: Head) -> Graph:
+        """Return the graph from hidden states [R, hidden] to logits [R, V] float32."""
+        graph = Graph()
+        rows: Any = graph.input(_OUTPUT, self.compute, self.config.hidden_size)
+        logits: Any = head(rows)
+        graph.output(_LOGITS, logits.to(torch.float32), torch.float32, self.config.vocab_size)
+        return graph

@@ -25,8 +25,7 @@ from paged_backends.checkpoint.config_fields import token_ids
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.device import choose_device
 from paged_backends.runners.settings import TransformersSettings
-from paged_backends.runners.transformers.attention_port import AttentionPort, quiet
-from paged_backends.runners.transformers.layer_probe import probe_layers
+from paged_backends.runners.transformers.attention_port import AttentionPort, probe_layers, quiet
 from paged_backends.runners.transformers.model_loader import load_model
 from paged_backends.runners.transformers.trial_run import try_out
 from paged_core.errors import PagedCoreError, SettingsError, UnsupportedModel

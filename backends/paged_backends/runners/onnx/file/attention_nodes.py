@@ -11,12 +11,14 @@ from math import isfinite
 
 from onnx import NodeProto, helper
 
-from paged_backends.runners.onnx.file.cached_rows import cached_rows
-from paged_backends.runners.onnx.file.found_attention import FoundAttention, GraphMask
-from paged_backends.runners.onnx.file.model_graph import ModelGraph, described, refusal
-from paged_backends.runners.onnx.file.row_width import row_width
-
-_DOMAIN = "com.microsoft"
+from paged_backends.runners.onnx.file.found_attention import FoundAttention, GraphMask, cached_rows
+from paged_backends.runners.onnx.file.model_graph import (
+    CONTRIB,
+    ModelGraph,
+    attribute,
+    described,
+    refusal,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,10 @@ _SHARED_ATTRIBUTES = {
     *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size"),
     *("do_rotary", "rotary_interleaved", "qk_norm_epsilon"),
 }
+
+_MAX_NODES = 8
+_KEEP_WIDTH = ("Add", "Cast", "Identity", "RotaryEmbedding")
+"""Operators whose results are as wide as what they read."""
 
 _NOTHING = (0, b"", b"NONE")
 """Values of attributes that switch off what they stand for."""
@@ -141,7 +147,7 @@ class _Node:
 
     def check_width(self, graph: ModelGraph, name: str, num_heads: int) -> None:
         """Check that the rows of an input are so many heads, if it is known how wide they are."""
-        width = row_width(graph, self.input(name))
+        width = _row_width(graph, self.input(name))
         if width is not None and width % num_heads:
             raise refusal(
                 self.proto, f"splits {name}, which is {width} wide, into {num_heads} heads"
@@ -226,7 +232,7 @@ def _rotated(graph: ModelGraph, node: _Node, rows: str, num_heads: int, position
         positions,
         cos,
         sin,
-        domain=_DOMAIN,
+        domain=CONTRIB,
         interleaved=int(node.flag("rotary_interleaved")),
         num_heads=num_heads,
         rotary_embedding_dim=2 * table.dims[1],
@@ -285,6 +291,37 @@ def _rows(graph: ModelGraph, attended: str, *, flat: bool) -> str:
     """Return the result [T, H, D] of attention as the graph reads it."""
     rows = graph.reshape(attended, 0, -1)
     return rows if flat else graph.add("Unsqueeze", rows, graph.integers(0))
+
+
+def _row_width(graph: ModelGraph, name: str) -> int | None:
+    """Return the last size of a value; ``None``: it is not known.
+
+    The types of a graph do not say it: nothing infers shapes past operators that ONNX lacks.
+    """
+    for _ in range(_MAX_NODES):
+        node = graph.made_by(name)
+        if node is None or node.op_type not in _KEEP_WIDTH:
+            return None if node is None else _made_width(graph, node, name)
+        name = next((value for value in node.input if graph.made_by(value) is not None), "")
+    return None
+
+
+def _made_width(graph: ModelGraph, node: NodeProto, name: str) -> int | None:
+    if node.op_type == "MatMulNBits":
+        width = attribute(node, "N")
+        return width if isinstance(width, int) else None
+    if node.op_type == "MatMul":
+        weight = graph.weights.get(node.input[1])
+        return None if weight is None or not weight.dims else int(weight.dims[-1])
+    if node.op_type not in ("Reshape", "Split") or len(node.input) < 2:
+        return None
+    sizes = graph.constant(node.input[1])
+    place = -1 if node.op_type == "Reshape" else list(node.output).index(name)
+    size = 0 if sizes is None or not -1 <= place < sizes.size else int(sizes.reshape(-1)[place])
+    return size if size > 0 else None
+
+
+# ---------------------------------------------------------------------- operators
 
 
 def _refuse(

@@ -13,18 +13,14 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from paged_backends.runners.onnx.file.model_graph import ModelGraph
-from paged_backends.runners.onnx.file.shapes import Shape, inferred_shapes
-from paged_backends.runners.onnx.providers import ON_CPU
-from paged_backends.runners.onnx.session_errors import ORT_ERRORS
+from paged_backends.runners.onnx.file.model_graph import CACHE_AXES, ModelGraph, Shape
+from paged_backends.runners.onnx.sessions import ON_CPU, ORT_ERRORS
 
 _LENGTHS = ((5, 3), (11, 2))
 """Cached tokens and new ones, of two trials."""
 _MAX_CONSTANT = 64
-_CACHE_AXES = 4
-"""Of keys and values: batch, heads, tokens, width."""
 
 Array = np.ndarray[Any, Any]
 
@@ -64,7 +60,7 @@ def _lengths_computed(graph: ModelGraph, tokens: str, cached: int, new: int) -> 
     """Return all int64 values that follow from the numbers of cached and new tokens alone."""
     given: dict[str, Shape] = {tokens: (1, new)}
     for name, kind in graph.inputs.items():
-        if len(kind.shape.dim) == _CACHE_AXES:
+        if len(kind.shape.dim) == CACHE_AXES:
             given[name] = (1, None, cached, None)
     masks = [
         name
@@ -72,53 +68,33 @@ def _lengths_computed(graph: ModelGraph, tokens: str, cached: int, new: int) -> 
         if "mask" in name and kind.elem_type == TensorProto.INT64
     ]
     given |= dict.fromkeys(masks, (1, cached + new))
-    shapes = inferred_shapes(graph.model, given)
-    known = set(masks)
+    shapes, known = graph.known_shapes(given), set(masks)
     nodes: list[NodeProto] = []
     for node in graph.model.graph.node:
-        shape = shapes.get(node.input[0]) if node.op_type == "Shape" else None
-        if shape is not None and None not in shape and not node.attribute:
-            value = numpy_helper.from_array(np.array(shape, np.int64))
-            nodes.append(helper.make_node("Constant", [], list(node.output), value=value))
-        elif node.op_type == "Constant" or _reads_only(graph, node, known):
-            nodes.append(node)
-        else:
+        shape = shapes.get(node.output[0]) if node.output else None
+        if shape is None and node.op_type != "Constant" and not _reads_only(graph, node, known):
             continue
+        nodes.append(shape or node)
         known |= set(node.output)
     outputs = [name for node in nodes for name in node.output if node.op_type != "Constant"]
-    ones = np.ones((1, cached + new), np.int64)
-    return _computed(graph, nodes, dict.fromkeys(masks, ones), outputs)
+    if not outputs:
+        return {}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, [1, None]) for name in masks]
+    part = graph.part(nodes, inputs, outputs).SerializeToString()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    ones = dict.fromkeys(masks, np.ones((1, cached + new), np.int64))
+    try:
+        session = onnxruntime.InferenceSession(part, options, providers=ON_CPU)
+        values = session.run(outputs, ones)
+    except ORT_ERRORS:  # then the positions stay where they are, and the cut names what reads them
+        return {}
+    return {
+        name: value for name, value in zip(outputs, values, strict=True) if value.dtype == np.int64
+    }
 
 
 def _reads_only(graph: ModelGraph, node: NodeProto, known: set[str]) -> bool:
     return all(
         not name or name in known or graph.constant(name) is not None for name in node.input
     ) and bool(node.input)
-
-
-def _computed(
-    graph: ModelGraph, nodes: list[NodeProto], given: Mapping[str, Array], outputs: list[str]
-) -> Mapping[str, Array]:
-    if not outputs:
-        return {}
-    read = {name for node in nodes for name in node.input}
-    part = helper.make_graph(
-        nodes,
-        "lengths",
-        [helper.make_tensor_value_info(name, TensorProto.INT64, [1, None]) for name in given],
-        [ValueInfoProto(name=name) for name in outputs],
-        [graph.weights[name] for name in read if name in graph.weights],
-    )
-    model = helper.make_model(
-        part, opset_imports=graph.model.opset_import, ir_version=graph.model.ir_version
-    )
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=ON_CPU)
-        values = session.run(outputs, dict(given))
-    except ORT_ERRORS:  # then the positions stay where they are, and the cut names what reads them
-        return {}
-    return {
-        name: value for name, value in zip(outputs, values, strict=True) if value.dtype == np.int64
-    }

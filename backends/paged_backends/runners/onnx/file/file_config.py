@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,11 @@ from paged_backends.checkpoint.config_fields import ConfigFields, token_ids
 from paged_backends.checkpoint.folder import Checkpoint
 from paged_backends.checkpoint.onnx_files import GENAI_CONFIG, genai_section
 from paged_backends.runners.native.families import decoder_config
-from paged_backends.runners.onnx.file.stated_sizes import StatedSizes
 from paged_core.errors import CheckpointError, UnsupportedModel
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.log import get_logger
+
+log = get_logger()
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
 _SLIDING = "sliding_attention"
@@ -26,6 +29,35 @@ class LayerRules:
 
     sliding_window: int | None = None
     soft_cap: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedSizes:
+    """What ``genai_config.json`` says; ``None``: nothing."""
+
+    num_layers: int | None = None
+    head_dim: int | None = None
+    vocab_size: int | None = None
+
+    def check(self, layers: Sequence[LayerSpec], vocab_size: int, path: Path) -> None:
+        """Compare with what the graph has; its logits may be wider or narrower, which is logged.
+
+        Raises:
+            CheckpointError: it has other layers.
+        """
+        if self.num_layers not in (None, len(layers)):
+            raise _contradiction(path, f"{len(layers)} attention layers", self.num_layers)
+        widths = sorted({layer.head_dim for layer in layers})
+        if self.head_dim is not None and self.head_dim not in widths:
+            raise _contradiction(path, f"heads of width {widths[0]}", self.head_dim)
+        if self.vocab_size not in (None, vocab_size):
+            log.warning(
+                "vocab_size_differs",
+                path=str(path),
+                graph=vocab_size,
+                configuration=self.vocab_size,
+                reason="the graph is served as it is",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,4 +220,46 @@ def _positive(
 def _wrong(path: Path, name: str, kind: str) -> CheckpointError:
     return CheckpointError(
         f"{path} does not describe a decoder: {name} must be {kind}; download the checkpoint again"
+    )
+
+
+# ---------------------------------------------------------------------- beside the graph
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedRules:
+    """Layers as they attend, and the length up to which that is known."""
+
+    layers: Sequence[LayerSpec]
+    max_model_len: int | None
+
+
+def layer_rules(layers: Sequence[LayerSpec], config: FileConfig, path: Path) -> AppliedRules:
+    """Add to each layer what the configuration says of it; what the graph says comes first.
+
+    A window that no layer has, neither in the graph nor in the configuration, limits the length:
+    up to there it makes no difference.
+
+    Raises:
+        CheckpointError: the configuration describes another number of layers.
+    """
+    if config.layers:
+        if len(config.layers) != len(layers):
+            raise _contradiction(path, f"{len(layers)} attention layers", len(config.layers))
+        layers = [
+            replace(
+                layer,
+                sliding_window=layer.sliding_window or rules.sliding_window,
+                soft_cap=layer.soft_cap or rules.soft_cap,
+            )
+            for layer, rules in zip(layers, config.layers, strict=True)
+        ]
+    windows = [layer.sliding_window for layer in layers]
+    return AppliedRules(layers, None if any(windows) else config.unplaced_window)
+
+
+def _contradiction(path: Path, found: str, stated: int | None) -> CheckpointError:
+    return CheckpointError(
+        f"{path} has {found}, and the configuration beside it {stated}; the two files do not "
+        "belong together"
     )

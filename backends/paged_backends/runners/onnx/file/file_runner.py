@@ -6,27 +6,26 @@ Shapes: T tokens, R rows that draw a token, H query heads, K key/value heads, D 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from onnx import NodeProto
 from torch import Tensor
 
 from paged_backends.checkpoint.folder import resolve_checkpoint
 from paged_backends.checkpoint.onnx_files import chosen_onnx_file, find_onnx_file
 from paged_backends.device import choose_device
 from paged_backends.runners.native.source import DTYPE_NAMES
-from paged_backends.runners.onnx.file.attention_rules import layer_rules
-from paged_backends.runners.onnx.file.cut_model import CutModel, cut_model
-from paged_backends.runners.onnx.file.file_config import FileConfig, read_file_config
+from paged_backends.runners.onnx.file.cut_model import CutModel, Stage, cut_model
+from paged_backends.runners.onnx.file.file_config import FileConfig, layer_rules, read_file_config
 from paged_backends.runners.onnx.file.file_sessions import FileSessions, open_sessions
 from paged_backends.runners.onnx.file.graph_masks import masked_layers
-from paged_backends.runners.onnx.file.product_sizes import model_size
+from paged_backends.runners.onnx.file.model_graph import ModelGraph, attribute
 from paged_backends.runners.onnx.file.trial import check_file, check_rows
-from paged_backends.runners.onnx.segment_chain import AttentionCut, SegmentChain
-from paged_backends.runners.onnx.segmented_model import SegmentedModel
-from paged_backends.runners.onnx.session import Session
-from paged_backends.runners.onnx.session_maker import SessionMaker
+from paged_backends.runners.onnx.segmented_model import AttentionCut, SegmentedModel
+from paged_backends.runners.onnx.sessions import Session, SessionMaker
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core.errors import CheckpointError
 from paged_core.interfaces.layer import LayerSpec
@@ -70,7 +69,7 @@ class OnnxFileRunner(Runner):
         self._maker = SessionMaker(device, torch.get_num_threads())
         sessions = open_sessions(model, config, self._maker, exact=settings.deterministic)
         self._connect(model, sessions, device)
-        self._size = model_size(model, self._layers)
+        self._size = _model_size(model, self._layers)
         check_rows(self, self._layers)
         if any(one.mask for one in model.parts.attentions):
             self._layers[:] = masked_layers(model, config, self._layers)
@@ -124,11 +123,13 @@ class OnnxFileRunner(Runner):
         self._head, self._max_model_len = sessions.head, self._config.max_model_len
         self._model = SegmentedModel(
             self._maker,
-            SegmentChain(
-                sessions.stages, cuts, self._layers, output=model.parts.hidden, device=device
-            ),
+            sessions.stages,
+            cuts,
+            self._layers,
             sessions.head,
             self._set_inputs,
+            hidden=model.parts.hidden,
+            device=device,
             deterministic=self._settings.deterministic,
         )
 
@@ -190,3 +191,33 @@ class OnnxFileRunner(Runner):
         for name, values in ((self._config.tokens, tokens), (self._config.positions, positions)):
             if name in buffers:
                 buffers[name].copy_(values.view(buffers[name].shape))
+
+
+def _model_size(model: CutModel, layers: Sequence[LayerSpec]) -> ModelSize:
+    """Count the weights of all products of a graph."""
+    return ModelSize(
+        layer_weights=sum(_of_stage(model.graph, stage) for stage in model.parts.stages),
+        head_weights=_of_stage(model.graph, model.parts.head),
+        layers=tuple(layers),
+    )
+
+
+def _of_stage(graph: ModelGraph, stage: Stage) -> int:
+    return sum(_of_node(graph, node) for node in stage.nodes)
+
+
+def _of_node(graph: ModelGraph, node: NodeProto) -> int:
+    if node.op_type == "MatMulNBits":
+        return int(attribute(node, "K") * attribute(node, "N"))
+    if node.op_type not in ("MatMul", "Gemm"):
+        return 0
+    return max((_num_stored(graph, name) for name in node.input[:2]), default=0)
+
+
+def _num_stored(graph: ModelGraph, name: str) -> int:
+    """Return the numbers of a weight that a product reads, transposed or as it is."""
+    made_by = graph.made_by(name)
+    if made_by is not None and made_by.op_type == "Transpose":
+        name = made_by.input[0]
+    weight = graph.weights.get(name)
+    return 0 if weight is None else prod(weight.dims)

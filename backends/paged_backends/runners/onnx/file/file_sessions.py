@@ -9,14 +9,17 @@ import torch
 from onnx import NodeProto
 from onnxruntime import OrtValue
 
-from paged_backends.runners.onnx.file.cut_model import CutModel
+from paged_backends.runners.onnx.file.cut_model import CutModel, Stage, stage_model
 from paged_backends.runners.onnx.file.file_config import FileConfig
-from paged_backends.runners.onnx.file.stages import Stage, stage_model
-from paged_backends.runners.onnx.graph import ELEMENT_TYPES
-from paged_backends.runners.onnx.ort_values import as_ort_value
-from paged_backends.runners.onnx.session import Session, Value
-from paged_backends.runners.onnx.session_errors import ORT_ERRORS, reason_of
-from paged_backends.runners.onnx.session_maker import SessionMaker
+from paged_backends.runners.onnx.sessions import (
+    ELEMENT_TYPES,
+    ORT_ERRORS,
+    Session,
+    SessionMaker,
+    Value,
+    as_ort_value,
+    reason_of,
+)
 from paged_core.errors import UnsupportedModel
 
 _TRIALS = (3, 2)

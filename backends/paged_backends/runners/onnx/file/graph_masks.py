@@ -15,18 +15,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import onnxruntime
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
 from onnxruntime import OrtValue
 
 from paged_backends.runners.onnx.file.cut_model import CutModel
 from paged_backends.runners.onnx.file.file_config import FileConfig
 from paged_backends.runners.onnx.file.found_attention import GraphMask
 from paged_backends.runners.onnx.file.model_file import read_model_file
-from paged_backends.runners.onnx.file.model_graph import ModelGraph
-from paged_backends.runners.onnx.file.shapes import Shape, inferred_shapes
-from paged_backends.runners.onnx.providers import ON_CPU
-from paged_backends.runners.onnx.session_errors import ORT_ERRORS
+from paged_backends.runners.onnx.file.model_graph import (
+    ModelGraph,
+    Shape,
+    constant_node,
+    result_of,
+)
+from paged_backends.runners.onnx.sessions import ORT_ERRORS
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.log import get_logger
@@ -158,16 +160,11 @@ class _Masks:
         if part.inputs - sizes.keys():
             return None
         self.need_cache = bool(part.inputs & self._caches.keys())
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = 1
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         copies: list[OrtValue] = []
         names = list(dict.fromkeys(mask.value for mask in self._masks))
         given = {name: self._input(name, sizes[name], cached) for name in part.inputs}
         try:
-            content = self._model.weights.serialize(part.model, options, copies)
-            session = onnxruntime.InferenceSession(content, options, providers=ON_CPU)
+            session = self._model.weights.session_for_one_run(part.model, copies)
             values = session.run(names, given)
         except ORT_ERRORS as error:
             raise _NotComputed(
@@ -201,64 +198,30 @@ class _Masks:
     def _part(self, sizes: Mapping[str, Shape]) -> _Part:
         """Return the graph of the masks alone, with known sizes as constants."""
         graph = self._graph
-        made = self._constants(sizes)
-        needed, inputs = set(), set()
-        open_names = [mask.value for mask in self._masks]
-        nodes: dict[str, NodeProto] = {}
-        while open_names:
-            name = open_names.pop()
-            if name in needed:
-                continue
-            needed.add(name)
-            node = made.get(name) or graph.made_by(name)
-            if node is not None:
-                nodes[_place(node)] = node
-                open_names.extend(value for value in node.input if value)
-            elif name in graph.inputs:
-                inputs.add(name)
-        replaced = {_place(node): node for node in made.values()}
-        ordered = [
-            replaced.get(_place(node), node) for node in graph.nodes if _place(node) in nodes
-        ]
-        part = helper.make_graph(
-            ordered,
-            "masks",
-            [value for value in graph.model.graph.input if value.name in inputs],
-            [ValueInfoProto(name=name) for name in dict.fromkeys(one.value for one in self._masks)],
-            [graph.weights[name] for name in needed if name in graph.weights],
-        )
-        model = helper.make_model(
-            part, opset_imports=graph.model.opset_import, ir_version=graph.model.ir_version
-        )
-        model.functions.extend(graph.model.functions)
-        return _Part(model, frozenset(inputs))
-
-    def _constants(self, sizes: Mapping[str, Shape]) -> dict[str, NodeProto]:
-        """Return what takes the place of products of queries and keys, and of known shapes."""
-        made = {}
+        made = graph.known_shapes(sizes)
         for mask in self._masks:
             if mask.product is not None:
-                made[mask.product] = _constant(mask.product, self._zero(mask))
-        shapes = inferred_shapes(self._graph.model, sizes)
-        for node in self._graph.nodes:
-            shape = shapes.get(node.input[0]) if node.op_type == "Shape" else None
-            if shape is not None and None not in shape and not node.attribute:
-                made[node.output[0]] = _constant(node.output[0], np.array(shape, np.int64))
-        return made
+                made[mask.product] = constant_node(mask.product, self._zero(mask))
+        names = list(dict.fromkeys(mask.value for mask in self._masks))
+        needed: set[str] = set()
+        open_names = list(names)
+        while open_names:
+            name = open_names.pop()
+            node = made.get(name) or graph.made_by(name)
+            if name not in needed and node is not None:
+                open_names.extend(value for value in node.input if value)
+            needed.add(name)
+        chosen = (node for node in graph.nodes if needed.intersection(node.output))
+        nodes = [made.get(result_of(node), node) for node in chosen]
+        read = needed & graph.inputs.keys()
+        inputs = [value for value in graph.model.graph.input if value.name in read]
+        return _Part(graph.part(nodes, inputs, names), frozenset(read))
 
     def _zero(self, mask: GraphMask) -> Array:
         """Return a product [1, 1, 1, 1] of queries and keys."""
         assert mask.product is not None
         kind = self._graph.types.get(mask.product, TensorProto.FLOAT)
         return np.zeros((1, 1, 1, 1), helper.tensor_dtype_to_np_dtype(kind))
-
-
-def _place(node: NodeProto) -> str:
-    return next(str(name) for name in node.output if name)
-
-
-def _constant(name: str, value: Array) -> NodeProto:
-    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
 
 
 # ---------------------------------------------------------------------- what a mask says

@@ -1,23 +1,28 @@
-"""The graph of a finished model: nodes by what they compute, and what is added where it is cut."""
+"""The graph of a finished model: nodes by what they compute, shapes, and what is added to it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from paged_backends.runners.onnx.file.shapes import Shape, inferred_shapes, inferred_types
 from paged_core.errors import UnsupportedModel
 
 _SMALL = 64
 """Numbers of a constant that is read; weights are larger and are left where they are."""
-_HEAD_AXES = 4
-"""Of queries: batch, heads, tokens, width."""
+CONTRIB = "com.microsoft"
+"""The domain of the operators that ONNX Runtime adds to those of ONNX."""
+CACHE_AXES = 4
+"""Of keys and values: batch, heads, tokens, width."""
+Shape = Sequence[int | None]
+"""``None``: a size that is not known."""
+
 _ADDED = "paged_core"
 """Begins the names of what is added."""
 
@@ -107,7 +112,7 @@ class ModelGraph:
         if shape is None or shape.op_type != "Shape" or place is None or place.size != 1:
             return None
         sizes = self._shapes.get(shape.input[0])
-        last = (len(sizes) if sizes else _HEAD_AXES) - 1
+        last = (len(sizes) if sizes else CACHE_AXES) - 1
         keeps = order is None or (order.size == last + 1 and order.reshape(-1)[-1] == last)
         if not keeps or int(place.reshape(-1)[0]) not in (-1, last):
             return None
@@ -121,6 +126,44 @@ class ModelGraph:
     @cached_property
     def _shapes(self) -> dict[str, Shape]:
         return inferred_shapes(self.model)
+
+    def known_shapes(self, given: Mapping[str, Shape]) -> dict[str, NodeProto]:
+        """Return constants for the nodes ``Shape`` whose results follow from sizes of inputs.
+
+        Args:
+            given: sizes that inputs have.
+
+        Returns:
+            Each by the name of its result.
+        """
+        shapes, known = inferred_shapes(self.model, given), {}
+        for node in self.model.graph.node:
+            if node.op_type != "Shape" or node.attribute or not node.output:
+                continue
+            shape = shapes.get(node.input[0])
+            if shape is not None and None not in shape:
+                known[node.output[0]] = constant_node(node.output[0], np.array(shape, np.int64))
+        return known
+
+    def part(
+        self, nodes: Iterable[NodeProto], inputs: Sequence[ValueInfoProto], outputs: Iterable[str]
+    ) -> ModelProto:
+        """Return a model of some nodes and their weights; its outputs have no types."""
+        nodes = list(nodes)
+        read = dict.fromkeys(name for node in nodes for name in node.input)
+        graph = helper.make_graph(
+            nodes,
+            "part",
+            inputs,
+            [ValueInfoProto(name=name) for name in outputs],
+            [self.weights[name] for name in read if name in self.weights],
+        )
+        opsets = {entry.domain: entry for entry in self.model.opset_import}
+        opsets.setdefault(CONTRIB, helper.make_opsetid(CONTRIB, 1))
+        version = self.model.ir_version
+        model = helper.make_model(graph, opset_imports=opsets.values(), ir_version=version)
+        model.functions.extend(self.model.functions)
+        return model
 
     # ------------------------------------------------------------------ adding
 
@@ -171,6 +214,22 @@ _COMPUTED: dict[str, Any] = {
 }
 
 
+def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
+    """Return an attribute of a node, of any type, or ``default``."""
+    given = (one for one in node.attribute if one.name == name)
+    return next(map(helper.get_attribute_value, given), default)
+
+
+def constant_node(name: str, value: np.ndarray[Any, Any]) -> NodeProto:
+    """Return a node whose result ``name`` is a constant."""
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
+
+
+def result_of(node: NodeProto) -> str:
+    """Return the name of the first result that a node has."""
+    return next(str(name) for name in node.output if name)
+
+
 def described(node: NodeProto) -> str:
     """Return how an error names a node."""
     name = node.name or next(iter(node.output), "")
@@ -180,3 +239,64 @@ def described(node: NodeProto) -> str:
 def refusal(node: NodeProto, reason: str) -> UnsupportedModel:
     """Return the error that a node cannot be served."""
     return UnsupportedModel(f"the ONNX graph cannot be served: its {described(node)} {reason}")
+
+
+# ---------------------------------------------------------------------- shapes
+
+
+def inferred_shapes(
+    model: ModelProto, given: Mapping[str, Shape] | None = None
+) -> dict[str, Shape]:
+    """Return the shape of each value whose rank is known; ``None``: a size that is not.
+
+    Args:
+        given: sizes that inputs are to have; ``None``: as the model says.
+    """
+    return {
+        value.name: [
+            axis.dim_value if axis.HasField("dim_value") else None
+            for axis in value.type.tensor_type.shape.dim
+        ]
+        for value in _inferred(model, given or {})
+        if value.type.tensor_type.HasField("shape")
+    }
+
+
+def inferred_types(model: ModelProto) -> dict[str, int]:
+    """Return the element type of each value for which it is known."""
+    return {
+        value.name: value.type.tensor_type.elem_type
+        for value in _inferred(model, {})
+        if value.type.tensor_type.elem_type
+    }
+
+
+def _inferred(model: ModelProto, given: Mapping[str, Shape]) -> Sequence[ValueInfoProto]:
+    light = _without_weights(model)
+    for value in light.graph.input:
+        axes = value.type.tensor_type.shape.dim
+        for axis, size in zip(axes, given.get(value.name, ()), strict=False):
+            if size is not None:
+                axis.dim_value = size
+    inferred = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
+    return [*inferred.input, *inferred.value_info, *inferred.output]
+
+
+def _without_weights(model: ModelProto) -> ModelProto:
+    """Return a copy that holds names and shapes of weights, and no shapes but those of inputs."""
+    graph = model.graph
+    light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    light.functions.extend(model.functions)
+    light.graph.name = "shapes"
+    light.graph.node.extend(graph.node)
+    light.graph.input.extend(graph.input)
+    light.graph.output.extend(graph.output)
+    for value in light.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    light.graph.initializer.extend(
+        weight
+        if prod(weight.dims) <= _SMALL and not weight.data_location
+        else TensorProto(name=weight.name, data_type=weight.data_type, dims=weight.dims)
+        for weight in graph.initializer
+    )
+    return light

@@ -6,17 +6,29 @@ the product of query and key, on to the product with the values.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
+from typing import Any
 
 from onnx import NodeProto
 
-from paged_backends.runners.onnx.file.cached_rows import cached_rows, multiplication, unscaled
-from paged_backends.runners.onnx.file.found_attention import FoundAttention, GraphMask
-from paged_backends.runners.onnx.file.head_widths import head_widths
-from paged_backends.runners.onnx.file.model_graph import ModelGraph, described, refusal
+from paged_backends.runners.onnx.file.found_attention import (
+    FoundAttention,
+    GraphMask,
+    cached_rows,
+    multiplication,
+    unscaled,
+)
+from paged_backends.runners.onnx.file.model_graph import (
+    CACHE_AXES,
+    ModelGraph,
+    attribute,
+    described,
+    refusal,
+)
 
 _MAX_NODES = 32
-"""Between a softmax and its products."""
+"""Between a softmax and its products, or a product and the cache."""
 _BEHIND = ("Where", "Cast", "Identity", "Dropout")
 """What probabilities go through before they are multiplied with values."""
 
@@ -41,7 +53,7 @@ def take_softmax_attentions(graph: ModelGraph) -> list[FoundAttention]:
         UnsupportedModel: one of them computes something else than attention over a cache.
     """
     found: list[FoundAttention] = []
-    graph.widths = head_widths(graph)
+    graph.widths = _head_widths(graph)
     for softmax in [node for node in graph.nodes if node.op_type == "Softmax"]:
         scores = _scores(graph, softmax.input[0])
         if scores is not None:  # otherwise it is one of a router of experts
@@ -129,3 +141,98 @@ def _by_token(graph: ModelGraph, value: str) -> str:
 
 def _batched(graph: ModelGraph, rows: str) -> str:
     return graph.add("Unsqueeze", rows, graph.integers(0))
+
+
+# ---------------------------------------------------------------------- widths of heads
+
+_SAME = ("Cast", "Identity", "Mul", "Div")
+_KEY = (*_SAME, "Transpose", "Reshape", "Expand", "Unsqueeze")
+
+
+def _head_widths(graph: ModelGraph) -> dict[str, int]:
+    """Return the last size of each query that is multiplied with keys of a cache.
+
+    Exporters compute the scale of attention from the shape of a query, which shape inference loses
+    behind operators that are not of ONNX. The cache that keys are appended to has the same width.
+    """
+    widths: dict[str, int] = {}
+    for node in graph.nodes:
+        width = _key_width(graph, node.input[1]) if node.op_type == "MatMul" else None
+        if width is not None:
+            widths |= dict.fromkeys(_query(graph, node.input[0]), width)
+    return widths
+
+
+def _key_width(graph: ModelGraph, name: str) -> int | None:
+    """Return the width of keys [1, H, D, L] of a cache [1, K, L, D]; ``None``: they are none."""
+    transposed = False
+    for _ in range(_MAX_NODES):
+        node = graph.made_by(name)
+        if node is not None and node.op_type == "Concat":
+            kind = graph.inputs.get(node.input[0])
+            if kind is None or len(kind.shape.dim) != CACHE_AXES or not transposed:
+                return None
+            return kind.shape.dim[3].dim_value or None
+        if node is None or node.op_type not in _KEY:
+            return None
+        transposed ^= node.op_type == "Transpose" and not _keeps_last(node)
+        name = node.input[0]
+    return None
+
+
+def _query(graph: ModelGraph, name: str) -> list[str]:
+    """Return values before a product that have the last size of its query."""
+    names = [name]
+    for _ in range(_MAX_NODES):
+        node = graph.made_by(names[-1])
+        if node is None or not (node.op_type in _SAME or _keeps_last(node)):
+            break
+        names.append(node.input[0])
+    return names
+
+
+def _keeps_last(node: NodeProto) -> bool:
+    order: Any = attribute(node, "perm") if node.op_type == "Transpose" else None
+    return bool(order) and order[-1] == len(order) - 1
+
+
+# ---------------------------------------------------------------------- errors
+
+_MAX_SEEN = 500
+"""Values behind a softmax that is not recognised."""
+_EXPECTED = ("Add", "Sub", "Mul", "Div", "Where", "Cast", "Identity", "Tanh")
+"""What lies between the products of query and key, and their softmax."""
+
+
+def unknown_softmax(graph: ModelGraph) -> str | None:
+    """Describe the first softmax over products of values, and what its scores go through.
+
+    Returns:
+        ``None``: there is no such softmax.
+    """
+    for softmax in graph.nodes:
+        if softmax.op_type == "Softmax":
+            between = _to_product(graph, softmax)
+            if between is not None:
+                odd = [described(node) for node in between if node.op_type not in _EXPECTED]
+                through = f"; its scores go through {' and '.join(odd[-3:])}" if odd else ""
+                return f"{described(softmax)} may be one{through}"
+    return None
+
+
+def _to_product(graph: ModelGraph, softmax: NodeProto) -> list[NodeProto] | None:
+    """Return the nodes on the shortest way back to a product without a weight."""
+    ways: deque[tuple[str, list[NodeProto]]] = deque([(softmax.input[0], [])])
+    seen: set[str] = set()
+    while ways and len(seen) < _MAX_SEEN:
+        name, way = ways.popleft()
+        node = graph.made_by(name)
+        if node is None or name in seen:
+            continue
+        seen.add(name)
+        if node.op_type == "MatMul":
+            if not any(map(graph.is_weight, node.input)):
+                return way
+            continue
+        ways.extend((value, [*way, node]) for value in node.input)
+    return None

@@ -17,10 +17,7 @@ from torch import Tensor
 from paged_backends.runners.onnx.file.cut_model import CutModel
 from paged_backends.runners.onnx.file.file_config import FileConfig
 from paged_backends.runners.onnx.file.model_file import read_model_file
-from paged_backends.runners.onnx.ort_values import as_ort_value
-from paged_backends.runners.onnx.providers import ON_CPU
-from paged_backends.runners.onnx.session import DTYPES
-from paged_backends.runners.onnx.session_errors import ORT_ERRORS
+from paged_backends.runners.onnx.sessions import DTYPES, ORT_ERRORS, as_ort_value
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner
@@ -69,7 +66,8 @@ def check_file(runner: Runner, model: CutModel, config: FileConfig) -> None:
     """Check the logits of a prompt against those of the whole graph, as it is in the file.
 
     It shows whether attention was understood: its scale, cap and window. The masks themselves are
-    checked beyond the few tokens of this prompt by :mod:`graph_masks`.
+    checked beyond the few tokens of this prompt by
+    :func:`masked_layers`.
 
     Raises:
         UnsupportedModel: they differ.
@@ -102,8 +100,10 @@ def _logits_of_file(
 ) -> Tensor | None:
     """Return the logits [T, V] of the whole graph; ``None``: ONNX Runtime cannot run it here."""
     copies: list[onnxruntime.OrtValue] = []
-    session = _whole_session(model, copies)
-    if session is None:
+    whole = read_model_file(model.path)  # the graph of the model was changed
+    try:
+        session = model.weights.session_for_one_run(whole, copies)
+    except ORT_ERRORS:
         return None
     caches = {
         name: (1, layer.num_kv_heads, 0, layer.head_dim)
@@ -127,23 +127,6 @@ def _logits_of_file(
     except ORT_ERRORS:
         return None
     return torch.from_numpy(np.array(logits)).view(len(tokens), -1).float()
-
-
-def _whole_session(
-    model: CutModel, copies: list[onnxruntime.OrtValue]
-) -> onnxruntime.InferenceSession | None:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    # it runs once: weights stay in their files, as they are
-    options.add_session_config_entry("session.disable_prepacking", "1")
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    whole = read_model_file(model.path)  # the graph of the model was changed
-    content = model.weights.serialize(whole, options, copies)
-    try:
-        return onnxruntime.InferenceSession(content, options, providers=ON_CPU)
-    except ORT_ERRORS:
-        return None
 
 
 def _computes_in_float(model: CutModel) -> bool:
