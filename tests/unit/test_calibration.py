@@ -15,22 +15,26 @@ from paged_core.engine import Engine
 from paged_core.errors import SettingsError
 from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
-from paged_plugins.lab.calibration.calibrate import calibrate
-from paged_plugins.lab.calibration.chosen_scenes import (
+from paged_plugins.lab.calibration.calibrate import (
+    MeasuredStep,
+    Measurement,
+    calibrate,
+    fit,
+    kind_of,
+    measure,
+    relative_errors,
+)
+from paged_plugins.lab.calibration.scenes import (
+    Scene,
     choose_scenes,
     choose_swap_scenes,
+    fork_scenes,
     swap_settings,
 )
-from paged_plugins.lab.calibration.errors import kind_of, relative_errors
-from paged_plugins.lab.calibration.fit import fit
-from paged_plugins.lab.calibration.measurement import Measurement, measure
-from paged_plugins.lab.calibration.scene import Scene, fork_scenes
-from paged_plugins.lab.calibration.step_meter import MeasuredStep
 from paged_plugins.lab.calibration.validation import COMPARED, validate
 from paged_plugins.lab.cost_model import CostModelParts, StepWork
-from paged_plugins.lab.cost_models.linear import PARTS, LinearCost
-from paged_plugins.lab.cost_models.settings import LinearSettings
-from paged_plugins.lab.cost_models.weights_file import read_weights, write_weights
+from paged_plugins.lab.cost_models.linear import PARTS, LinearCost, read_weights, write_weights
+from paged_plugins.lab.settings import LinearSettings
 from unit.lab_runs import REGISTRY, simulated
 
 PLANTED = {

@@ -28,12 +28,11 @@ from paged_core.errors import EngineError, SettingsError
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
 from paged_core.testing import registry_with
-from paged_plugins.lab.cluster import shard, shard_process, simulate_cluster
-from paged_plugins.lab.cluster.build_shard import build_shard
+from paged_plugins.lab.cluster import fleet, shard, simulate_cluster
+from paged_plugins.lab.cluster.fleet import ShardProcess
 from paged_plugins.lab.cluster.pauses import Pauses
-from paged_plugins.lab.cluster.shard import Progress
-from paged_plugins.lab.cluster.shard_process import ShardProcess
-from paged_plugins.lab.cluster.workers import num_workers
+from paged_plugins.lab.cluster.shard import Progress, build_shard
+from paged_plugins.lab.cluster.simulate_cluster import num_workers
 from paged_plugins.lab.runs.arrivals import Arrival
 from paged_plugins.workloads.request import WorkloadRequest
 from unit.cluster_doubles import IDLE, IGNORING
@@ -188,7 +187,7 @@ class TestProcess:
         """Return what two replicas answer when they have served requests to the end."""
         ours, theirs = Pipe()
         serving = (theirs, range(2), settings, registry)
-        thread = Thread(target=shard_process._serve, args=serving)
+        thread = Thread(target=fleet._serve, args=serving)
         thread.start()
         try:
             for arrival in arrivals:
@@ -219,7 +218,7 @@ class TestProcess:
         class LocalError(Exception):
             pass
 
-        found = pickle.loads(shard_process._pickled(LocalError("of no module")))
+        found = pickle.loads(fleet._pickled(LocalError("of no module")))
         assert isinstance(found, EngineError)
         assert str(found) == "LocalError: of no module"
 
@@ -299,5 +298,5 @@ class TestNumber:
         [(1, None, 1), (31, None, 1), (32, None, 2), (1000, None, 4), (3, 8, 3), (1000, 8, 8)],
     )
     def test_pays(self, num_replicas: int, asked: int | None, expected: int) -> None:
-        with patch("paged_plugins.lab.cluster.workers.num_cores", lambda: 64):
+        with patch("paged_plugins.lab.cluster.simulate_cluster.num_cores", lambda: 64):
             assert num_workers(num_replicas, asked) == expected

@@ -15,10 +15,9 @@ from paged_core.config.entry import Entry, Origin
 from paged_core.errors import EngineError, SettingsError
 from paged_core.testing.registry import registry_with
 from paged_plugins.lab.comparison.comparison import Comparison
-from paged_plugins.lab.comparison.findings import Findings
-from paged_plugins.lab.comparison.variation import parse_variation, varied_arms
+from paged_plugins.lab.report.plain import Findings
 from paged_plugins.lab.results.load_results import load_results
-from paged_plugins.lab.study.cache_sizes import block_size_note
+from paged_plugins.lab.study.arms import block_size_note, parse_variation, varied_arms
 from paged_plugins.workloads.spec import parse_spec
 from unit.planted_policies import PLANTED
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paged_plugins.lab.comparison.text_table import table_lines
+from paged_plugins.lab.report.plain import table_lines
 from paged_plugins.lab.results.results import Results, RunResult
 from paged_plugins.lab.statistics.differences import Difference, differences
 from paged_plugins.lab.statistics.sentences import sentences
@@ -19,8 +19,7 @@ from paged_plugins.lab.statistics.wording import (
     subject,
     value_text,
 )
-from paged_plugins.lab.study.arm import Arm
-from paged_plugins.lab.study.setting_text import setting_text
+from paged_plugins.lab.study.arms import Arm, setting_text
 
 BASE = {
     "hit_rate": 0.5,

@@ -18,15 +18,18 @@ from paged_core.config.sources import from_yaml
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_core.settings import settings_class
-from paged_plugins.lab.search.main_effects import main_effects
-from paged_plugins.lab.search.rungs import MIN_REQUESTS, rungs
-from paged_plugins.lab.search.search_file import Search, arms_of, read_search
-from paged_plugins.lab.search.search_report import document, print_search, verdict
-from paged_plugins.lab.search.search_run import SearchResult, run_search
-from paged_plugins.lab.search.settings_yaml import settings_yaml
-from paged_plugins.lab.search.trials import Trials
+from paged_plugins.lab.search.report import document, print_search, settings_yaml, verdict
+from paged_plugins.lab.search.search import (
+    MIN_REQUESTS,
+    SearchResult,
+    Trials,
+    main_effects,
+    run_search,
+    rungs,
+)
 from paged_plugins.lab.study.arms import layer
-from paged_plugins.lab.tasks.run_tasks import open_runner
+from paged_plugins.lab.study.study import Search, arms_of, read_search
+from paged_plugins.lab.tasks.pool import open_runner
 
 REGISTRY = Registry.discover()
 WORKLOAD = {

@@ -21,18 +21,15 @@ import pytest
 from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_plugins.lab.commands.ray_option import with_address
-from paged_plugins.lab.commands.run import beginning
-from paged_plugins.lab.results.atomic_file import PARTIAL
+from paged_plugins.lab.commands.options import with_address
+from paged_plugins.lab.commands.studies import beginning
 from paged_plugins.lab.results.load_results import load_results
-from paged_plugins.lab.results.run_store import read_record
-from paged_plugins.lab.study.ablation import Ablation
+from paged_plugins.lab.results.store import read_record
+from paged_plugins.lab.results.tables import PARTIAL
 from paged_plugins.lab.study.arms import layer, plan_arms
-from paged_plugins.lab.study.plan import read_plan
-from paged_plugins.lab.tasks.ray_cluster import LOCAL
-from paged_plugins.lab.tasks.run_tasks import open_runner, run_tasks
+from paged_plugins.lab.study.study import Ablation, read_plan
+from paged_plugins.lab.tasks.pool import LOCAL, num_workers, open_runner, run_tasks
 from paged_plugins.lab.tasks.task import Task
-from paged_plugins.lab.tasks.workers import num_workers
 from unit.studies import ABLATION, WORKLOAD, tables, write
 from unit.study_faults import DEADLY
 
@@ -511,7 +508,8 @@ def test_a_worker_of_a_ray_cluster_that_dies_fails_its_run_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("ray")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # for the deadly component
+    # for the deadly component
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
     tasks, registry = with_a_deadly_one()
     with open_runner(registry, workers=2, cluster=LOCAL) as runner:
         ran = {one.task.place: one for one in runner(tasks)}

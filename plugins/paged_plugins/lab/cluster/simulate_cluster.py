@@ -11,17 +11,33 @@ from paged_core.errors import SettingsError
 from paged_core.interfaces.component_factory import make_component
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
-from paged_plugins.lab.cluster.build_shard import build_shard
 from paged_plugins.lab.cluster.event_loop import EventLoop
-from paged_plugins.lab.cluster.fleet import Fleet
-from paged_plugins.lab.cluster.record import ClusterRecord
-from paged_plugins.lab.cluster.shard_link import LocalLink
-from paged_plugins.lab.cluster.shard_process import ShardProcess
-from paged_plugins.lab.cluster.watch import OnRequest, Watch
-from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.cluster.fleet import Fleet, LocalLink, ShardProcess
+from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest, Watch
+from paged_plugins.lab.cluster.shard import build_shard
+from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.router import RouterParts
 from paged_plugins.lab.runs.arrivals import Arrivals
+from paged_plugins.lab.tasks.pool import num_cores
 from paged_plugins.workloads.workload import Workload
+
+_MOST = 4
+"""Processes that are started unless more are asked for: between two arrivals they wait for the
+slowest, and the more there are, the longer."""
+_FEW = 16
+"""Replicas of a process, below which to start it would not pay."""
+
+
+def num_workers(num_replicas: int, asked: int | None) -> int:
+    """Return how many processes there are; 1: only this one.
+
+    Args:
+        asked: by the user; ``None``: one for each core, but no more than pay.
+    """
+    if asked is not None:
+        return min(asked, num_replicas)
+    return max(1, min(num_cores(), _MOST, num_replicas // _FEW))
+
 
 MAX_REPLICAS = 100_000
 """So many engines fit no machine; what asks for more is a mistake."""

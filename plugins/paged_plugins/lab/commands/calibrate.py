@@ -1,4 +1,4 @@
-"""``paged-core calibrate``: measure an engine's steps, and write a cost model of it."""
+"""``paged-core calibrate`` and ``paged-core lab validate``: a cost model measured, and tried."""
 
 from __future__ import annotations
 
@@ -18,18 +18,24 @@ from paged_core.interfaces.executor import SupportsClock
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
-from paged_plugins.lab.calibration.calibrate import Calibration, calibrate
-from paged_plugins.lab.calibration.chosen_scenes import (
+from paged_plugins.lab.calibration.calibrate import (
+    Calibration,
+    Measurement,
+    ProcessorClock,
+    calibrate,
+    measure,
+)
+from paged_plugins.lab.calibration.scenes import (
+    Scene,
     choose_scenes,
     choose_swap_scenes,
     swap_settings,
 )
-from paged_plugins.lab.calibration.measurement import Measurement, measure
-from paged_plugins.lab.calibration.processor_clock import ProcessorClock
-from paged_plugins.lab.calibration.scene import Scene
+from paged_plugins.lab.calibration.validation import Check, validate
 from paged_plugins.lab.commands.options import AsJson, CpuTime
-from paged_plugins.lab.cost_models.weights_file import write_weights
+from paged_plugins.lab.cost_models.linear import write_weights
 from paged_plugins.lab.runs.warm_up import warm_up
+from paged_plugins.lab.statistics.wording import value_text
 from paged_plugins.machine import cpu_model
 from paged_plugins.output_option import check_writable
 from paged_plugins.progress import progress
@@ -128,3 +134,76 @@ def _print(found: Calibration, output: Path) -> None:
             for kind, each in found.errors.items()
         ],
     )
+
+
+def validate_command(
+    given: Given,
+    weights: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What `paged-core calibrate` wrote.")
+    ] = Path("cost_model.yaml"),
+    num_requests: Annotated[int, typer.Option(min=4, help="Of each workload.")] = 60,
+    seed: Annotated[int, typer.Option(min=0, help="Of the workloads.")] = 0,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Runs of the real engine; their median counts.")
+    ] = 3,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Relative error above which the command fails.")
+    ] = 0.1,
+    cpu_time: CpuTime = False,
+    as_json: AsJson = False,
+) -> int:
+    """Serve four workloads on a real engine and on its simulation, and compare what they measure.
+
+    All requests at once, requests over time, conversations, and bursts of long prompts; at six
+    tenths of the load that the engine can serve, where they arrive over time. The spread says how
+    far the runs of the real engine are apart. The exit status is 1 if a prediction is further off
+    than the tolerance.
+    """
+    resolved = given.resolve(**({"threads": 1} if cpu_time else {}))
+    model = {"name": "linear", "file": str(weights)}
+    simulated = given.resolve(executor="simulated", cost_model=model).settings
+    with progress(4 * repeats, "validating") as advance:
+        checks = list(
+            validate(
+                resolved.settings,
+                simulated,
+                resolved.registry,
+                num_requests=num_requests,
+                seed=seed,
+                repeats=repeats,
+                make_clock=ProcessorClock if cpu_time else None,
+                advance=advance,
+            )
+        )
+    far = [check for check in checks if abs(check.error) > tolerance]
+    if as_json:
+        print_json([_check_row(check) for check in checks])
+    else:
+        print_table(
+            "",
+            ["workload", "measure", "real", "spread", "simulated", "error"],
+            [
+                [
+                    check.workload,
+                    check.measure,
+                    value_text(check.measure, check.real),
+                    f"{100 * check.spread:.1f}%",
+                    value_text(check.measure, check.simulated),
+                    f"{100 * check.error:+.1f}%",
+                ]
+                for check in checks
+            ],
+        )
+        typer.echo(f"{len(checks) - len(far)} of {len(checks)} within {100 * tolerance:.0f}%")
+    return 1 if far else 0
+
+
+def _check_row(check: Check) -> dict[str, object]:
+    return {
+        "workload": check.workload,
+        "measure": check.measure,
+        "real": check.real,
+        "runs": list(check.runs),
+        "simulated": check.simulated,
+        "error": round(check.error, 4),
+    }

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 
 from paged_core.errors import EngineError
 from paged_core.registry import Registry
-from paged_plugins.lab.measures.measure import MEASURES
-from paged_plugins.lab.measures.run_measures import measures
-from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures
 from paged_plugins.lab.results.results import Results, RunResult
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.arms import PlannedArm
-from paged_plugins.lab.tasks.run_tasks import run_tasks
+from paged_plugins.lab.tasks.pool import run_tasks
 from paged_plugins.lab.tasks.task import Task
 from paged_plugins.workloads.spec import WorkloadSpec
 

@@ -10,14 +10,13 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from paged_core.config.documents import read_text
 from paged_core.errors import SettingsError
-from paged_plugins.lab.measures.measure import MEASURES
-from paged_plugins.lab.results.manifest import MANIFEST, Manifest
+from paged_plugins.lab.measures import MEASURES
+from paged_plugins.lab.results.folder import MANIFEST, RECORDS, Manifest
 from paged_plugins.lab.results.results import Results, RunResult
-from paged_plugins.lab.results.results_folder import RECORDS
-from paged_plugins.lab.results.run_store import read_record, record_path
+from paged_plugins.lab.results.store import read_record, record_path
 from paged_plugins.lab.results.tables import RUNS
 from paged_plugins.lab.runs.run_record import RunRecord
-from paged_plugins.lab.study.yaml_file import Strict
+from paged_plugins.lab.study.study import Strict
 
 _MAX_SIZE = 2**30
 """Bytes of a manifest, and of the table of runs."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.runs.run_record import RunRecord
-from paged_plugins.lab.study.arm import Arm
+from paged_plugins.lab.study.arms import Arm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class RunResult:
     workload: str
     seed: int
     measures: Mapping[str, float]
-    """By the names of :mod:`paged_plugins.lab.measures.run_measures`."""
+    """By the names of :mod:`paged_plugins.lab.measures`."""
     failure: str | None = None
     """What the first request was told that failed; ``None``: none did."""
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
-from paged_plugins.lab.measures.measure import MEASURES
+from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.statistics.differences import Difference
-from paged_plugins.lab.study.arm import Arm
-from paged_plugins.lab.study.setting_text import settings_text
+from paged_plugins.lab.study.arms import Arm, settings_text
 
 _MOST_DIGITS = 4
 

@@ -7,20 +7,23 @@ from itertools import chain, groupby
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from paged_plugins.lab.measures.measure import MEASURES, Measure
-from paged_plugins.lab.report.difference_table import Found, verdict
-from paged_plugins.lab.report.pictures.legend import legend
-from paged_plugins.lab.report.pictures.picture import Gallery, Picture, PictureGroup
-from paged_plugins.lab.report.pictures.style import (
+from paged_plugins.lab.measures import MEASURES, Measure
+from paged_plugins.lab.report.contents import Found, verdict
+from paged_plugins.lab.report.pictures.drawing import (
     BLUE,
     INK,
     PAPER,
     STYLES,
     VERMILLION,
     WIDTH,
+    Gallery,
+    Picture,
+    PictureGroup,
+    inline_svg,
+    legend,
+    printable,
     wrapped,
 )
-from paged_plugins.lab.report.pictures.svg import inline_svg, printable
 from paged_plugins.lab.results.results import Results
 
 if TYPE_CHECKING:

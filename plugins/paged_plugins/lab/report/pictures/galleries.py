@@ -6,13 +6,12 @@ from itertools import product
 
 from paged_plugins.block_history import BlockHistory
 from paged_plugins.lab.report.contents import Contents, group_title
-from paged_plugins.lab.report.pictures import batch_timeline, distributions, memory_timeline
-from paged_plugins.lab.report.pictures.block_map import block_map
+from paged_plugins.lab.report.pictures import latencies as of_latencies
+from paged_plugins.lab.report.pictures import timelines
+from paged_plugins.lab.report.pictures.drawing import Gallery, drawing
 from paged_plugins.lab.report.pictures.forest import forest
-from paged_plugins.lab.report.pictures.latencies import latencies
-from paged_plugins.lab.report.pictures.load import load
-from paged_plugins.lab.report.pictures.picture import Gallery
-from paged_plugins.lab.report.pictures.svg import drawing
+from paged_plugins.lab.report.pictures.latencies import latencies, load
+from paged_plugins.lab.report.pictures.timelines import block_map
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.runs.run_record import RunRecord
 
@@ -43,11 +42,11 @@ def _distributions(results: Results, contents: Contents) -> Gallery:
         found = {label: latencies(results, label, workload) for label in family.labels}
         title = group_title(results, workload, family)
         groups.append(
-            distributions.distributions(f"spread-{place}", title, family, found, results.slo)
+            of_latencies.distributions(f"spread-{place}", title, family, found, results.slo)
         )
     return Gallery(
-        question=distributions.QUESTION,
-        how_to_read=distributions.HOW_TO_READ,
+        question=of_latencies.QUESTION,
+        how_to_read=of_latencies.HOW_TO_READ,
         groups=groups,
         num_left_out=len(places) - len(groups),
     )
@@ -68,19 +67,19 @@ def _timelines(results: Results, contents: Contents) -> list[Gallery]:
     ]
     return [
         Gallery(
-            question=batch_timeline.QUESTION,
-            how_to_read=f"{batch_timeline.HOW_TO_READ} {_EQUAL}",
+            question=timelines.QUESTION,
+            how_to_read=f"{timelines.HOW_TO_READ} {_EQUAL}",
             groups=[
-                batch_timeline.batch_timelines(f"batch-{place}", title, records)
+                timelines.batch_timelines(f"batch-{place}", title, records)
                 for place, title, records in groups
             ],
             num_left_out=max(0, len(places) - _MOST_PICTURES),
         ),
         Gallery(
-            question=memory_timeline.QUESTION,
-            how_to_read=f"{memory_timeline.HOW_TO_READ} {_EQUAL}",
+            question=timelines.MEMORY_QUESTION,
+            how_to_read=f"{timelines.MEMORY_HOW_TO_READ} {_EQUAL}",
             groups=[
-                memory_timeline.memory_timelines(f"memory-{place}", title, records)
+                timelines.memory_timelines(f"memory-{place}", title, records)
                 for place, title, records in groups
             ],
             num_left_out=max(0, len(places) - _MOST_PICTURES),

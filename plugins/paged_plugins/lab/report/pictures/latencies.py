@@ -1,12 +1,30 @@
-"""The latencies of the requests of all seeds of an arm on a workload."""
+"""Pictures of latencies: over requests, against the rate, and against throughput."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
+import numpy as np
+
+from paged_plugins.lab.measures import MEASURES, ServiceLevel
+from paged_plugins.lab.report.contents import Family, group_title
+from paged_plugins.lab.report.pictures.drawing import (
+    STYLES,
+    WIDTH,
+    Gallery,
+    Picture,
+    PictureGroup,
+    inline_svg,
+    legend,
+    milliseconds,
+)
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.runs.run_record import RequestRecord
+from paged_plugins.lab.statistics.wording import value_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,3 +57,259 @@ def _add(times: dict[str, list[float]], request: RequestRecord) -> None:
     per_token = request.time_per_token
     if per_token is not None:
         times["tpot"].append(1e3 * per_token)
+
+
+QUESTION = "How are latencies distributed over requests?"
+HOW_TO_READ = (
+    "Height: the share of all requests, of all seeds, that took at most so long; further left is"
+    " faster. A line that ends below 100% had requests that failed. Vertical line: the service"
+    " level, where it is near."
+)
+
+_TITLES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2e": "Completion"}
+_POINTS = 81
+_REACH = 2
+"""A service level is drawn up to so many times the longest latency."""
+
+
+def distributions(
+    name: str, title: str, family: Family, found: Mapping[str, Latencies], slo: ServiceLevel
+) -> PictureGroup:
+    """Return the distributions of a family of arms.
+
+    Args:
+        name: prefix of ids.
+        found: by label of the arm.
+    """
+    limits = {"ttft": slo.ttft_ms, "tpot": slo.tpot_ms, "e2e": slo.e2e_ms}
+    pictures = [
+        _distribution(f"{name}-{kind}", kind, family, found, limit)
+        for kind, limit in limits.items()
+        if any(each.milliseconds[kind] for each in found.values())
+    ]
+    return PictureGroup(
+        title=title, legend=legend(f"{name}-legend", family.labels), pictures=pictures
+    )
+
+
+def _distribution(
+    name: str, kind: str, family: Family, found: Mapping[str, Latencies], limit: float | None
+) -> Picture:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH / 72, 2.9))
+    axes = figure.add_subplot()
+    told = []
+    for label, style in zip(family.labels, STYLES, strict=False):
+        values = found[label].milliseconds[kind]
+        if not values:
+            continue
+        shares = np.linspace(0, 1, _POINTS)
+        quantiles = np.quantile(values, shares)
+        reached = 1.0 if kind == "tpot" else len(values) / found[label].num_requests
+        axes.plot(
+            quantiles,
+            100 * shares * reached,
+            color=style.color,
+            linestyle=style.dashes,
+            marker=style.marker,
+            markevery=(8, 20),
+            markersize=4.5,
+        )
+        told.append(f"{label} {value_text(f'{kind}_ms_p50', float(quantiles[_POINTS // 2]))}")
+    if limit is not None and limit <= _REACH * axes.dataLim.x1:
+        axes.axvline(limit, color=STYLES[0].color, linewidth=0.8)
+    axes.set_ylim(0, 101)
+    axes.set_ylabel("% of requests")
+    axes.set_title(_TITLES[kind], loc="left")
+    milliseconds(axes)
+    text = f"{_TITLES[kind]}, cumulative over requests. Medians: {'; '.join(told)}."
+    return Picture(title=_TITLES[kind], description=text, svg=inline_svg(figure, name, text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateSweep:
+    """One workload at several rates."""
+
+    title: str
+    workloads: Sequence[tuple[float, str]]
+    """Requests per second and the name of the workload, ascending."""
+
+
+def rate_sweeps(results: Results) -> list[RateSweep]:
+    """Return the workloads of the manifest that are equal but for their names and rates."""
+    specs = results.manifest.get("workloads")
+    groups: dict[str, list[tuple[float, str]]] = {}
+    for spec in specs if isinstance(specs, Sequence) else ():
+        if isinstance(spec, Mapping) and spec.get("name") in results.workloads:
+            rates: list[float] = []
+            rest = _without_rate({key: spec[key] for key in spec if key != "name"}, rates)
+            if len(rates) == 1:
+                kind = json.dumps(rest, sort_keys=True, default=str)
+                groups.setdefault(kind, []).append((rates[0], spec["name"]))
+    return [
+        RateSweep(title=", ".join(name for _, name in sorted(group)), workloads=sorted(group))
+        for group in groups.values()
+        if len({rate for rate, _ in group}) > 1
+    ]
+
+
+def _without_rate(value: Any, rates: list[float]) -> Any:
+    """Return what describes a workload without its ``rate``, which is added to ``rates``."""
+    if not isinstance(value, Mapping):
+        return value
+    rest = {}
+    for key, inner in value.items():
+        if key == "rate" and isinstance(inner, int | float):
+            rates.append(float(inner))
+        else:
+            rest[key] = _without_rate(inner, rates)
+    return rest
+
+
+_AGAINST_RATE = ("ttft_ms_p99", "tpot_ms_p50", "e2e_ms_p50", "goodput_per_s")
+_AGAINST_THROUGHPUT = ("ttft_ms_p99", "tpot_ms_p50", "e2e_ms_p50")
+_THROUGHPUT = "throughput_tokens_per_s"
+
+Values = Mapping[tuple[str, str], Sequence[Mapping[str, float]]]
+"""The measures of every seed, by arm and workload."""
+
+
+def load(results: Results, families: Sequence[Family], most: int) -> Gallery:
+    """Return pictures of what load does to latency, or of what latency throughput costs.
+
+    Args:
+        most: groups to draw.
+    """
+    values: dict[tuple[str, str], list[Mapping[str, float]]] = {}
+    for run in results.runs:
+        values.setdefault((run.arm, run.workload), []).append(run.measures)
+    if sweeps := rate_sweeps(results):
+        swept = list(product(sweeps, families))
+        return Gallery(
+            question="What does the rate of requests do to latency?",
+            how_to_read="Mean over seeds; bars: the lowest and the highest seed.",
+            groups=[
+                _against_rate(f"rate-{place}", sweep, family, values)
+                for place, (sweep, family) in enumerate(swept[:most])
+            ],
+            num_left_out=max(0, len(swept) - most),
+        )
+    places = list(product(results.workloads, families))
+    return Gallery(
+        question="What latency does throughput cost?",
+        how_to_read="Large marks: means over seeds; small ones: seeds. Down and right is better.",
+        groups=[
+            PictureGroup(
+                title=group_title(results, workload, family),
+                legend=legend(f"load-{place}-legend", family.labels, lines=False),
+                pictures=_against_throughput(f"load-{place}", workload, family, values),
+            )
+            for place, (workload, family) in enumerate(places[:most])
+        ],
+        num_left_out=max(0, len(places) - most),
+    )
+
+
+def _against_rate(name: str, sweep: RateSweep, family: Family, values: Values) -> PictureGroup:
+    pictures = [
+        _rate_picture(f"{name}-{kind}", kind, sweep, family, values) for kind in _AGAINST_RATE
+    ]
+    return PictureGroup(
+        title=" · ".join(filter(None, (sweep.title, family.title))),
+        legend=legend(f"{name}-legend", family.labels),
+        pictures=[picture for picture in pictures if picture is not None],
+    )
+
+
+def _rate_picture(
+    name: str, kind: str, sweep: RateSweep, family: Family, values: Values
+) -> Picture | None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH / 72, 2.9))
+    axes = figure.add_subplot()
+    told = []
+    for label, style in zip(family.labels, STYLES, strict=False):
+        points = [
+            (rate, found)
+            for rate, workload in sweep.workloads
+            if (found := _all(values, label, workload, kind))
+        ]
+        if points:
+            means = [sum(found) / len(found) for _, found in points]
+            below = [
+                max(0.0, mean - min(found)) for mean, (_, found) in zip(means, points, strict=True)
+            ]
+            above = [
+                max(0.0, max(found) - mean) for mean, (_, found) in zip(means, points, strict=True)
+            ]
+            axes.errorbar(
+                [rate for rate, _ in points],
+                means,
+                yerr=[below, above],
+                color=style.color,
+                linestyle=style.dashes,
+                marker=style.marker,
+                elinewidth=0.8,
+            )
+            told.append(f"{label} {value_text(kind, means[0])} to {value_text(kind, means[-1])}")
+    if not told:
+        return None
+    measure = MEASURES[kind]
+    axes.set_title(measure.title, loc="left")
+    _label(axes, kind)
+    axes.set_xlabel("requests per second")
+    text = f"{measure.title} against the rate: {'; '.join(told)}."
+    return Picture(title=measure.title, description=text, svg=inline_svg(figure, name, text))
+
+
+def _against_throughput(name: str, workload: str, family: Family, values: Values) -> list[Picture]:
+    pictures = (
+        _throughput_picture(f"{name}-{kind}", kind, workload, family, values)
+        for kind in _AGAINST_THROUGHPUT
+    )
+    return [picture for picture in pictures if picture is not None]
+
+
+def _throughput_picture(
+    name: str, kind: str, workload: str, family: Family, values: Values
+) -> Picture | None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH / 72, 2.9))
+    axes = figure.add_subplot()
+    told = []
+    for label, style in zip(family.labels, STYLES, strict=False):
+        runs = values.get((label, workload), ())
+        points = [(run[_THROUGHPUT], run[kind]) for run in runs if {_THROUGHPUT, kind} <= {*run}]
+        if points:
+            xs, ys = zip(*points, strict=True)
+            x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+            is_base = label == family.base.label  # above the others: it may be equal to one
+            look: dict[str, Any] = {"color": style.color, "marker": style.marker}
+            look |= {"linestyle": "none", "zorder": 4 if is_base else 3}
+            if len(points) > 1:
+                axes.plot(xs, ys, markersize=2.5, alpha=0.6, **look)
+            axes.plot([x], [y], markersize=5 if is_base else 8.5, **look)
+            told.append(f"{label} {value_text(kind, y)} at {value_text(_THROUGHPUT, x)}")
+    if not told:
+        return None
+    measure = MEASURES[kind]
+    axes.set_title(measure.title, loc="left")
+    _label(axes, kind)
+    axes.locator_params(axis="x", nbins=5)
+    axes.set_xlabel(f"{MEASURES[_THROUGHPUT].title} in {MEASURES[_THROUGHPUT].unit}")
+    text = f"{measure.title} against throughput: {'; '.join(told)}."
+    return Picture(title=measure.title, description=text, svg=inline_svg(figure, name, text))
+
+
+def _label(axes: Any, kind: str) -> None:
+    if "_ms_" in kind:
+        milliseconds(axes, "y")
+    else:
+        axes.set_ylabel(MEASURES[kind].unit)
+
+
+def _all(values: Values, arm: str, workload: str, kind: str) -> list[float]:
+    return [run[kind] for run in values.get((arm, workload), ()) if kind in run]

@@ -1,0 +1,209 @@
+"""What a comparison says, as text that fits a terminal, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from paged_plugins.lab.measures import MEASURES
+from paged_plugins.lab.results.results import Results
+from paged_plugins.lab.statistics.differences import Difference, differences, minimum_seeds
+from paged_plugins.lab.statistics.sentences import sentences
+from paged_plugins.lab.statistics.wording import change_text, change_unit, interval_text, value_text
+from paged_plugins.lab.study.arms import Arm, setting_text, settings_text
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the results of a comparison say."""
+
+    results: Results
+    differences: Sequence[Difference]
+    sentences: Sequence[str]
+
+    @classmethod
+    def of(cls, results: Results, measures: Sequence[str]) -> Findings:
+        """Return the findings in some measures."""
+        found = differences(results, CONFIDENCE, measures=measures)
+        return cls(results, found, sentences(results, found, CONFIDENCE))
+
+    def document(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        names = dict.fromkeys(each.measure for each in self.differences)
+        return {
+            "workload": self.results.workloads[0],
+            "seeds": list(self.results.seeds),
+            "confidence": CONFIDENCE,
+            "minimum_seeds": minimum_seeds(CONFIDENCE),
+            "arms": [
+                {"arm": arm.label, "changes": dict(arm.changes), "compared_with": arm.compared_with}
+                for arm in self.results.arms
+            ],
+            "measures": {name: _described(name) for name in names},
+            "differences": [_difference(each) for each in self.differences],
+            "sentences": list(self.sentences),
+            "runs": [
+                {"arm": run.arm, "seed": run.seed, "measures": dict(run.measures)}
+                for run in self.results.runs
+            ],
+        }
+
+
+def _described(name: str) -> dict[str, Any]:
+    measure = MEASURES[name]
+    return {"title": measure.title, "unit": measure.unit, "better": measure.better}
+
+
+def _difference(each: Difference) -> dict[str, Any]:
+    return {
+        "arm": each.arm,
+        "measure": each.measure,
+        "base": each.base,
+        "value": each.value,
+        "change": each.change,
+        "unit": change_unit(each).strip(),
+        "low": each.low if isfinite(each.low) else None,
+        "high": each.high if isfinite(each.high) else None,
+        "moved": each.moved,
+    }
+
+
+_GAP = " "
+_CLAIMED, _NOT_CLAIMED = " *", "  "
+"""Ends of a cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """An arm: two lines of cells under a line for each measure."""
+
+    label: str
+    cells: dict[str, tuple[str, str]]
+
+
+def table_lines(results: Results, differences: Sequence[Difference], width: int) -> Iterator[str]:
+    """Yield the lines of the table: for each workload, and each arm that others are compared with,
+    its values, and below them the changes of the others and their intervals.
+
+    Columns that do not fit into ``width`` follow in a second table below.
+    """
+    shown = [name for name in MEASURES if any(each.measure == name for each in differences)]
+    moving = [name for name in shown if not _is_equal(name, differences)]
+    for workload in results.workloads:
+        sections = [
+            (heading, list(_rows(results, reference, workload, differences)))
+            for reference, heading in _references(results, workload)
+        ]
+        rows = [row for _, some in sections for row in some]
+        for number, names in enumerate(_fitting(rows, moving, width) if moving else ()):
+            if number or workload != results.workloads[0]:
+                yield ""
+            yield from _lines(sections, names)
+    if equal := [MEASURES[name].title for name in shown if name not in moving]:
+        if moving:
+            yield ""
+        yield f"equal in all arms: {', '.join(equal)}"
+
+
+def _is_equal(name: str, differences: Sequence[Difference]) -> bool:
+    """Say whether no arm changes a measure in any seed, so that a column of it says nothing."""
+    own = (each for each in differences if each.measure == name)
+    return all(each.low == each.high == 0 for each in own)
+
+
+def _references(results: Results, workload: str) -> Iterator[tuple[Arm, str]]:
+    """Yield the arms that others are compared with, and the heading of their part."""
+    compared = {arm.compared_with for arm in results.arms if arm.compared_with != arm.label}
+    axes = {arm.axis for arm in results.arms if arm.axis}
+    for arm in results.arms:
+        if arm.label in compared:
+            around = {key: value for key, value in arm.changes.items() if key not in axes}
+            on = f"on {workload}" if len(results.workloads) > 1 else ""
+            yield arm, " ".join(filter(None, (settings_text(around), on)))
+
+
+def _rows(
+    results: Results, reference: Arm, workload: str, differences: Sequence[Difference]
+) -> Iterator[_Row]:
+    own = [
+        each
+        for each in differences
+        if each.workload == workload and _compared_with(results, each.arm) == reference.label
+    ]
+    cells = {each.measure: (value_text(each.measure, each.base) + _NOT_CLAIMED, "") for each in own}
+    yield _Row(_name(reference), cells)
+    for arm in results.arms:
+        found = {
+            each.measure: (
+                change_text(each) + (_CLAIMED if each.moved else _NOT_CLAIMED),
+                _interval(each),
+            )
+            for each in own
+            if each.arm == arm.label
+        }
+        if found:
+            yield _Row(_name(arm), found)
+
+
+def _interval(difference: Difference) -> str:
+    """Nothing, where the arms are equal in every seed."""
+    is_equal = difference.low == difference.high == 0
+    return "" if is_equal else interval_text(difference) + _NOT_CLAIMED
+
+
+def _compared_with(results: Results, label: str) -> str:
+    return next(arm.compared_with for arm in results.arms if arm.label == label)
+
+
+def _name(arm: Arm) -> str:
+    if arm.axis is None or arm.axis not in arm.changes:
+        return arm.label
+    return setting_text(arm.changes[arm.axis])
+
+
+def _fitting(rows: Sequence[_Row], names: Sequence[str], width: int) -> Iterator[list[str]]:
+    """Yield the measures of one table after another."""
+    room = width - max(len(row.label) for row in rows)
+    some: list[str] = []
+    used = 0
+    for name in names:
+        needed = len(_GAP) + _width(rows, name)
+        if some and used + needed > room:
+            yield some
+            some, used = [], 0
+        some.append(name)
+        used += needed
+    yield some
+
+
+def _width(rows: Sequence[_Row], name: str) -> int:
+    texts = [text for row in rows for text in row.cells.get(name, ())]
+    return max(map(len, (_title(name), *texts)))
+
+
+def _title(name: str) -> str:
+    return MEASURES[name].title + _NOT_CLAIMED
+
+
+def _lines(sections: Sequence[tuple[str, list[_Row]]], names: Sequence[str]) -> Iterator[str]:
+    rows = [row for _, some in sections for row in some]
+    first = max(len(row.label) for row in rows)
+    widths = [_width(rows, name) for name in names]
+
+    def line(label: str, cells: Sequence[str]) -> str:
+        padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        return _GAP.join((label.ljust(first), *padded)).rstrip()
+
+    yield line("", [_title(name) for name in names])
+    for heading, some in sections:
+        if heading:
+            yield heading
+        for row in some:
+            values, intervals = zip(*(row.cells.get(name, ("", "")) for name in names), strict=True)
+            yield line(row.label, values)
+            if any(intervals):
+                yield line("", intervals)
