@@ -23,8 +23,7 @@ from paged_plugins.lab.report.pictures.drawing import drawing, wrapped
 from paged_plugins.lab.report.pictures.latencies import load, rate_sweeps
 from paged_plugins.lab.report.pictures.timelines import FREE, SHARED, owners
 from paged_plugins.lab.results.results import Results
-from paged_plugins.lab.statistics.differences import differences
-from paged_plugins.lab.statistics.sentences import sentences
+from paged_plugins.lab.statistics.sentences import Conclusions
 from paged_plugins.lab.study.arms import BASE
 from unit import studies
 from unit.drawn_results import drawn_results
@@ -115,7 +114,7 @@ def test_a_page_has_the_answer_the_differences_and_the_plots(tmp_path: Path) -> 
     results = studied("2026-01-01")
     page = page_of(results, tmp_path)
     told = words(page.text)
-    answers = sentences(results, differences(results))
+    answers = Conclusions.of(results).sentences
     assert answers
     for sentence in answers:
         assert sentence in told

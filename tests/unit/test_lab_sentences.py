@@ -11,14 +11,14 @@ import pytest
 from paged_plugins.lab.report.plain import table_lines
 from paged_plugins.lab.results.results import Results, RunResult
 from paged_plugins.lab.statistics.differences import Difference, differences
-from paged_plugins.lab.statistics.sentences import sentences
-from paged_plugins.lab.statistics.wording import (
+from paged_plugins.lab.statistics.phrases import (
     change_text,
     interval_text,
     listed,
     subject,
     value_text,
 )
+from paged_plugins.lab.statistics.sentences import Conclusions
 from paged_plugins.lab.study.arms import Arm, setting_text
 
 BASE = {
@@ -84,7 +84,7 @@ def _measured(seed: int, workload: str, name: str, effects: Effects) -> dict[str
 
 
 def said(results: Results) -> list[str]:
-    return sentences(results, differences(results))
+    return Conclusions.of(results).sentences
 
 
 BETTER = {"hit_rate": 1.1, "e2e_ms_p50": 0.9}

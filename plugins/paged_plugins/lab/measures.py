@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -32,7 +32,7 @@ GOODPUT: Final = "goodput_per_s"
 """The measure that limits on latencies make: requests within all of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Measure:
     """One number that a run is judged by."""
 
@@ -42,7 +42,7 @@ class Measure:
     """``share``: 0 to 1, and differences are points of a hundred; ``""``: a count or a ratio."""
     better: Literal["higher", "lower"] | None = None
     """Which way is better; ``None``: neither, it explains others."""
-    shown: bool = False
+    shown: bool = field(default=False, kw_only=True)
     """Whether a table shows it without being asked."""
 
     @property
@@ -58,55 +58,38 @@ def _latencies() -> Iterator[Measure]:
         for part in ("mean", "p50", "p90", "p99"):
             name = f"{kind}_ms_{part}"
             if name != "itl_ms_mean":
-                yield Measure(
-                    name=name,
-                    title=f"{title} {part}",
-                    unit="ms",
-                    better="lower",
-                    shown=name in shown,
-                )
+                yield Measure(name, f"{title} {part}", "ms", "lower", shown=name in shown)
 
 
-def _all() -> Iterator[Measure]:
-    yield Measure(name=GOODPUT, title="goodput", unit="requests/s", better="higher", shown=True)
-    yield Measure(
-        name="throughput_tokens_per_s",
-        title="throughput",
-        unit="tokens/s",
-        better="higher",
-        shown=True,
-    )
-    yield Measure(
-        name="requests_per_s", title="requests served", unit="requests/s", better="higher"
-    )
-    yield Measure(
-        name="missed_deadlines", title="missed deadlines", unit="share", better="lower", shown=True
-    )
-    yield Measure(name="hit_rate", title="hit rate", unit="share", better="higher", shown=True)
-    yield from _latencies()
-    yield Measure(name="preemptions", title="preemptions", unit="", better="lower", shown=True)
-    yield Measure(
-        name="recomputed_tokens", title="recomputed tokens", unit="", better="lower", shown=True
-    )
-    yield Measure(name="evictions", title="evictions", unit="", better="lower", shown=True)
-    yield Measure(name="held_share", title="memory held", unit="share")
-    yield Measure(name="reserved_share", title="memory reserved", unit="share", better="lower")
-    yield Measure(
-        name="internal_share", title="internal fragmentation", unit="share", better="lower"
-    )
-    yield Measure(
-        name="external_share", title="external fragmentation", unit="share", better="lower"
-    )
-    yield Measure(name="jain", title="Jain index", unit="", better="higher")
-    yield Measure(name="max_slowdown", title="max slowdown", unit="", better="lower")
-    yield Measure(name="steps", title="steps", unit="")
-    yield Measure(name="idle_share", title="idle", unit="share")
-    yield Measure(name="makespan_s", title="makespan", unit="s", better="lower")
-    yield Measure(name="failed", title="failed requests", unit="", better="lower", shown=True)
-
-
-MEASURES: Final[Mapping[str, Measure]] = MappingProxyType({each.name: each for each in _all()})
+MEASURES: Final[Mapping[str, Measure]] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            Measure(GOODPUT, "goodput", "requests/s", "higher", shown=True),
+            Measure("throughput_tokens_per_s", "throughput", "tokens/s", "higher", shown=True),
+            Measure("requests_per_s", "requests served", "requests/s", "higher"),
+            Measure("missed_deadlines", "missed deadlines", "share", "lower", shown=True),
+            Measure("hit_rate", "hit rate", "share", "higher", shown=True),
+            *_latencies(),
+            Measure("preemptions", "preemptions", "", "lower", shown=True),
+            Measure("recomputed_tokens", "recomputed tokens", "", "lower", shown=True),
+            Measure("evictions", "evictions", "", "lower", shown=True),
+            Measure("held_share", "memory held", "share"),
+            Measure("reserved_share", "memory reserved", "share", "lower"),
+            Measure("internal_share", "internal fragmentation", "share", "lower"),
+            Measure("external_share", "external fragmentation", "share", "lower"),
+            Measure("jain", "Jain index", "", "higher"),
+            Measure("max_slowdown", "max slowdown", "", "lower"),
+            Measure("steps", "steps", ""),
+            Measure("idle_share", "idle", "share"),
+            Measure("makespan_s", "makespan", "s", "lower"),
+            Measure("failed", "failed requests", "", "lower", shown=True),
+        )
+    }
+)
 """All of them, by name, the most important first."""
+SHOWN: Final = tuple(name for name, measure in MEASURES.items() if measure.shown)
+"""Names of those that are compared without being asked for."""
 
 
 def percentiles(kind: str, counts: Mapping[int, int]) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
@@ -130,11 +130,6 @@ class Shard:
         """The run has ended: return the counts of each replica, and the times between tokens."""
         return [replica.counts() for replica in self._replicas.values()], self._token_gaps
 
-    def close(self) -> None:
-        """Close the engines."""
-        for replica in self._replicas.values():
-            replica.close()
-
     def _end_steps(self, repeat: int, found: list[StepEnd]) -> None:
         ends, now = self._ends, self._now
         while ends and ends[0][0] <= now:
@@ -161,8 +156,11 @@ class Shard:
         self._may_begin.clear()
 
 
-def build_shard(numbers: Iterable[int], settings: EngineSettings, registry: Registry) -> Shard:
-    """Return a shard with an engine for each of ``numbers``.
+@contextmanager
+def open_shard(
+    numbers: Iterable[int], settings: EngineSettings, registry: Registry
+) -> Iterator[Shard]:
+    """Build an engine for each of ``numbers``, and close them at the end.
 
     Raises:
         SettingsError: the engines cannot be simulated.
@@ -173,8 +171,7 @@ def build_shard(numbers: Iterable[int], settings: EngineSettings, registry: Regi
         for number in numbers:
             replicas[number] = _build_replica(number, settings, registry, token_gaps)
             closing.callback(replicas[number].close)
-        closing.pop_all()  # they are closed with the shard
-    return Shard(replicas, token_gaps)
+        yield Shard(replicas, token_gaps)
 
 
 def _build_replica(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from itertools import pairwise, starmap
 
 from paged_core.component import ComponentSettings
@@ -12,13 +12,14 @@ from paged_core.interfaces.component_factory import make_component
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
 from paged_plugins.lab.cluster.event_loop import EventLoop
-from paged_plugins.lab.cluster.fleet import Fleet, LocalLink, ShardProcess
+from paged_plugins.lab.cluster.fleet import Fleet
 from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest, Watch
-from paged_plugins.lab.cluster.shard import build_shard
+from paged_plugins.lab.cluster.shard import open_shard
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.router import RouterParts
 from paged_plugins.lab.runs.arrivals import Arrivals
 from paged_plugins.lab.tasks.pool import num_cores
+from paged_plugins.lab.tasks.worker import LocalWorker, WorkerProcess
 from paged_plugins.workloads.workload import Workload
 
 _MOST = 4
@@ -26,19 +27,6 @@ _MOST = 4
 slowest, and the more there are, the longer."""
 _FEW = 16
 """Replicas of a process, below which to start it would not pay."""
-
-
-def num_workers(num_replicas: int, asked: int | None) -> int:
-    """Return how many processes there are; 1: only this one.
-
-    Args:
-        asked: by the user; ``None``: one for each core, but no more than pay.
-    """
-    if asked is not None:
-        return min(asked, num_replicas)
-    return max(1, min(num_cores(), _MOST, num_replicas // _FEW))
-
-
 MAX_REPLICAS = 100_000
 """So many engines fit no machine; what asks for more is a mistake."""
 
@@ -98,17 +86,25 @@ def _open_fleet(
     num_workers: int,
     stack: ExitStack,
 ) -> Fleet:
-    """Return the replicas, in this process or in others."""
+    """Return the replicas, in this process or in others, which end with ``stack``."""
     if num_workers == 1:
         numbers = range(num_replicas)
-        shard = stack.enter_context(closing(build_shard(numbers, settings, registry)))
-        return Fleet([(numbers, LocalLink(shard))])
+        shard = stack.enter_context(open_shard(numbers, settings, registry))
+        return Fleet([(numbers, LocalWorker(shard))])
     bounds = [worker * num_replicas // num_workers for worker in range(num_workers + 1)]
-    shards = []
-    for numbers in starmap(range, pairwise(bounds)):
-        link = ShardProcess(numbers, settings, registry)
-        shards.append((numbers, stack.enter_context(link)))
-    return Fleet(shards)
+    return Fleet(
+        [
+            (numbers, stack.enter_context(shard_process(numbers, settings, registry)))
+            for numbers in starmap(range, pairwise(bounds))
+        ]
+    )
+
+
+def shard_process(numbers: range, settings: EngineSettings, registry: Registry) -> WorkerProcess:
+    """Return a process that serves the replicas of these numbers."""
+    what = f"the process of replicas {numbers[0]} to {numbers[-1]}"
+    arguments = (open_shard, numbers, settings, registry)
+    return WorkerProcess(*arguments, name="cluster worker", what=what)
 
 
 def _check(settings: EngineSettings, num_replicas: int) -> None:
@@ -133,3 +129,14 @@ def router_options(settings: EngineSettings, registry: Registry) -> ComponentSet
     if isinstance(chosen, ComponentSettings):
         return chosen
     return registry.get("router", "round_robin").settings.model_validate({})
+
+
+def num_workers(num_replicas: int, asked: int | None) -> int:
+    """Return how many processes there are; 1: only this one.
+
+    Args:
+        asked: by the user; ``None``: one for each core, but no more than pay.
+    """
+    if asked is not None:
+        return min(asked, num_replicas)
+    return max(1, min(num_cores(), _MOST, num_replicas // _FEW))

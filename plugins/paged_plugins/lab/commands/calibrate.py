@@ -35,7 +35,7 @@ from paged_plugins.lab.calibration.validation import Check, validate
 from paged_plugins.lab.commands.options import AsJson, CpuTime
 from paged_plugins.lab.cost_models.linear import write_weights
 from paged_plugins.lab.runs.warm_up import warm_up
-from paged_plugins.lab.statistics.wording import value_text
+from paged_plugins.lab.statistics.phrases import value_text
 from paged_plugins.machine import cpu_model
 from paged_plugins.output_option import check_writable
 from paged_plugins.progress import progress

@@ -14,8 +14,8 @@ from paged_core.config.suggest import did_you_mean
 from paged_core.errors import SettingsError
 from paged_core.settings import EngineSettings
 from paged_plugins.lab.measures import GOODPUT, MEASURES, ServiceLevel
-from paged_plugins.lab.study.study import SIMULATED
 from paged_plugins.lab.tasks.pool import LOCAL
+from paged_plugins.lab.tasks.task import SIMULATED
 
 STUDY_FILE = "the settings of a study are in its file; write it under `base`"
 """Why options that are settings are refused."""

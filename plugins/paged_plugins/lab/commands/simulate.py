@@ -31,7 +31,7 @@ from paged_plugins.lab.commands.options import (
 from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
-from paged_plugins.lab.statistics.wording import value_text
+from paged_plugins.lab.statistics.phrases import value_text
 from paged_plugins.output_file import unwritable
 from paged_plugins.output_option import check_writable
 from paged_plugins.progress import counting

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
@@ -32,17 +33,29 @@ from paged_plugins.lab.commands.options import (
     chosen_measures,
     executor_layer,
 )
-from paged_plugins.lab.comparison.comparison import Comparison
-from paged_plugins.lab.measures import MEASURES, ServiceLevel
-from paged_plugins.lab.report.plain import CONFIDENCE, Findings, table_lines
-from paged_plugins.lab.results.folder import ResultsFolder, make_folder, manifest_of, write_folder
-from paged_plugins.lab.results.results import Results
-from paged_plugins.lab.search.report import document, print_search
-from paged_plugins.lab.search.search import num_runs, planned_rungs, run_search
-from paged_plugins.lab.study.arms import block_size_note, parse_variation, varied_arms
-from paged_plugins.lab.study.study import MAX_RUNS, Plan, arms_of, read_plan, read_search
-from paged_plugins.lab.tasks.pool import num_workers, open_runner
-from paged_plugins.lab.tasks.task import Ran
+from paged_plugins.lab.measures import MEASURES, SHOWN, ServiceLevel
+from paged_plugins.lab.report.plain import document, table_lines
+from paged_plugins.lab.results.folder import (
+    ResultsFolder,
+    make_folder,
+    new_manifest,
+    write_folder,
+)
+from paged_plugins.lab.results.results import Advance, run_missing, run_study
+from paged_plugins.lab.search.report import document as search_document
+from paged_plugins.lab.search.report import print_search
+from paged_plugins.lab.search.search import num_runs as most_runs
+from paged_plugins.lab.search.search import planned_rungs, read_search, run_search
+from paged_plugins.lab.statistics.phrases import Phrase
+from paged_plugins.lab.statistics.sentences import Conclusions
+from paged_plugins.lab.study.arms import (
+    PlannedArm,
+    block_size_note,
+    parse_variation,
+    varied_arms,
+)
+from paged_plugins.lab.study.study import MAX_RUNS, Study, read_ablation
+from paged_plugins.lab.tasks.pool import Runner, num_workers, open_runner
 from paged_plugins.output_file import write_json
 from paged_plugins.output_option import JsonFile, check_writable
 from paged_plugins.progress import progress
@@ -100,8 +113,9 @@ def compare_command(
     paired over the seeds; with 95% confidence none of all the intervals misses. A star marks a
     difference that is not chance.
     """
-    variations = [parse_variation(each) for each in vary]
-    arms = varied_arms(variations, given, executor_layer("compare", real=real))
+    arms = varied_arms(
+        [parse_variation(each) for each in vary], given, executor_layer("compare", real=real)
+    )
     for one in arms:
         check_executor(one.settings, real=real, arm=one.arm.label)
         if one.settings.observers:
@@ -109,75 +123,73 @@ def compare_command(
                 "leave observers out: all runs would write the same files; give --observers to "
                 "`paged-core simulate`"
             )
-    if len(arms) * seeds > MAX_RUNS:
+    num_runs = len(arms) * seeds
+    if num_runs > MAX_RUNS:
         raise SettingsError(
-            f"--seeds {seeds}: these are {len(arms) * seeds:,} runs, and {MAX_RUNS:,} is the most"
+            f"--seeds {seeds}: these are {num_runs:,} runs, and {MAX_RUNS:,} is the most"
         )
-    comparison = Comparison(
+    study = Study(
         arms=arms,
-        workload=workload_spec(workload),
-        num_seeds=seeds,
+        workloads=[workload_spec(workload)],
+        seeds=range(seeds),
         slo=ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms),
+        command=shlex.join(["paged-core", *sys.argv[1:]]),
     )
-    chosen = chosen_measures(measure, comparison.slo) or comparison.measures
+    chosen = chosen_measures(measure, study.slo) or SHOWN
     if output is not None:
         make_folder(output)
+    count = num_workers(num_runs, workers, is_real=real)
+    with _running(given.registry, arms, num_runs, "comparing", workers=count) as (runner, advance):
+        results = run_study(study, runner, advance, keeps_records=bool(html or output))
+    if html or output:
+        manifest = new_manifest(study, given.registry)
+        if output is not None:
+            write_folder(output, study, results, given.registry, manifest)
+        if html is not None:
+            from paged_plugins.lab.report import write_html
+
+            described = replace(results, manifest=manifest.model_dump(mode="json"))
+            write_html(described, html, measures=chosen)
+    found = Conclusions.of(results, chosen)
+    if as_json:
+        print_json(document(found))
+    else:
+        _print(found, num_runs)
+
+
+@contextmanager
+def _running(
+    registry: Registry,
+    arms: Sequence[PlannedArm],
+    num_runs: int,
+    what: str,
+    *,
+    workers: int | None,
+    cluster: str | None = None,
+) -> Iterator[tuple[Runner, Advance]]:
+    """Start what runs the tasks of a study, and show how many have ended."""
     if note := block_size_note(one.settings for one in arms):
         typer.echo(note, err=True)
-    num_runs = len(arms) * seeds
-    with progress(num_runs, "comparing") as advance:
-        results = comparison.run(
-            given.registry,
-            workers=num_workers(num_runs, workers, is_real=real),
-            advance=advance,
-            keeps_records=bool(html or output),
-        )
-    findings = Findings.of(results, chosen)
-    if html or output:
-        _write(comparison, results, given.registry, chosen, html=html, folder=output)
-    if as_json:
-        print_json(findings.document())
-    else:
-        _print(findings, num_runs)
+    with (
+        open_runner(registry, workers=workers, cluster=cluster) as runner,
+        progress(num_runs, what) as advance,
+    ):
+        yield runner, advance
 
 
-def _write(
-    comparison: Comparison,
-    results: Results,
-    registry: Registry,
-    measures: list[str],
-    *,
-    html: Path | None,
-    folder: Path | None,
-) -> None:
-    """Write the report and the folder of results that are wanted."""
-    manifest = manifest_of(comparison, registry, shlex.join(["paged-core", *sys.argv[1:]]))
-    if folder is not None:
-        write_folder(folder, comparison, results, registry, manifest)
-    if html is not None:
-        from paged_plugins.lab.report import write_html
-
-        described = replace(results, manifest=manifest.model_dump(mode="json"))
-        write_html(described, html, measures=measures)
-
-
-def _print(findings: Findings, num_runs: int) -> None:
+def _print(found: Conclusions, num_runs: int) -> None:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
-    for line in _text(findings, num_runs, width):
-        typer.echo(line)
-
-
-def _text(findings: Findings, num_runs: int, width: int) -> Iterator[str]:
-    seeds = counted(len(findings.results.seeds), "seed")
-    yield (
-        f"{findings.results.workloads[0]}: {num_runs} runs, {seeds}, differences with "
-        f"{CONFIDENCE:.0%} intervals for all of them together; * moved"
+    results = found.results
+    heading = Phrase.COMPARED.format(
+        workload=results.workloads[0],
+        num_runs=num_runs,
+        seeds=counted(len(results.seeds), "seed"),
+        confidence=found.confidence,
     )
-    yield ""
-    yield from table_lines(findings.results, findings.differences, width)
-    yield ""
-    for sentence in findings.sentences:
-        yield from wrap(sentence, width, subsequent_indent="  ", break_long_words=False)
+    lines = [heading, "", *table_lines(results, found.differences, width), ""]
+    for sentence in found.sentences:
+        lines += wrap(sentence, width, subsequent_indent="  ", break_long_words=False)
+    typer.echo("\n".join(lines))
 
 
 Ablation = Annotated[
@@ -204,46 +216,40 @@ def run_command(
     nor the environment change them.
     """
     refuse_settings(given, STUDY_FILE)
-    plan = read_plan(file, given.registry)
+    study = read_ablation(file, given.registry)
     folder = output or Path(f"{file.stem}-results")
-    failed: list[Ran] = []
-    with ResultsFolder(folder, plan, given.registry, fresh=fresh) as results:
-        missing = results.missing()
-        all_of_cluster = ray is not None and workers is None and not plan.is_real
-        count = None if all_of_cluster else num_workers(len(missing), workers, is_real=plan.is_real)
-        typer.echo(beginning(plan, len(missing), count), err=True)
-        if note := block_size_note(one.settings for one in plan.arms):
-            typer.echo(note, err=True)
-        with (
-            open_runner(given.registry, workers=count, cluster=ray if missing else None) as runner,
-            progress(len(missing), "running") as advance,
-        ):
-            for ran in runner(missing):
-                results.keep(ran)
-                advance()
+    failed = 0
+    with ResultsFolder(folder, study, given.registry, fresh=fresh) as kept:
+        missing = kept.missing(study)
+        count = num_workers(len(missing), workers, is_real=study.is_real, cluster=ray)
+        typer.echo(beginning(study, len(missing), count), err=True)
+        cluster = ray if missing else None
+        with _running(
+            *(given.registry, study.arms, len(missing), "running"), workers=count, cluster=cluster
+        ) as (runner, advance):
+            for ran in run_missing(missing, kept, runner, advance):
                 if ran.problem:
-                    failed.append(ran)
+                    failed += 1
                     typer.echo(f"failed: {ran.task}: {ran.problem}", err=True)
-        has_parquet = results.finish()
+        has_parquet = kept.finish()
     if not has_parquet:
         typer.echo(
             "note: tables are in JSON alone; for Parquet, pip install 'paged-core[lab]'", err=True
         )
     if failed:
-        typer.echo(f"{counted(len(failed), 'run')} failed; run this again to retry", err=True)
+        typer.echo(f"{counted(failed, 'run')} failed; run this again to retry", err=True)
     typer.echo(f"results in {folder}; to read them: paged-core lab report {folder}")
     return FAILED if failed else OK
 
 
-def beginning(plan: Plan, num_missing: int, workers: int | None) -> str:
+def beginning(study: Study, num_missing: int, workers: int | None) -> str:
     """Say what will be run, and how."""
-    parts = [str(plan)]
-    total = len(list(plan.tasks()))
-    if num_missing < total:
-        parts.append(f"{total - num_missing} done before")
-    if plan.is_real and workers == 1:
+    parts = [str(study)]
+    if num_missing < len(study):
+        parts.append(f"{len(study) - num_missing} done before")
+    if study.is_real and workers == 1:
         parts.append("one at a time, as they are timed on this machine")
-    elif plan.is_real:
+    elif study.is_real:
         parts.append(f"{workers} at a time, which share the machine: their times are no measure")
     elif workers != 1:
         parts.append(f"{workers or 'one for each core of the cluster'} at a time")
@@ -267,24 +273,20 @@ def search_command(
     base. Settings are those of the file alone.
     """
     refuse_settings(given, STUDY_FILE)
-    search = read_search(file)
-    arms = arms_of(search, file, given.registry)
+    search, arms = read_search(file, given.registry)
     planned = planned_rungs(search, len(arms))
-    total = num_runs(search, planned)
+    total = most_runs(search, planned)
     typer.echo(f"up to {total} runs: {', then '.join(map(str, planned))}", err=True)
-    if note := block_size_note(one.settings for one in arms):
-        typer.echo(note, err=True)
-    all_of_cluster = ray is not None and workers is None
-    count = None if all_of_cluster else num_workers(total, workers, is_real=False)
-    with (
-        open_runner(given.registry, workers=count, cluster=ray) as runner,
-        progress(total, "searching") as advance,
+    count = num_workers(total, workers, is_real=False, cluster=ray)
+    with _running(*(given.registry, arms, total, "searching"), workers=count, cluster=ray) as (
+        runner,
+        advance,
     ):
         found = run_search(search, arms, runner, advance)
     if output is not None:
-        write_json(output, document(found))
+        write_json(output, search_document(found))
     if as_json:
-        print_json(document(found))
+        print_json(search_document(found))
     else:
         print_search(found)
 
@@ -318,12 +320,8 @@ def report_command(
     printed too.
     """
     from paged_plugins.block_history import BlockHistory
-    from paged_plugins.lab.commands.options import chosen_measures
-    from paged_plugins.lab.measures import MEASURES
     from paged_plugins.lab.report import write_html, write_markdown
     from paged_plugins.lab.results.load_results import load_results
-    from paged_plugins.lab.statistics.differences import differences
-    from paged_plugins.lab.statistics.sentences import sentences
 
     results = load_results(folder)
     measures = chosen_measures(measure, results.slo) or list(MEASURES)
@@ -334,7 +332,7 @@ def report_command(
         write_markdown(results, markdown, measures=measures)
     if html is not None:
         write_html(results, html, measures=measures, blocks=blocks)
-    for sentence in sentences(results, differences(results, measures=measures)):
+    for sentence in Conclusions.of(results, measures).sentences:
         typer.echo(sentence)
     for path in filter(None, (markdown, html)):
         typer.echo(f"wrote {path}")

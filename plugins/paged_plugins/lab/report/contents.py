@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import isfinite
@@ -12,9 +12,15 @@ from paged_plugins.counted import counted
 from paged_plugins.lab.measures import MEASURES, Measure
 from paged_plugins.lab.report.origin import Origin, notes, origin
 from paged_plugins.lab.results.results import Results
-from paged_plugins.lab.statistics.differences import Difference, differences
-from paged_plugins.lab.statistics.sentences import answers, arm_sentences, is_better
-from paged_plugins.lab.statistics.wording import change_text, interval_text, listed, value_text
+from paged_plugins.lab.statistics.differences import Difference
+from paged_plugins.lab.statistics.phrases import (
+    Phrase,
+    change_text,
+    interval_text,
+    listed,
+    value_text,
+)
+from paged_plugins.lab.statistics.sentences import Conclusions
 from paged_plugins.lab.study.arms import Arm
 
 
@@ -97,7 +103,7 @@ class Cell:
     """``[low, high]``; empty: there is one seed."""
     verdict: Verdict
     """Empty: it did not move."""
-    equal: bool
+    is_equal: bool
     """In every seed."""
 
 
@@ -129,14 +135,16 @@ class DifferenceTable:
     equal: Sequence[Row]
     """Measures that are equal in all arms and seeds; they are in no topic."""
 
+    @property
+    def equal_text(self) -> str:
+        """Name these, with their values."""
+        rows = "; ".join(f"{row.title} {row.base}" for row in self.equal)
+        told = Phrase.EQUAL_IN_ALL.format(measures=rows)
+        return told[0].upper() + told[1:]
+
 
 Found = Mapping[tuple[str, str, str], Difference]
 """Differences by arm, workload and measure."""
-
-
-def by_place(differences: Iterable[Difference]) -> Found:
-    """Return differences by arm, workload and measure."""
-    return {(each.arm, each.workload, each.measure): each for each in differences}
 
 
 def difference_table(
@@ -149,7 +157,7 @@ def difference_table(
         row = _row(found, family, workload, measure)
         if row is None:
             continue
-        if all(cell is not None and cell.equal for cell in row.cells):
+        if all(cell is not None and cell.is_equal for cell in row.cells):
             equal.append(row)
         else:
             topics[_topic(measure.name)].append(row)
@@ -165,7 +173,7 @@ def verdict(difference: Difference) -> Verdict:
     """Return which way a measure moved, if it did."""
     if not difference.moved:
         return ""
-    better = is_better(difference)
+    better = difference.is_better
     return "differs" if better is None else "better" if better else "worse"
 
 
@@ -194,7 +202,7 @@ def _cell(difference: Difference) -> Cell:
         change=change_text(difference),
         interval=interval_text(difference) if isfinite(difference.low) else "",
         verdict=verdict(difference),
-        equal=difference.low == difference.change == difference.high == 0,
+        is_equal=difference.is_equal,
     )
 
 
@@ -230,17 +238,15 @@ def contents(results: Results, measures: Collection[str], confidence: float = 0.
     Args:
         measures: names of those that are compared.
     """
-    different = differences(results, confidence, measures=measures)
-    found = by_place(different)
+    told = Conclusions.of(results, measures, confidence)
+    found = {(each.arm, each.workload, each.measure): each for each in told.differences}
     kinds = families(results, _MOST_COLUMNS)
-    told = answers(results, different, confidence)
-    arms = arm_sentences(results, different, confidence)
     return Contents(
         title=_title(results, kinds),
-        scope=_scope(results, different),
-        answers=told or arms,
-        arms=arms if told else (),
-        notes=list(notes(results, confidence, len(different))),
+        scope=_scope(results, told.differences),
+        answers=told.answers or told.arms,
+        arms=told.arms if told.answers else (),
+        notes=list(notes(results, confidence, len(found))),
         tables=_tables(results, kinds, found, lambda measure: measure.shown),
         full_tables=_tables(results, kinds, found, lambda measure: True),
         origin=origin(results),
@@ -271,8 +277,8 @@ def _title(results: Results, kinds: Sequence[Family]) -> str:
     where = f" on {listed(results.workloads)}" if len(results.workloads) in {1, 2} else ""
     named = [axis for axis in axes if axis]
     if named and len(named) == len(axes) <= 3:
-        return f"What does changing {listed(named)} do{where}?"
-    return f"What do {len(results.arms)} arms differ in{where}?"
+        return Phrase.WHAT_CHANGES.format(axes=listed(named), where=where)
+    return Phrase.WHAT_DIFFERS.format(num_arms=len(results.arms), where=where)
 
 
 def _scope(results: Results, different: Sequence[Difference]) -> str:
@@ -281,6 +287,6 @@ def _scope(results: Results, different: Sequence[Difference]) -> str:
         counted(len(results.workloads), "workload"),
         counted(len(results.seeds), "seed"),
         counted(len(results.runs), "run"),
-        f"{sum(each.moved for each in different):,} of {len(different):,} differences moved",
+        Phrase.NUM_MOVED.format(moved=sum(each.moved for each in different), total=len(different)),
     )
     return " · ".join(parts)

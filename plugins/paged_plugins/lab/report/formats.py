@@ -113,8 +113,7 @@ def _table(table: DifferenceTable) -> Iterator[str]:
     if table.topics:
         yield from _rows(table)
     if table.equal:
-        equal = "; ".join(f"{row.title} {row.base}" for row in table.equal)
-        yield from (*([""] if table.topics else []), f"Equal in all arms: {escaped(equal)}.")
+        yield from (*([""] if table.topics else []), escaped(f"{table.equal_text}."))
 
 
 def _rows(table: DifferenceTable) -> Iterator[str]:

@@ -13,6 +13,8 @@ from paged_core.cli.output import show
 from paged_plugins.counted import counted
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.differences import minimum_seeds
+from paged_plugins.lab.statistics.phrases import Phrase
+from paged_plugins.lab.tasks.task import SIMULATED
 
 _LEFT_OUT = frozenset({"format", "arms", "runs", "seeds", "slo", "started", "finished"})
 """Keys of a manifest that are told elsewhere, or differ between runs with equal results."""
@@ -92,50 +94,17 @@ def notes(results: Results, confidence: float, num_differences: int) -> Iterator
     num_seeds = len(results.seeds)
     missing = len(results.arms) * len(results.workloads) * num_seeds - len(results.runs)
     if missing:
-        yield (
-            f"{counted(missing, 'run')} failed or were left out: a difference is of the seeds that"
-            " both arms have."
-        )
-    yield (
-        f"Every arm served the same requests with the same {counted(num_seeds, 'seed')}. A"
-        " difference is taken within each seed, then averaged."
-    )
-    if told := _simulation(results):
-        yield told
-    if num_seeds < 2:
-        yield "One seed bounds nothing: there are no intervals, and no claim is made."
-    else:
-        yield _interval(confidence, num_differences)
-        yield _claim(num_seeds, minimum_seeds(confidence))
-
-
-def _interval(confidence: float, num_differences: int) -> str:
-    percent = f"{100 * confidence:g}%"
-    return (
-        f"[low, high] is the {percent} confidence interval of a difference, by a bootstrap over"
-        f" seeds. It is corrected for the number of comparisons: with {percent} confidence all"
-        f" {num_differences:,} intervals of this report hold at once."
-    )
-
-
-def _claim(num_seeds: int, enough: int) -> str:
-    if num_seeds < enough:
-        return f"A claim needs {enough} seeds: with {num_seeds}, nothing is said to have moved."
-    return (
-        "A measure has moved if its interval leaves out 0; then it is called better or worse, and"
-        " set in bold. One that has not moved need not be equal: the interval says how large a"
-        " difference may have been missed."
-    )
-
-
-def _simulation(results: Results) -> str:
-    """Return where simulated times come from; empty: they are real, or nothing is known of it."""
+        yield Phrase.MISSING_RUNS.format(runs=counted(missing, "run"))
+    yield Phrase.SAME_REQUESTS.format(seeds=counted(num_seeds, "seed"))
     settings = results.manifest.get("settings", {}).get(results.arms[0].label, {})
-    if settings.get("executor", {}).get("name") != "simulated":
-        return ""
-    model = settings.get("cost_model") or {}
-    options = ", ".join(f"{key} {show(value)}" for key, value in model.items() if key != "name")
-    return (
-        f"Times are those of a simulation: a step takes what cost model {model.get('name')}"
-        f" ({options}) predicts. Intervals are of the draw of requests, not of the prediction."
-    )
+    if settings.get("executor", {}).get("name") == SIMULATED:
+        model = settings.get("cost_model") or {}
+        options = [f"{key} {show(value)}" for key, value in model.items() if key != "name"]
+        yield Phrase.SIMULATED.format(model=model.get("name"), options=", ".join(options))
+    if num_seeds < 2:
+        yield Phrase.NO_INTERVALS
+        return
+    yield Phrase.INTERVALS.format(percent=100 * confidence, num_differences=num_differences)
+    enough = minimum_seeds(confidence)
+    claim = Phrase.NO_CLAIM if num_seeds < enough else Phrase.CLAIM
+    yield claim.format(enough=enough, num_seeds=num_seeds)

@@ -9,48 +9,38 @@ from typing import Any
 
 from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.results.results import Results
-from paged_plugins.lab.statistics.differences import Difference, differences, minimum_seeds
-from paged_plugins.lab.statistics.sentences import sentences
-from paged_plugins.lab.statistics.wording import change_text, change_unit, interval_text, value_text
+from paged_plugins.lab.statistics.differences import Difference, minimum_seeds
+from paged_plugins.lab.statistics.phrases import (
+    Phrase,
+    change_text,
+    change_unit,
+    interval_text,
+    value_text,
+)
+from paged_plugins.lab.statistics.sentences import Conclusions
 from paged_plugins.lab.study.arms import Arm, setting_text, settings_text
 
-CONFIDENCE = 0.95
 
-
-@dataclass(frozen=True)
-class Findings:
-    """What the results of a comparison say."""
-
-    results: Results
-    differences: Sequence[Difference]
-    sentences: Sequence[str]
-
-    @classmethod
-    def of(cls, results: Results, measures: Sequence[str]) -> Findings:
-        """Return the findings in some measures."""
-        found = differences(results, CONFIDENCE, measures=measures)
-        return cls(results, found, sentences(results, found, CONFIDENCE))
-
-    def document(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        names = dict.fromkeys(each.measure for each in self.differences)
-        return {
-            "workload": self.results.workloads[0],
-            "seeds": list(self.results.seeds),
-            "confidence": CONFIDENCE,
-            "minimum_seeds": minimum_seeds(CONFIDENCE),
-            "arms": [
-                {"arm": arm.label, "changes": dict(arm.changes), "compared_with": arm.compared_with}
-                for arm in self.results.arms
-            ],
-            "measures": {name: _described(name) for name in names},
-            "differences": [_difference(each) for each in self.differences],
-            "sentences": list(self.sentences),
-            "runs": [
-                {"arm": run.arm, "seed": run.seed, "measures": dict(run.measures)}
-                for run in self.results.runs
-            ],
-        }
+def document(found: Conclusions) -> dict[str, Any]:
+    """Return all conclusions of a comparison as plain data."""
+    results = found.results
+    return {
+        "workload": results.workloads[0],
+        "seeds": list(results.seeds),
+        "confidence": found.confidence,
+        "minimum_seeds": minimum_seeds(found.confidence),
+        "arms": [
+            {"arm": arm.label, "changes": dict(arm.changes), "compared_with": arm.compared_with}
+            for arm in results.arms
+        ],
+        "measures": {each.measure: _described(each.measure) for each in found.differences},
+        "differences": [_difference(each) for each in found.differences],
+        "sentences": found.sentences,
+        "runs": [
+            {"arm": run.arm, "seed": run.seed, "measures": dict(run.measures)}
+            for run in results.runs
+        ],
+    }
 
 
 def _described(name: str) -> dict[str, Any]:
@@ -106,13 +96,13 @@ def table_lines(results: Results, differences: Sequence[Difference], width: int)
     if equal := [MEASURES[name].title for name in shown if name not in moving]:
         if moving:
             yield ""
-        yield f"equal in all arms: {', '.join(equal)}"
+        yield Phrase.EQUAL_IN_ALL.format(measures=", ".join(equal))
 
 
 def _is_equal(name: str, differences: Sequence[Difference]) -> bool:
     """Say whether no arm changes a measure in any seed, so that a column of it says nothing."""
     own = (each for each in differences if each.measure == name)
-    return all(each.low == each.high == 0 for each in own)
+    return all(each.is_equal for each in own)
 
 
 def _references(results: Results, workload: str) -> Iterator[tuple[Arm, str]]:
@@ -151,8 +141,7 @@ def _rows(
 
 def _interval(difference: Difference) -> str:
     """Nothing, where the arms are equal in every seed."""
-    is_equal = difference.low == difference.high == 0
-    return "" if is_equal else interval_text(difference) + _NOT_CLAIMED
+    return "" if difference.is_equal else interval_text(difference) + _NOT_CLAIMED
 
 
 def _compared_with(results: Results, label: str) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -46,48 +45,34 @@ def load_results(folder: Path) -> Results:
             f"--output {folder}`"
         )
     rows = _read(folder / RUNS, TypeAdapter(list[_Measured]))
-    keys = {(run.arm, run.workload, run.seed): run.key for run in manifest.runs}
-    labels, names = (
-        [arm.label for arm in manifest.arms],
-        [_name(each) for each in manifest.workloads],
-    )
+    entries = {run.place: run for run in manifest.runs}
+    labels = [arm.label for arm in manifest.arms]
+    names = [str(workload.get("name", "")) for workload in manifest.workloads]
+    measured: dict[tuple[str, str, int], dict[str, float]] = {}
     for row in rows:
         if row.arm not in labels or row.workload not in names or row.measure not in MEASURES:
             raise SettingsError(f"{folder / RUNS} is damaged: {MANIFEST} knows nothing of {row}")
+        measured.setdefault((row.arm, row.workload, row.seed), {})[row.measure] = row.value
 
     def record(arm: str, workload: str, seed: int) -> RunRecord | None:
-        key = keys.get((arm, workload, seed))
-        path = key and record_path(folder / RECORDS, key)
+        entry = entries.get((arm, workload, seed))
+        path = entry and record_path(folder / RECORDS, entry.key)
         return read_record(path) if path and path.is_file() else None
+
+    def result(place: tuple[str, str, int], found: dict[str, float]) -> RunResult:
+        (arm, workload, seed), entry = place, entries.get(place)
+        failure = None if entry is None else entry.failure
+        return RunResult(arm=arm, workload=workload, seed=seed, measures=found, failure=failure)
 
     return Results(
         arms=manifest.arms,
         workloads=names,
         seeds=manifest.seeds,
-        runs=list(_runs(rows, manifest)),
+        runs=[result(place, found) for place, found in measured.items()],
         slo=manifest.slo,
         manifest=manifest.model_dump(mode="json"),
         record=record,
     )
-
-
-def _name(workload: Mapping[str, Any]) -> str:
-    return str(workload.get("name", ""))
-
-
-def _runs(rows: Iterable[_Measured], manifest: Manifest) -> Iterable[RunResult]:
-    failures = {(run.arm, run.workload, run.seed): run.failure for run in manifest.runs}
-    measured: dict[tuple[str, str, int], dict[str, float]] = {}
-    for row in rows:
-        measured.setdefault((row.arm, row.workload, row.seed), {})[row.measure] = row.value
-    for (arm, workload, seed), found in measured.items():
-        yield RunResult(
-            arm=arm,
-            workload=workload,
-            seed=seed,
-            measures=found,
-            failure=failures.get((arm, workload, seed)),
-        )
 
 
 def _read(path: Path, kind: TypeAdapter[_Read]) -> _Read:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import ConfigDict, ValidationError
 
@@ -15,9 +14,8 @@ from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_plugins.lab.results.tables import PARTIAL, write_bytes
 from paged_plugins.lab.runs.run_record import RunRecord
-from paged_plugins.lab.study.study import SIMULATED, Strict
-from paged_plugins.lab.tasks.task import Task, code_digest, digest, file_digest, files_in
-from paged_plugins.machine import cpu_model
+from paged_plugins.lab.study.study import Strict
+from paged_plugins.lab.tasks.task import Task, TaskDigests
 
 _SUFFIX = ".json.gz"
 _MAX_SIZE = 2**31
@@ -44,42 +42,27 @@ class RunStore:
 
     def __init__(self, folder: Path, registry: Registry) -> None:
         self._folder = folder
-        self._code = code_digest(registry)
-        self._digests: dict[Path, str] = {}
-        """Of files that runs read, which do not change meanwhile."""
-        folder.mkdir(exist_ok=True)
-
-    def key(self, task: Task) -> str:
+        self.key = TaskDigests(registry).of
         """Return what a run depends on, as a digest: equal ones have equal results."""
-        parts: dict[str, Any] = {
-            "settings": task.settings.model_dump(mode="json"),
-            "workload": task.workload.written(),
-            "seed": task.seed,
-            "code": self._code,
-            "files": [self._file_digest(path) for path in sorted({*_inputs(task)})],
-        }
-        if task.settings.executor.name != SIMULATED:
-            parts["machine"] = cpu_model()
-        return digest(parts)
+        folder.mkdir(exist_ok=True)
 
     def __contains__(self, key: str) -> bool:
         """Whether there is a record of this key that can be read."""
-        try:
-            self.read(key)
-        except SettingsError:
-            return False
-        return True
+        return self.read(key) is not None
 
     def write(self, key: str, task: Task, record: RunRecord) -> None:
         """Keep a record."""
         ordered = replace(record, token_gaps=dict(sorted(record.token_gaps.items())))
         run = _Run(arm=task.arm, workload=task.workload.name, seed=task.seed, record=ordered)
         packed = gzip.compress(run.model_dump_json().encode(), compresslevel=4, mtime=0)
-        write_bytes(self._path(key), packed)
+        write_bytes(record_path(self._folder, key), packed)
 
-    def read(self, key: str) -> RunRecord:
-        """Return a record; SettingsError if its file is missing or damaged."""
-        return read_record(self._path(key))
+    def read(self, key: str) -> RunRecord | None:
+        """Return a record; ``None``: its file is missing or damaged."""
+        try:
+            return read_record(record_path(self._folder, key))
+        except SettingsError:
+            return None
 
     def keep_only(self, keys: Collection[str]) -> None:
         """Remove all other records, which older code or settings made, and unfinished files."""
@@ -87,20 +70,6 @@ class RunStore:
             known = path.name.endswith((_SUFFIX, PARTIAL))
             if known and path.name.removesuffix(_SUFFIX) not in keys:
                 path.unlink(missing_ok=True)
-
-    def _file_digest(self, path: Path) -> str:
-        if path not in self._digests:
-            self._digests[path] = file_digest(path)
-        return self._digests[path]
-
-    def _path(self, key: str) -> Path:
-        return record_path(self._folder, key)
-
-
-def _inputs(task: Task) -> Iterator[Path]:
-    """Yield the files that a run reads; those of observers are written."""
-    yield from files_in({key: part for key, part in task.settings if key != "observers"})
-    yield from files_in(task.workload)
 
 
 def record_path(folder: Path, key: str) -> Path:

@@ -12,7 +12,7 @@ import yaml
 from paged_core.cli.output import print_table
 from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.search.search import SearchResult
-from paged_plugins.lab.statistics.wording import change_text, interval_text, value_text
+from paged_plugins.lab.statistics.phrases import Phrase, change_text, interval_text, value_text
 from paged_plugins.lab.study.arms import BASE
 
 
@@ -41,12 +41,12 @@ def _put(made: dict[str, Any], key: str, value: Any) -> None:
 def print_search(found: SearchResult) -> None:
     """Print which axes mattered, the finalists, the verdict, and the winner's settings."""
     for label, problem in found.problems.items():
-        typer.echo(f"left out: {label}: {problem}", err=True)
+        typer.echo(Phrase.LEFT_OUT.format(arm=label, problem=problem), err=True)
     title = MEASURES[found.search.objective].title
     _print_effects(found, title)
     workloads = [workload.name for workload in found.search.workloads]
     print_table(
-        f"Finalists with {len(found.results.seeds)} fresh seeds, by {title}",
+        Phrase.FINALISTS.format(num_seeds=len(found.results.seeds), measure=title),
         ("arm", *(column for name in workloads for column in (name, "against the base"))),
         [_row(found, one.arm.label, workloads) for one in found.finalists],
     )
@@ -57,14 +57,15 @@ def print_search(found: SearchResult) -> None:
 def _print_effects(found: SearchResult, title: str) -> None:
     """Print which axes mattered, if any did."""
     if len(set(found.rounds[0].scores.values())) == 1:
-        typer.echo(f"No axis mattered: all combinations have the same {title}.\n")
+        typer.echo(Phrase.NO_AXIS_MATTERED.format(measure=title))
         return
     print_table(
-        f"Which axes mattered: share of the variance of {title}",
+        Phrase.AXES.format(measure=title),
         ("axis", "share", "mean by value"),
         [(one.axis, f"{100 * one.share:.0f}%", _means(found, one.means)) for one in found.effects],
     )
-    typer.echo(f"axes together, and chance: {100 * _rest(found):.0f}%\n")
+    rest = max(0.0, 1.0 - sum(one.share for one in found.effects))
+    typer.echo(Phrase.REST.format(percent=100 * rest))
 
 
 def _row(found: SearchResult, label: str, workloads: Sequence[str]) -> list[str]:
@@ -76,14 +77,11 @@ def verdict(found: SearchResult) -> str:
     """Return what was found, in a sentence."""
     label, best = found.winner.arm.label, found.finalists[0].arm.label
     if label == best == BASE:
-        return "With fresh seeds, nothing that was found is better than the base."
+        return Phrase.NONE_BETTER
     if label == BASE:
-        return (
-            f"{best} came first, but fresh seeds cannot tell it from the base: "
-            f"{_changes(found, best)}."
-        )
-    which = "" if found.is_better else " in the mean over the workloads"
-    return f"With fresh seeds, {label} is better than the base{which}: {_changes(found, label)}."
+        return Phrase.NOT_TOLD_APART.format(arm=best, changes=_changes(found, best))
+    where = "" if found.is_better else Phrase.IN_THE_MEAN
+    return Phrase.BETTER.format(arm=label, where=where, changes=_changes(found, label))
 
 
 def _changes(found: SearchResult, label: str) -> str:
@@ -168,7 +166,3 @@ def _means(found: SearchResult, means: Mapping[str, float]) -> str:
     return ", ".join(
         f"{value}: {value_text(search.objective, search.sign * mean)}" for value, mean in ordered
     )
-
-
-def _rest(found: SearchResult) -> float:
-    return max(0.0, 1.0 - sum(one.share for one in found.effects))

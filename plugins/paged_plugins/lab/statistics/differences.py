@@ -154,6 +154,19 @@ class Difference:
     compared_with: str = BASE
     """Label of the arm that has ``base``."""
 
+    @property
+    def is_equal(self) -> bool:
+        """Whether the arms are equal in every seed."""
+        return self.low == self.high == 0
+
+    @property
+    def is_better(self) -> bool | None:
+        """Whether the change is for the better; ``None``: it is neither better nor worse."""
+        better = MEASURES[self.measure].better
+        if better is None or self.change == 0:
+            return None
+        return (self.change > 0) is (better == "higher")
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:

@@ -90,7 +90,7 @@ def _timelines(results: Results, contents: Contents) -> list[Gallery]:
 def _is_equal(contents: Contents, workload: str, arm: str) -> bool:
     """Whether an arm equals the one that it is compared with, in every measure and seed."""
     own = [each for place, each in contents.found.items() if place[:2] == (arm, workload)]
-    return bool(own) and all(each.low == each.change == each.high == 0 for each in own)
+    return bool(own) and all(each.is_equal for each in own)
 
 
 def _first_record(results: Results, arm: str, workload: str) -> RunRecord | None:

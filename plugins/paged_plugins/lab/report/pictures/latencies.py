@@ -24,7 +24,7 @@ from paged_plugins.lab.report.pictures.drawing import (
 )
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.runs.run_record import RequestRecord
-from paged_plugins.lab.statistics.wording import value_text
+from paged_plugins.lab.statistics.phrases import value_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
