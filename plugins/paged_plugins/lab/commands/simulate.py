@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.util import find_spec
 from os import times
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -18,7 +18,7 @@ from paged_core.cli.output import print_json, print_table
 from paged_core.errors import SettingsError
 from paged_core.settings import EngineSettings, Resolved
 from paged_plugins.counted import counted
-from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest, ReplicaTotals
+from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest
 from paged_plugins.lab.cluster.simulate_cluster import num_workers, router_options, simulate_cluster
 from paged_plugins.lab.commands.options import (
     AsJson,
@@ -29,17 +29,30 @@ from paged_plugins.lab.commands.options import (
     executor_layer,
 )
 from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures
+from paged_plugins.lab.results.tables import parquet_table, row_values
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.statistics.phrases import value_text
+from paged_plugins.lab.tasks.task import SIMULATED
 from paged_plugins.output_file import unwritable
 from paged_plugins.output_option import check_writable
 from paged_plugins.progress import counting
 from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 
-_ROWS = 10_000
-"""That are gathered before they are written to Parquet, which keeps columns."""
+_EXTREMES = 3
+"""Replicas that are shown of each end."""
+_OF_REPLICAS = {
+    "replica_jain": "Jain index of replicas",
+    "replica_max_over_mean": "busiest replica over mean",
+}
+"""Measures that clusters alone have."""
+_MEMORY = {
+    "held_share": "states of tokens",
+    "reserved_share": "reserved for tokens to come",
+    "internal_share": "internal fragmentation",
+    "external_share": "external fragmentation",
+}
 
 
 @contextmanager
@@ -54,82 +67,42 @@ def request_log(path: Path | None) -> Iterator[OnRequest]:
     """
     if path is None:
         yield lambda request, replica: None
-        return
-    open_log = _parquet_log if path.suffix == ".parquet" else _json_log
-    try:
-        with open_log(path) as write:
-            yield write
-    except OSError as error:
-        raise unwritable(path, error) from error
+    elif path.suffix == ".parquet":
+        if find_spec("pyarrow") is None:
+            raise SettingsError(
+                "a Parquet file needs pyarrow, which is not installed; pip install "
+                "'paged-core[lab]', or name a file that ends with .jsonl"
+            )
+        columns = {"replica": int, **get_type_hints(RequestRecord)}
+        with parquet_table(path, columns, num_rows=10_000) as extend:
+            yield lambda request, replica: extend([(replica, *row_values(request))])
+    else:
+        try:
+            with path.open("w", encoding="utf-8") as file:
+                yield lambda request, replica: print(
+                    json.dumps({"replica": replica, **asdict(request)}), file=file
+                )
+        except OSError as error:
+            raise unwritable(path, error) from error
 
 
-@contextmanager
-def _json_log(path: Path) -> Iterator[OnRequest]:
-    with path.open("w", encoding="utf-8") as file:
-        yield lambda request, replica: print(json.dumps(_log_row(request, replica)), file=file)
-
-
-@contextmanager
-def _parquet_log(path: Path) -> Iterator[OnRequest]:
-    arrow, parquet = _pyarrow()
-    schema = _schema(arrow)
-    writer = parquet.ParquetWriter(path, schema)
-    rows: list[dict[str, Any]] = []
-
-    def flush() -> None:
-        writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
-        rows.clear()
-
-    def write(request: RequestRecord, replica: int) -> None:
-        rows.append(_log_row(request, replica))
-        if len(rows) >= _ROWS:
-            flush()
-
-    with writer:
-        yield write
-        flush()
-
-
-def _log_row(request: RequestRecord, replica: int) -> dict[str, Any]:
-    return {"replica": replica, **asdict(request)}
-
-
-def _schema(arrow: ModuleType) -> Any:
-    text, whole, seconds = arrow.string(), arrow.int64(), arrow.float64()
-    types = {"float": seconds, "float | None": seconds, "int": whole, "str": text}
-    fields = RequestRecord.__dataclass_fields__.values()
-    return arrow.schema(
-        [("replica", whole), *((field.name, types[str(field.type)]) for field in fields)]
-    )
-
-
-def _pyarrow() -> tuple[ModuleType, ModuleType]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise SettingsError(
-            "a Parquet file needs pyarrow, which is not installed; pip install 'paged-core[lab]', "
-            "or name a file that ends with .jsonl"
-        ) from error
-    return pyarrow, pyarrow.parquet
-
-
-_EXTREMES = 3
-"""Replicas that are shown of each end."""
-_OF_REPLICAS = {
-    "replica_jain": "Jain index of replicas",
-    "replica_max_over_mean": "busiest replica over mean",
-}
-
-
-def cluster_document(record: ClusterRecord, router: str) -> dict[str, Any]:
-    """Return the record of a run as JSON has it."""
+def _cluster_document(record: ClusterRecord, router: str) -> dict[str, Any]:
+    """Return the record of a run of a cluster as JSON has it."""
     return {
         "router": router,
         "requests": record.num_served + record.num_failed,
         "measures": record.measures(),
-        "replicas": [_replica(each) for each in record.replicas],
+        "replicas": [
+            {
+                "requests": each.num_requests,
+                "generated_tokens": each.num_generated,
+                "prompt_tokens": each.num_prompt,
+                "cached_tokens": each.num_cached,
+                "steps": each.num_steps,
+                "busy_seconds": each.busy_seconds,
+            }
+            for each in record.replicas
+        ],
         "timeline": [
             {
                 "time": sample.time,
@@ -144,117 +117,73 @@ def cluster_document(record: ClusterRecord, router: str) -> dict[str, Any]:
     }
 
 
-def print_cluster(what: str, record: ClusterRecord, router: str, seconds: float) -> None:
-    """Print the record of a run.
-
-    Args:
-        what: the workload and the seed.
-        seconds: that the simulation took.
-    """
-    number = record.num_served + record.num_failed
-    replicas = counted(len(record.replicas), "replica")
-    title = f"{what}: {number:,} requests on {replicas} behind {router}"
-    if record.num_served:
-        title += f", {value_text('makespan_s', record.elapsed)} in {seconds:.1f} s"
-    typer.echo(title)
-    if record.num_failed:
-        failed = counted(record.num_failed, "request")
-        typer.echo(f"{failed} failed, the first: {record.failure}")
+def _print_cluster(title: str, record: ClusterRecord, took: str) -> None:
+    """Print the record of a run of a cluster."""
+    _print_head(title, took, record.num_served, record.num_failed, record.failure)
     if not record.num_served:
         return  # there is nothing to measure
     if record.num_failed:
         typer.echo("TTFT, TPOT, completion and queueing are those of the other requests")
-    print_table("", ["measure", "value"], _measure_rows(record))
+    _print_measures(record.measures())
     typer.echo("Replicas by generated tokens, the most first")
     columns = ["replica", "requests", "generated tokens", "hit rate", "busy"]
     print_table("", columns, _replica_rows(record))
 
 
-def _measure_rows(record: ClusterRecord) -> Iterator[Sequence[str]]:
-    for name, value in record.measures().items():
-        if name in MEASURES:
-            yield MEASURES[name].title, value_text(name, value)
-        else:
-            yield _OF_REPLICAS[name], f"{value:.3f}"
-
-
 def _replica_rows(record: ClusterRecord) -> Iterator[Sequence[str]]:
-    replicas, elapsed = record.replicas, record.elapsed
-    order = sorted(range(len(replicas)), key=lambda number: -replicas[number].num_generated)
-    shown = order
-    if len(order) > 2 * _EXTREMES:
-        shown = [*order[:_EXTREMES], *order[-_EXTREMES:]]
-    for place, number in enumerate(shown):
-        if place == _EXTREMES and len(shown) < len(order):
-            yield "...", "", "", "", ""
-        each = replicas[number]
-        yield (
+    def percent(part: float, whole: float) -> str:
+        return f"{100 * part / whole:.1f}%" if whole else "-"
+
+    rows = [
+        (
             str(number),
             f"{each.num_requests:,}",
             f"{each.num_generated:,}",
-            _percent(each.num_cached, each.num_prompt),
-            _percent(each.busy_seconds, elapsed),
+            percent(each.num_cached, each.num_prompt),
+            percent(each.busy_seconds, record.elapsed),
         )
+        for number, each in sorted(
+            enumerate(record.replicas), key=lambda pair: -pair[1].num_generated
+        )
+    ]
+    if len(rows) > 2 * _EXTREMES:
+        rows[_EXTREMES:-_EXTREMES] = [("...", "", "", "", "")]
+    yield from rows
 
 
-def _replica(totals: ReplicaTotals) -> dict[str, Any]:
-    return {
-        "requests": totals.num_requests,
-        "generated_tokens": totals.num_generated,
-        "prompt_tokens": totals.num_prompt,
-        "cached_tokens": totals.num_cached,
-        "steps": totals.num_steps,
-        "busy_seconds": totals.busy_seconds,
-    }
+def _print_run(title: str, record: RunRecord, found: dict[str, float], took: str) -> None:
+    """Print the measures of a run of one engine."""
+    num_failed = int(found["failed"])
+    num_served = len(record.requests) - num_failed
+    _print_head(title, took, num_served, num_failed, record.failure)
+    if not num_served:
+        return  # there is nothing to measure
+    _print_measures(found)
+    last = record.steps[-1] if record.steps else None
+    num_blocks, size = (last.num_blocks, last.block_size) if last else (0, 0)
+    typer.echo(f"Memory while busy, of {num_blocks:,} blocks of {size} tokens")
+    shares = {use: found[name] for name, use in _MEMORY.items()}
+    shares["free"] = max(0.0, 1 - sum(shares.values()))
+    print_table("", ["use", "share"], [[use, f"{100 * each:.1f}%"] for use, each in shares.items()])
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f}%" if whole else "-"
-
-
-def print_run(
-    what: str, settings: EngineSettings, record: RunRecord, found: dict[str, float], seconds: float
+def _print_head(
+    title: str, took: str, num_served: int, num_failed: int, failure: str | None
 ) -> None:
-    """Print the measures of a run.
-
-    Args:
-        what: the workload and the seed.
-        seconds: that the simulation took.
-    """
-    num_failed, num_requests = int(found["failed"]), len(record.requests)
-    title = f"{what}: {num_requests:,} requests on executor {settings.executor.name}"
-    if settings.executor.name == "simulated" and num_failed < num_requests:
-        title += f", {value_text('makespan_s', found['makespan_s'])} in {seconds:.1f} s"
-    typer.echo(title)
+    typer.echo(title + took if num_served else title)
     if num_failed:
-        typer.echo(f"{counted(num_failed, 'request')} failed, the first: {record.failure}")
-    if num_failed == num_requests:
-        return  # nothing was served, so there is nothing to measure
-    shares = ("held_share", "reserved_share", "internal_share", "external_share")
+        typer.echo(f"{counted(num_failed, 'request')} failed, the first: {failure}")
+
+
+def _print_measures(found: dict[str, float]) -> None:
     rows = [
         [MEASURES[name].title, value_text(name, value)]
+        if name in MEASURES
+        else [_OF_REPLICAS[name], f"{value:.3f}"]
         for name, value in found.items()
-        if name not in shares
+        if name not in _MEMORY
     ]
     print_table("", ["measure", "value"], rows)
-    size = settings.block_size
-    typer.echo(f"Memory while busy, of {_num_blocks(record):,} blocks of {size} tokens")
-    print_table("", ["use", "share"], _memory_rows(found))
-
-
-def _num_blocks(record: RunRecord) -> int:
-    return record.steps[-1].num_blocks if record.steps else 0
-
-
-def _memory_rows(found: dict[str, float]) -> list[list[Any]]:
-    parts = {
-        "states of tokens": found["held_share"],
-        "reserved for tokens to come": found["reserved_share"],
-        "internal fragmentation": found["internal_share"],
-        "external fragmentation": found["external_share"],
-    }
-    parts["free"] = max(0.0, 1 - sum(parts.values()))
-    return [[use, f"{100 * share:.1f}%"] for use, share in parts.items()]
 
 
 Seed = Annotated[int, typer.Option(min=0, help="Of the workload, and of the engine's own draws.")]
@@ -328,11 +257,12 @@ def simulate_command(
     seconds = _cpu_seconds() - started
     router = router_options(settings, resolved.registry).name
     if as_json:
-        head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
-        document = cluster_document(record, router)
-        print_json(head | document | {"cpu_seconds": round(seconds, 3)})
-    else:
-        print_cluster(f"{spec.name}, seed {seed}", record, router, seconds)
+        _print_json(spec, seed, settings, _cluster_document(record, router), seconds)
+        return
+    number = record.num_served + record.num_failed
+    where = f"{counted(len(record.replicas), 'replica')} behind {router}"
+    took = f", {value_text('makespan_s', record.elapsed)} in {seconds:.1f} s"
+    _print_cluster(f"{spec.name}, seed {seed}: {number:,} requests on {where}", record, took)
 
 
 def _check_log(path: Path | None, workload: str) -> None:
@@ -355,18 +285,20 @@ def _serve_alone(
     with counting("requests") as advance:
         record = run_workload(settings, resolved.registry, spec.build(), seed, advance=advance)
     seconds = _cpu_seconds() - started
-    found = measures(record, slo)
+    found, number = measures(record, slo), len(record.requests)
     if as_json:
-        print_json(
-            {
-                "workload": spec.written(),
-                "seed": seed,
-                "executor": settings.executor.name,
-                "requests": len(record.requests),
-                "measures": found,
-                "failure": record.failure,
-                "cpu_seconds": round(seconds, 3),
-            }
-        )
-    else:
-        print_run(f"{spec.name}, seed {seed}", settings, record, found, seconds)
+        document = {"requests": number, "measures": found, "failure": record.failure}
+        _print_json(spec, seed, settings, document, seconds)
+        return
+    name, took = settings.executor.name, ""
+    if name == SIMULATED:
+        took = f", {value_text('makespan_s', found['makespan_s'])} in {seconds:.1f} s"
+    title = f"{spec.name}, seed {seed}: {number:,} requests on executor {name}"
+    _print_run(title, record, found, took)
+
+
+def _print_json(
+    spec: WorkloadSpec, seed: int, settings: EngineSettings, document: dict[str, Any], took: float
+) -> None:
+    head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
+    print_json(head | document | {"cpu_seconds": round(took, 3)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -33,7 +33,6 @@ WIDTH = 340.0
 
 RC: dict[str, Any] = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "paged_core",
     "font.family": ["DejaVu Sans"],
     "font.size": 10.5,
     "text.parse_math": False,
@@ -111,10 +110,11 @@ def wrapped(label: str, width: int = 20) -> str:
 
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _NUMBER = re.compile(r"-?\d+\.\d{2,}")
-_REFERENCE = re.compile(r"url\(#([^)]+)\)")
+_REFERENCE = re.compile(rb"#([\w.-]+)")
 _SCALE = re.compile("scale|matrix")
 _FONT = re.compile("font-family: [^;]*; ")
 _DROPPED = ("metadata", "style")
+_ROUNDED = frozenset({"d", "x", "y", "width", "height", "transform", "points"})
 
 
 @contextmanager
@@ -142,78 +142,53 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
     """Return the ``<svg>`` element of a figure, under :func:`drawing`.
 
     Args:
-        name: a prefix of its ids, unique in the page.
+        name: unique in the page; its ids depend on it.
         label: what it shows, for screen readers; empty: it is mere decoration.
     """
+    from matplotlib import rc_context
+
     file = BytesIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(file, format="svg", transparent=True, metadata=nothing)
-    root = Xml.fromstring(file.getvalue())
-    _without_namespaces(root)
-    _without_extras(root)
-    _rename(root, name)
-    view = root.get("viewBox")
-    assert view is not None
+    with rc_context({"svg.hashsalt": name}):
+        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    written = file.getvalue()
+    root = Xml.fromstring(written)
+    _simplify(root, {found.decode() for found in _REFERENCE.findall(written)})
     accessible = {"role": "img", "aria-label": label} if label else {"aria-hidden": "true"}
-    root.attrib.clear()
-    root.attrib.update({"viewBox": view, **accessible})
-    return _in_the_colours_of_the_page(Xml.tostring(root, encoding="unicode"))
-
-
-def _without_namespaces(root: Xml.Element) -> None:
-    """Drop namespaces: the parser of HTML knows them."""
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-        for key in [key for key in element.attrib if key.startswith("{")]:
-            element.set(key.rpartition("}")[2], element.attrib.pop(key))
-
-
-def _without_extras(root: Xml.Element) -> None:
-    """Drop what shows nothing, and round numbers to tenths of a point."""
-    for parent in root.iter():
-        for child in [child for child in parent if _shows_nothing(child)]:
-            parent.remove(child)
-        if "style" in parent.attrib:  # the page has its own fonts
-            parent.set("style", _FONT.sub("", parent.attrib["style"]))
-        if parent.get("transform", "").startswith("rotate(-0 "):
-            del parent.attrib["transform"]
-        if parent.tag != "text":
-            parent.text = (parent.text or "").strip() or None
-        parent.tail = None
-        for key in ("d", "x", "y", "width", "height", "transform", "points"):
-            if key in parent.attrib and not _SCALE.search(parent.attrib[key]):
-                text = " ".join(parent.attrib[key].split())
-                parent.set(key, _NUMBER.sub(lambda found: f"{float(found[0]):.1f}", text))
-
-
-def _shows_nothing(element: Xml.Element) -> bool:
-    return element.tag in _DROPPED or element.get("style") == "fill: none"
-
-
-def _rename(root: Xml.Element, name: str) -> None:
-    """Keep the ids that are referred to, and make them unique in the page."""
-    texts = [value for element in root.iter() for value in element.attrib.values()]
-    used = {found for text in texts for found in _REFERENCE.findall(text)}
-    links = (element.get("href", "") for element in root.iter())
-    used |= {link[1:] for link in links if link.startswith("#")}
-    new = {old: f"{name}-{number}" for number, old in enumerate(sorted(used))}
-    for element in root.iter():
-        for key, value in list(element.attrib.items()):
-            if key == "id":
-                if value in new:
-                    element.set("id", new[value])
-                else:
-                    del element.attrib["id"]
-            elif key == "href" and value.startswith("#"):
-                element.set(key, f"#{new[value[1:]]}")
-            elif "url(#" in value:
-                element.set(key, _REFERENCE.sub(lambda found: f"url(#{new[found[1]]})", value))
-
-
-def _in_the_colours_of_the_page(svg: str) -> str:
+    root.attrib = {"viewBox": root.attrib["viewBox"], **accessible}
+    svg = Xml.tostring(root, encoding="unicode")
     for color, css in ((INK, "currentColor"), (FAINT, "var(--rule)"), (PAPER, "var(--paper)")):
         svg = svg.replace(color, css)
     return svg
+
+
+def _simplify(element: Xml.Element, referred: Collection[str]) -> None:
+    """Drop what shows nothing: namespaces, which the parser of HTML knows, ids that nothing refers
+    to, fonts, as the page has its own; and round numbers to tenths of a point.
+    """
+    for child in list(element):
+        if child.tag.endswith(_DROPPED) or child.get("style") == "fill: none":
+            element.remove(child)
+        else:
+            _simplify(child, referred)
+    attributes = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
+    element.attrib = {
+        key: _simple_value(key, value)
+        for key, value in attributes.items()
+        if not value.startswith("rotate(-0 ") and (key != "id" or value in referred)
+    }
+    element.tag = element.tag.rpartition("}")[2]
+    element.tail = None
+    if element.tag != "text":
+        element.text = (element.text or "").strip() or None
+
+
+def _simple_value(key: str, value: str) -> str:
+    if key == "style":
+        return _FONT.sub("", value)
+    if key in _ROUNDED and not _SCALE.search(value):
+        return _NUMBER.sub(lambda found: f"{float(found[0]):.1f}", " ".join(value.split()))
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +232,19 @@ class Gallery:
     def __bool__(self) -> bool:
         """Whether there is anything to see."""
         return any(group.pictures for group in self.groups)
+
+
+def new_axes(height: float) -> tuple[Figure, Any]:
+    """Return a figure of so many inches in height, and its axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH / 72, height))
+    return figure, figure.add_subplot()
+
+
+def picture(figure: Figure, name: str, title: str, description: str) -> Picture:
+    """Return what was drawn on a figure; ``name`` is unique in the page."""
+    return Picture(title=title, description=description, svg=inline_svg(figure, name, description))
 
 
 def legend(

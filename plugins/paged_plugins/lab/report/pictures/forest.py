@@ -15,12 +15,12 @@ from paged_plugins.lab.report.pictures.drawing import (
     PAPER,
     STYLES,
     VERMILLION,
-    WIDTH,
     Gallery,
     Picture,
     PictureGroup,
-    inline_svg,
     legend,
+    new_axes,
+    picture,
     printable,
     wrapped,
 )
@@ -87,8 +87,6 @@ def _rows(
 
 
 def _picture(name: str, measure: Measure, rows: Sequence[tuple[str, int, Difference]]) -> Picture:
-    from matplotlib.figure import Figure
-
     labels: dict[str, list[float]] = {}
     top = 0.0
     for arm, group in groupby(rows, key=lambda row: row[0]):
@@ -97,8 +95,7 @@ def _picture(name: str, measure: Measure, rows: Sequence[tuple[str, int, Differe
         middle = top + height / 2
         labels[arm] = [middle + _ROW * (each - (number - 1) / 2) for each in range(number)]
         top += height
-    figure = Figure(figsize=(WIDTH / 72, (58 + top) / 72))
-    axes = figure.add_subplot()
+    figure, axes = new_axes((58 + top) / 72)
     axes.axvline(0, color=INK, linewidth=1)
     for place, (_, number, difference) in zip(chain(*labels.values()), rows, strict=True):
         _draw(axes, place, number, difference)
@@ -116,7 +113,7 @@ def _picture(name: str, measure: Measure, rows: Sequence[tuple[str, int, Differe
     axes.set_title(measure.title, loc="left")
     moved = sum(difference.moved for _, _, difference in rows)
     text = f"{measure.title}: differences of {len(labels)} arms; {moved} of {len(rows)} moved"
-    return Picture(title=measure.title, description=text, svg=inline_svg(figure, name, f"{text}."))
+    return picture(figure, name, measure.title, f"{text}.")
 
 
 def _draw(axes: Any, place: float, workload: int, difference: Difference) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from paged_plugins.block_history import BlockHistory
+from paged_plugins.lab.report.contents import Found, group_title
 from paged_plugins.lab.report.pictures.drawing import (
     BLUE,
     GREEN,
@@ -22,26 +23,97 @@ from paged_plugins.lab.report.pictures.drawing import (
     Gallery,
     Picture,
     PictureGroup,
-    inline_svg,
     legend_above,
+    new_axes,
+    picture,
     printable,
     shortened,
 )
+from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.runs.run_record import RunRecord, StepSample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_MOST = 120
+_MOST_BINS = 120
 _SAMPLES_EACH = 4
+_EQUAL = "Arms that equal the one that they are compared with are not drawn."
+_PARTS = (("held", BLUE), ("reserved", ORANGE), ("wasted", VERMILLION), ("cached", SKY))
+_OWNERS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION)
+SHARED, FREE = -1, -2
+"""Instead of the number of a request that owns a block."""
+_MOST_ROWS, _MOST_COLUMNS = 256, 640
 
 
-class Binned:
-    """The steps of a run, by stretches of time."""
+def timelines(results: Results, found: Found, most: int) -> list[Gallery]:
+    """Return pictures of the batch and of the memory, for arms that differ from their base.
+
+    Args:
+        most: pictures of each kind to draw.
+    """
+    places = [
+        (workload, arm.label)
+        for workload, arm in product(results.workloads, results.arms)
+        if not _is_equal(found, workload, arm.label)
+    ]
+    drawn: dict[str, dict[str, RunRecord]] = {workload: {} for workload in results.workloads}
+    for workload, label in places[:most]:
+        records = (results.record(label, workload, seed) for seed in results.seeds)
+        record = next((each for each in records if each is not None), None)
+        if record is not None and record.steps:
+            drawn[workload][label] = record
+
+    def gallery(question: str, how_to_read: str, name: str, draw: _Draw) -> Gallery:
+        return Gallery(
+            question=question,
+            how_to_read=f"{how_to_read} {_EQUAL}",
+            groups=[
+                PictureGroup(
+                    title=group_title(results, workload),
+                    legend=[],
+                    pictures=draw(f"{name}-{place}", drawn[workload]),
+                )
+                for place, workload in enumerate(results.workloads)
+            ],
+            num_left_out=max(0, len(places) - most),
+        )
+
+    return [
+        gallery(
+            "What did the batch look like?",
+            "The first seed. Above: requests that run, and that wait. Below: the tokens that a step"
+            " computes, those of prefills on top of those of decodes. Averages over short stretches"
+            " of time; all arms of a workload have the same scales.",
+            "batch",
+            _batches,
+        ),
+        gallery(
+            "What filled the memory?",
+            "The first seed; shares of the cache's slots. Held: the state of a token. Reserved:"
+            " allocated, and will hold one. Wasted: allocated, and never will (internal"
+            " fragmentation). Cached: free, but still found as a prefix. The rest is free and"
+            " empty.",
+            "memory",
+            _memories,
+        ),
+    ]
+
+
+_Draw = Callable[[str, Mapping[str, RunRecord]], list[Picture]]
+"""Draws a picture per arm, by its label, of one workload."""
+
+
+def _is_equal(found: Found, workload: str, arm: str) -> bool:
+    """Whether an arm equals the one that it is compared with, in every measure and seed."""
+    own = [each for place, each in found.items() if place[:2] == (arm, workload)]
+    return bool(own) and all(each.is_equal for each in own)
+
+
+class _Binned:
+    """Steps of a run, at least one, averaged over equal stretches of time."""
 
     def __init__(self, steps: Sequence[StepSample]) -> None:
-        """Sort steps, at least one, into stretches."""
-        count = min(_MOST, max(1, len(steps) // _SAMPLES_EACH))
+        count = min(_MOST_BINS, max(1, len(steps) // _SAMPLES_EACH))
         end = max(each.time + each.seconds for each in steps)
         edges = np.linspace(0, end or 1.0, count + 1)
         self.times: NDArray[np.float64] = (edges[:-1] + edges[1:]) / 2
@@ -58,71 +130,50 @@ class Binned:
         return means
 
 
-QUESTION = "What did the batch look like?"
-HOW_TO_READ = (
-    "The first seed. Above: requests that run, and that wait. Below: the tokens that a step"
-    " computes, those of prefills on top of those of decodes. Averages over short stretches of"
-    " time; all arms of a workload have the same scales."
-)
+# ---------------------------------------------------------------------- the batch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
-    """The batch of one arm over time."""
-
-    times: NDArray[Any]
-    running: NDArray[Any]
-    waiting: NDArray[Any]
-    decode: NDArray[Any]
-    prefill: NDArray[Any]
-
-    @staticmethod
-    def of(steps: Sequence[StepSample]) -> _Batch:
-        """Average steps over stretches of time."""
-        binned = Binned(steps)
-        return _Batch(
-            times=binned.times,
-            running=binned.mean(lambda step: step.num_running),
-            waiting=binned.mean(lambda step: step.num_waiting + step.num_swapped),
-            decode=binned.mean(lambda step: step.decode_tokens),
-            prefill=binned.mean(lambda step: step.prefill_tokens),
-        )
-
-
-def batch_timelines(name: str, title: str, records: Mapping[str, RunRecord]) -> PictureGroup:
-    """Return a picture per arm, by its label, of one workload."""
-    batches = {label: _Batch.of(record.steps) for label, record in records.items() if record.steps}
+def _batches(name: str, records: Mapping[str, RunRecord]) -> list[Picture]:
+    values: Mapping[str, Callable[[StepSample], float]] = {
+        "running": lambda step: step.num_running,
+        "waiting": lambda step: step.num_waiting + step.num_swapped,
+        "decode": lambda step: step.decode_tokens,
+        "prefill": lambda step: step.prefill_tokens,
+    }
+    batches = {}
+    for label, record in records.items():
+        binned = _Binned(record.steps)
+        means = {kind: binned.mean(value) for kind, value in values.items()}
+        batches[label] = {"times": binned.times, **means}
     every = batches.values()
     most = (
-        max((each.times[-1] for each in every), default=0.0),
-        max((max(each.running.max(), each.waiting.max()) for each in every), default=0.0),
-        max(((each.decode + each.prefill).max() for each in every), default=0.0),
+        max((each["times"][-1] for each in every), default=0.0),
+        max((max(each["running"].max(), each["waiting"].max()) for each in every), default=0.0),
+        max(((each["decode"] + each["prefill"]).max() for each in every), default=0.0),
     )
-    pictures = [
-        _picture(f"{name}-{place}", label, batch, most)
+    return [
+        _batch(f"{name}-{place}", label, batch, most)
         for place, (label, batch) in enumerate(batches.items())
     ]
-    return PictureGroup(title=title, legend=[], pictures=pictures)
 
 
-def _picture(name: str, label: str, batch: _Batch, most: tuple[float, float, float]) -> Picture:
+def _batch(
+    name: str, label: str, batch: Mapping[str, NDArray[Any]], most: tuple[float, float, float]
+) -> Picture:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH / 72, 3.4))
     above, below = figure.subplots(2, 1, sharex=True)
-    above.plot(batch.times, batch.running, color=BLUE, label="running")
-    above.plot(
-        batch.times, batch.waiting, color=VERMILLION, linestyle=(0, (3, 1.5)), label="waiting"
-    )
+    times, running, waiting = batch["times"], batch["running"], batch["waiting"]
+    above.plot(times, running, color=BLUE, label="running")
+    above.plot(times, waiting, color=VERMILLION, linestyle=(0, (3, 1.5)), label="waiting")
     below.stackplot(
-        batch.times,
-        batch.decode,
-        batch.prefill,
+        *(times, batch["decode"], batch["prefill"]),
         colors=[SKY, BLUE],
         labels=["decode", "prefill"],
         linewidth=0,
     )
-    below.plot(batch.times, batch.decode, color=INK, linewidth=0.6)
+    below.plot(times, batch["decode"], color=INK, linewidth=0.6)
     for axes, largest, what in ((above, most[1], "requests"), (below, most[2], "tokens per step")):
         axes.set_ylim(0, 1.05 * largest or 1)
         axes.set_ylabel(what)
@@ -132,58 +183,35 @@ def _picture(name: str, label: str, batch: _Batch, most: tuple[float, float, flo
     below.set_xlabel("seconds")
     above.set_title(printable(shortened(label)), loc="left", pad=20)
     text = (
-        f"{label}: on average {batch.running.mean():.1f} requests run and"
-        f" {batch.waiting.mean():.1f} wait; at most {batch.waiting.max():.1f} wait."
+        f"{label}: on average {running.mean():.1f} requests run and {waiting.mean():.1f} wait; at"
+        f" most {waiting.max():.1f} wait."
     )
-    return Picture(title=label, description=text, svg=inline_svg(figure, name, text))
+    return picture(figure, name, label, text)
 
 
-MEMORY_QUESTION = "What filled the memory?"
-MEMORY_HOW_TO_READ = (
-    "The first seed; shares of the cache's slots. Held: the state of a token. Reserved: allocated,"
-    " and will hold one. Wasted: allocated, and never will (internal fragmentation). Cached: free,"
-    " but still found as a prefix. The rest is free and empty."
-)
-
-_PARTS = (
-    ("held", BLUE),
-    ("reserved", ORANGE),
-    ("wasted", VERMILLION),
-    ("cached", SKY),
-)
+# ---------------------------------------------------------------------- the memory
 
 
-def memory_timelines(name: str, title: str, records: Mapping[str, RunRecord]) -> PictureGroup:
-    """Return a picture per arm, by its label, of one workload."""
-    filled = {
-        label: _filled(record.steps)
-        for label, record in records.items()
-        if record.steps and all(step.block_size for step in record.steps)
-    }
+def _memories(name: str, records: Mapping[str, RunRecord]) -> list[Picture]:
+    filled = {}
+    for label, record in records.items():
+        if all(step.block_size for step in record.steps):
+            binned = _Binned(record.steps)
+            parts = [100 * binned.mean(partial(_share, part)) for part, _ in _PARTS]
+            filled[label] = binned.times, parts
     most = max((float(np.sum(parts, axis=0).max()) for _, parts in filled.values()), default=0.0)
-    pictures = [
-        _memory_picture(f"{name}-{place}", label, times, parts, most)
+    return [
+        _memory(f"{name}-{place}", label, times, parts, most)
         for place, (label, (times, parts)) in enumerate(filled.items())
     ]
-    return PictureGroup(title=title, legend=[], pictures=pictures)
 
 
-def _filled(steps: Sequence[StepSample]) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-    """Return times, and the percentage of slots that each part fills at them."""
-    binned = Binned(steps)
-    return binned.times, [100 * binned.mean(partial(_share, part)) for part, _ in _PARTS]
-
-
-def _memory_picture(
+def _memory(
     name: str, label: str, times: NDArray[Any], parts: Sequence[NDArray[Any]], most: float
 ) -> Picture:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH / 72, 2.7))
-    axes = figure.add_subplot()
+    figure, axes = new_axes(2.7)
     axes.stackplot(
-        times,
-        *parts,
+        *(times, *parts),
         colors=[color for _, color in _PARTS],
         labels=[part for part, _ in _PARTS],
         linewidth=0,
@@ -196,11 +224,8 @@ def _memory_picture(
     axes.set_xlabel("seconds")
     axes.set_title(printable(shortened(label)), loc="left", pad=20)
     legend_above(axes)
-    means = "; ".join(
-        f"{part} {values.mean():.0f}%" for (part, _), values in zip(_PARTS, parts, strict=True)
-    )
-    text = f"{label}: on average {means}."
-    return Picture(title=label, description=text, svg=inline_svg(figure, name, text))
+    means = [f"{part} {own.mean():.0f}%" for (part, _), own in zip(_PARTS, parts, strict=True)]
+    return picture(figure, name, label, f"{label}: on average {'; '.join(means)}.")
 
 
 def _share(part: str, step: StepSample) -> float:
@@ -216,35 +241,31 @@ def _share(part: str, step: StepSample) -> float:
     return filled[part] / slots
 
 
-_COLORS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION)
-SHARED, FREE = -1, -2
-"""Instead of the number of a request."""
-_MOST_ROWS, _MOST_COLUMNS = 256, 640
+# ---------------------------------------------------------------------- the blocks
 
 
 def block_map(history: BlockHistory) -> Gallery:
-    """Return the picture of a run's blocks."""
-    picture = [_block_picture(history)] if history.times else []
+    """Return the picture of a run's blocks: a row per block, a colour per request."""
     return Gallery(
         question="Which request held which block?",
         how_to_read=(
             "A run that was recorded by itself. Colours repeat; dark: several requests share the"
             " block; blank: none holds it. Of a large cache, some blocks are shown."
         ),
-        groups=[PictureGroup(title="", legend=[], pictures=picture)],
+        groups=[
+            PictureGroup(title="", legend=[], pictures=[_blocks(history)] if history.times else [])
+        ],
     )
 
 
-def _block_picture(history: BlockHistory) -> Picture:
+def _blocks(history: BlockHistory) -> Picture:
     from matplotlib.colors import to_rgba
-    from matplotlib.figure import Figure
 
     num_steps = max(history.times) + 1
     held = owners(history, num_steps)
-    colors = np.array([*map(to_rgba, _COLORS), (0, 0, 0, 0), (0.35, 0.35, 0.35, 1)])
-    index = np.where(held >= 0, held % len(_COLORS), held)  # free and shared come last
-    figure = Figure(figsize=(WIDTH / 72, 3.4))
-    axes = figure.add_subplot()
+    colors = np.array([*map(to_rgba, _OWNERS), (0, 0, 0, 0), (0.35, 0.35, 0.35, 1)])
+    index = np.where(held >= 0, held % len(_OWNERS), held)  # free and shared come last
+    figure, axes = new_axes(3.4)
     axes.imshow(
         (255 * colors[index]).astype(np.uint8),
         aspect="auto",
@@ -261,7 +282,7 @@ def _block_picture(history: BlockHistory) -> Picture:
         f" {len(history.requests):,} requests; {(held != FREE).mean():.0%} held on average,"
         f" {(held == SHARED).mean():.0%} by several."
     )
-    return Picture(title=title, description=text, svg=inline_svg(figure, "blocks", text))
+    return picture(figure, "blocks", title, text)
 
 
 def owners(history: BlockHistory, num_steps: int) -> NDArray[Any]:
