@@ -30,7 +30,6 @@ from paged_plugins.lab.search.search import (
     rungs,
 )
 from paged_plugins.lab.study.arms import layer
-from paged_plugins.lab.study.study import Search, read_search
 from paged_plugins.lab.tasks.pool import open_runner
 
 REGISTRY = Registry.discover()

@@ -252,40 +252,14 @@ _HELD_OUT = 5
 _SWAP = "per_swapped_block"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """What was measured, and what predicts it."""
-
-    weights: dict[str, float]
-    unmeasured: dict[str, str]
-    """Weights that are missing, and why."""
-    errors: dict[str, dict[str, Any]]
-    """On steps that the weights were not fitted to, by kind of step."""
-    num_steps: int
-    """Steps that were measured, each several times."""
-    max_model_len: int
-    num_tokens: int
-    """Slots of the cache."""
-
-    def file(self, measured: dict[str, Any]) -> WeightsFile:
-        """Return what is written of it; ``measured`` says on what."""
-        return WeightsFile(
-            weights=self.weights,
-            unmeasured=self.unmeasured,
-            max_model_len=self.max_model_len,
-            num_tokens=self.num_tokens,
-            measured={**measured, "steps": self.num_steps},
-            errors=self.errors,
-        )
-
-
 def calibrate(
     measured: Measurement,
     settings: EngineSettings,
     *,
     swaps: Measurement | None = None,
     reasons: Mapping[str, str] | None = None,
-) -> Calibration:
+    origin: Mapping[str, Any] | None = None,
+) -> WeightsFile:
     """Fit the cost model ``linear`` to the steps of four fifths of the scenes.
 
     Args:
@@ -294,6 +268,7 @@ def calibrate(
         swaps: of an engine that swaps, see :func:`swap_settings`. It gives the weight of a swapped
             block alone: with its small cache, all else is a little faster.
         reasons: by name of a weight, why it could not be measured, as far as that is known.
+        origin: what was measured: model, machine.
     """
     fitted, held_out = _parted(measured)
     weights = _measured_weights(fitted)
@@ -312,13 +287,14 @@ def calibrate(
         LinearSettings(**{**dict.fromkeys(unmeasured, 0.0), **weights}),
         CostModelParts(settings=settings),
     )
-    return Calibration(
+    num_steps = sum(map(len, (*measured.scenes, *(swaps.scenes if swaps else ()))))
+    return WeightsFile(
         weights={name: float(f"{weight:.4g}") for name, weight in weights.items()},
         unmeasured=unmeasured,
         errors=relative_errors(model, held_out),
-        num_steps=sum(map(len, (*measured.scenes, *(swaps.scenes if swaps else ())))),
         max_model_len=measured.max_model_len,
         num_tokens=measured.num_tokens,
+        measured={**(origin or {}), "steps": num_steps},
     )
 
 

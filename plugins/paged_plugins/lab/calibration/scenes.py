@@ -106,23 +106,6 @@ def fork_scenes(
             yield Scene(batch=batch, context=context, n=n, output=2)
 
 
-def swap_scenes(
-    max_model_len: int, num_blocks: int, max_num_seqs: int | None, block_size: int
-) -> Iterator[Scene]:
-    """Yield scenes whose prompts fill a cache, so that requests are preempted when they grow.
-
-    Args:
-        num_blocks: of the cache.
-        max_num_seqs: sequences that may run at once.
-    """
-    for blocks in _SWAPPED:
-        batch = num_blocks // blocks
-        for free in sorted({1, max(1, block_size // 2)}):
-            context = max(1, blocks * block_size - free)
-            if context + block_size + 2 <= max_model_len and 2 <= batch <= (max_num_seqs or batch):
-                yield Scene(batch=batch, context=context, output=free + 4)
-
-
 _LEAST_SCENES = 6
 _SWAP_BLOCKS = 48
 """Of the cache of an engine that swaps: few, so that few requests fill it."""
@@ -176,13 +159,16 @@ def swap_settings(
 
 
 def choose_swap_scenes(engine: Engine) -> list[Scene]:
-    """Return scenes for an engine that has the settings of :func:`swap_settings`."""
-    kv_cache = engine.kv_cache
-    return list(
-        swap_scenes(
-            engine.capacity.max_model_len,
-            kv_cache.num_blocks,
-            engine.scheduler.max_num_seqs,
-            kv_cache.block_size,
-        )
-    )
+    """Return scenes for an engine that has the settings of :func:`swap_settings`: their prompts
+    fill the cache, so that requests are preempted when they grow.
+    """
+    kv_cache, most = engine.kv_cache, engine.scheduler.max_num_seqs
+    found, size = [], kv_cache.block_size
+    for blocks in _SWAPPED:
+        batch = kv_cache.num_blocks // blocks
+        for free in sorted({1, max(1, size // 2)}):
+            context = max(1, blocks * size - free)
+            fits = context + size + 2 <= engine.capacity.max_model_len
+            if fits and 2 <= batch <= (most or batch):
+                found.append(Scene(batch=batch, context=context, output=free + 4))
+    return found

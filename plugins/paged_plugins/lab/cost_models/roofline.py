@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from paged_plugins.lab.settings import RooflineSettings
 _GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Device:
     """Peaks of one device, from its data sheet."""
 
@@ -34,48 +34,15 @@ class Device:
     """Bytes per second to the host's memory, in one direction."""
 
 
-_A100 = Device(
-    memory_bytes=80 * _GIB,
-    bandwidth=2.039e12,
-    flops_16=312e12,
-    flops_32=19.5e12,
-    interconnect=300e9,
-    host_bandwidth=25e9,
-)
-_H100 = Device(
-    memory_bytes=80 * _GIB,
-    bandwidth=3.35e12,
-    flops_16=989e12,
-    flops_32=67e12,
-    interconnect=450e9,
-    host_bandwidth=50e9,
-)
-_L4 = Device(
-    memory_bytes=24 * _GIB,
-    bandwidth=300e9,
-    flops_16=121e12,
-    flops_32=30.3e12,
-    interconnect=25e9,
-    host_bandwidth=25e9,
-)
-_RTX_4070_LAPTOP = Device(
-    memory_bytes=8 * _GIB,
-    bandwidth=256e9,
-    flops_16=80e12,
-    flops_32=20e12,
-    interconnect=12e9,
-    host_bandwidth=12e9,
-)
-
 DEVICES: Mapping[str, Device] = {
     # NVIDIA's data sheets, without sparsity; A100 and H100: SXM
-    "a100-40g": replace(_A100, memory_bytes=40 * _GIB, bandwidth=1.555e12),
-    "a100-80g": _A100,
-    "h100": _H100,
-    "h200": replace(_H100, memory_bytes=141 * 10**9, bandwidth=4.8e12),
-    "l4": _L4,
+    "a100-40g": Device(40 * _GIB, 1.555e12, 312e12, 19.5e12, 300e9, 25e9),
+    "a100-80g": Device(80 * _GIB, 2.039e12, 312e12, 19.5e12, 300e9, 25e9),
+    "h100": Device(80 * _GIB, 3.35e12, 989e12, 67e12, 450e9, 50e9),
+    "h200": Device(141 * 10**9, 4.8e12, 989e12, 67e12, 450e9, 50e9),
+    "l4": Device(24 * _GIB, 300e9, 121e12, 30.3e12, 25e9, 25e9),
     # NVIDIA's Ada whitepaper: AD106 with 36 SMs at 2.175 GHz, 128-bit GDDR6
-    "rtx-4070-laptop": _RTX_4070_LAPTOP,
+    "rtx-4070-laptop": Device(8 * _GIB, 256e9, 80e12, 20e12, 12e9, 12e9),
 }
 
 
@@ -91,7 +58,7 @@ def device(name: str) -> Device:
     return DEVICES[name]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """Sizes of a model, with the names of a checkpoint's ``config.json``."""
 
@@ -138,58 +105,16 @@ class ModelShape:
         return 4 * self.num_hidden_layers * self.num_attention_heads * self.head_dim
 
 
-def _shape(
-    layers: int,
-    hidden: int,
-    feed_forward: int,
-    heads: int,
-    *,
-    cached_heads: int | None = None,
-    head_dim: int | None = None,
-    vocabulary: int = 32_000,
-    longest: int = 4096,
-    gated: bool = True,
-    tied: bool = False,
-) -> ModelShape:
-    return ModelShape(
-        num_hidden_layers=layers,
-        hidden_size=hidden,
-        intermediate_size=feed_forward,
-        num_attention_heads=heads,
-        num_key_value_heads=cached_heads or heads,
-        head_dim=head_dim or hidden // heads,
-        vocab_size=vocabulary,
-        max_position_embeddings=longest,
-        gated=gated,
-        tied=tied,
-    )
-
-
 SHAPES: Mapping[str, ModelShape] = {
-    "opt-13b": _shape(40, 5120, 20480, 40, vocabulary=50_272, longest=2048, gated=False, tied=True),
-    "llama-2-7b": _shape(32, 4096, 11008, 32),
-    "llama-2-13b": _shape(40, 5120, 13824, 40),
-    "llama-3.1-8b": _shape(
-        32, 4096, 14336, 32, cached_heads=8, vocabulary=128_256, longest=131_072
-    ),
-    "llama-3.1-70b": _shape(
-        80, 8192, 28672, 64, cached_heads=8, vocabulary=128_256, longest=131_072
-    ),
-    "qwen3-0.6b": _shape(
-        *(28, 1024, 3072, 16),
-        cached_heads=8,
-        head_dim=128,
-        vocabulary=151_936,
-        longest=40_960,
-        tied=True,
-    ),
-    "qwen3-8b": _shape(
-        36, 4096, 12288, 32, cached_heads=8, head_dim=128, vocabulary=151_936, longest=40_960
-    ),
-    "mistral-7b": _shape(32, 4096, 14336, 32, cached_heads=8, longest=32_768),
-    "smollm-135m": _shape(
-        30, 576, 1536, 9, cached_heads=3, vocabulary=49_152, longest=2048, tied=True
-    ),
+    "opt-13b": ModelShape(40, 5120, 20480, 40, 40, 128, 50_272, 2048, gated=False, tied=True),
+    "llama-2-7b": ModelShape(32, 4096, 11008, 32, 32, 128, 32_000, 4096),
+    "llama-2-13b": ModelShape(40, 5120, 13824, 40, 40, 128, 32_000, 4096),
+    "llama-3.1-8b": ModelShape(32, 4096, 14336, 32, 8, 128, 128_256, 131_072),
+    "llama-3.1-70b": ModelShape(80, 8192, 28672, 64, 8, 128, 128_256, 131_072),
+    "qwen3-0.6b": ModelShape(28, 1024, 3072, 16, 8, 128, 151_936, 40_960, tied=True),
+    "qwen3-8b": ModelShape(36, 4096, 12288, 32, 8, 128, 151_936, 40_960),
+    "mistral-7b": ModelShape(32, 4096, 14336, 32, 8, 128, 32_000, 32_768),
+    "smollm-135m": ModelShape(30, 576, 1536, 9, 3, 64, 49_152, 2048, tied=True),
 }
 """From the ``config.json`` of each model as it is published."""
 
