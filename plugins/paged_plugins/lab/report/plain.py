@@ -1,4 +1,4 @@
-"""What a comparison says, as text that fits a terminal, and as JSON."""
+"""The conclusions of a comparison as text that fits a terminal, and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search found, as tables, a sentence, settings, and plain data."""
+"""The result of a search as tables, a sentence, settings, and plain data."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from itertools import product as combinations
 from math import prod
 from typing import Any
@@ -194,18 +193,10 @@ class Variation:
 
     key: str
     """Dotted, for an option of a component."""
-    texts: Sequence[str]
     values: Sequence[Any]
-    """What the texts stand for: a number, a name, a table with options of a component."""
-
-    def entry(self, place: int) -> Entry:
-        """Return the setting with its value at ``place``, as if it had been given by option."""
-        value = self.values[place]
-        is_text = not isinstance(value, (dict, list))
-        origin = Origin("cli", f"--vary {self.key}")
-        return Entry(
-            tuple(self.key.split(".")), Text(self.texts[place]) if is_text else value, origin
-        )
+    """Numbers, names, tables with options of a component."""
+    entries: Sequence[Entry]
+    """The setting with each value, as if it had been given by option."""
 
 
 def parse_variation(text: str) -> Variation:
@@ -224,7 +215,13 @@ def parse_variation(text: str) -> Variation:
     for number, each in enumerate(texts):
         if each in texts[:number]:
             raise SettingsError(f"--vary {text:.80}: {each!r} is given twice; leave one out")
-    return Variation(key, texts, [_value(key, each) for each in texts])
+    path, origin = tuple(key.split(".")), Origin("cli", f"--vary {key}")
+    values = [_value(key, each) for each in texts]
+    given = [
+        value if isinstance(value, (dict, list)) else Text(each)
+        for value, each in zip(values, texts, strict=True)
+    ]
+    return Variation(key, values, [Entry(path, each, origin) for each in given])
 
 
 def varied_arms(variations: Sequence[Variation], given: Given, below: Layer) -> list[PlannedArm]:
@@ -243,36 +240,25 @@ def varied_arms(variations: Sequence[Variation], given: Given, below: Layer) -> 
             raise SettingsError(f"--vary {key} is given twice; list all of its values in one")
     if prod(len(each.values) for each in variations) > _MOST_ARMS:
         raise SettingsError(f"--vary makes more than {_MOST_ARMS:,} arms; vary less at once")
-    planned = []
-    for arm, entries in _varied(axis, others):
-        with_arm = replace(given, options=[*given.options, *entries])
-        planned.append(PlannedArm(arm, with_arm.resolve(below).settings))
-    _refuse_equal(planned)
-    return planned
-
-
-def _varied(axis: Variation, others: Sequence[Variation]) -> Iterator[tuple[Arm, list[Entry]]]:
-    for places in product(*(range(len(other.values)) for other in others)):
-        around = [(other, place) for other, place in zip(others, places, strict=True)]
+    planned: dict[str, PlannedArm] = {}
+    for around in combinations(*(range(len(other.values)) for other in others)):
         reference = ""
         for place in range(len(axis.values)):
-            chosen = [(axis, place), *around]
+            chosen = list(zip(variations, (place, *around), strict=True))
             changes = {each.key: each.values[number] for each, number in chosen}
             label = settings_text(changes)
             reference = reference or label
+            entries = [each.entries[number] for each, number in chosen]
+            settings = replace(given, options=[*given.options, *entries]).resolve(below).settings
             arm = Arm(label=label, changes=changes, axis=axis.key, compared_with=reference)
-            yield arm, [each.entry(number) for each, number in chosen]
-
-
-def _refuse_equal(planned: Sequence[PlannedArm]) -> None:
-    known: dict[str, Arm] = {}
-    for one in planned:
-        other = known.setdefault(one.settings.model_dump_json(), one.arm)
-        if other is not one.arm:
-            raise SettingsError(
-                f"--vary: {other.label!r} and {one.arm.label!r} are the same settings; leave one "
-                "out"
-            )
+            made = PlannedArm(arm, settings)
+            known = planned.setdefault(_identity(settings), made)
+            if known is not made:
+                raise SettingsError(
+                    f"--vary: {known.arm.label!r} and {label!r} are the same settings; leave one "
+                    "out"
+                )
+    return list(planned.values())
 
 
 def _split(text: str) -> Iterator[str]:

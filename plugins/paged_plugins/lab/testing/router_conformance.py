@@ -1,4 +1,4 @@
-"""What a router component must do."""
+"""The conformance class of routers, and a scene without engines to route requests in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How pictures are drawn: their style, their legends, and small SVG elements for a page."""
+"""The style of pictures, their legends, and small SVG elements for a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which arm moved what, and by how much: a dot and an interval for each difference."""
+"""Pictures of differences: a dot and an interval for each, by measure."""
 
 from __future__ import annotations
 
