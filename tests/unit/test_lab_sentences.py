@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from paged_plugins import lab as lab_package
 from paged_plugins.lab.report.plain import table_lines
 from paged_plugins.lab.results.results import Results, RunResult
 from paged_plugins.lab.statistics.differences import Difference, differences
 from paged_plugins.lab.statistics.phrases import (
+    Phrase,
     change_text,
     interval_text,
     listed,
@@ -89,6 +92,12 @@ def said(results: Results) -> list[str]:
 
 BETTER = {"hit_rate": 1.1, "e2e_ms_p50": 0.9}
 WORSE = {"hit_rate": 0.8, "tpot_ms_p50": 1.5}
+
+
+def test_every_phrase_of_the_table_is_said_somewhere() -> None:
+    lab = Path(lab_package.__file__).parent
+    sources = "".join(path.read_text("utf-8") for path in lab.rglob("*.py"))
+    assert [each.name for each in Phrase if f"Phrase.{each.name}" not in sources] == []
 
 
 def test_an_equal_arm_moves_nothing() -> None:

@@ -32,7 +32,7 @@ from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures
 from paged_plugins.lab.results.tables import parquet_table, row_values
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
-from paged_plugins.lab.statistics.phrases import value_text
+from paged_plugins.lab.statistics.phrases import Phrase, value_text
 from paged_plugins.lab.tasks.task import SIMULATED
 from paged_plugins.output_file import unwritable
 from paged_plugins.output_option import check_writable
@@ -123,7 +123,7 @@ def _print_cluster(title: str, record: ClusterRecord, took: str) -> None:
     if not record.num_served:
         return  # there is nothing to measure
     if record.num_failed:
-        typer.echo("TTFT, TPOT, completion and queueing are those of the other requests")
+        typer.echo(Phrase.OTHERS_MEASURED)
     _print_measures(record.measures())
     typer.echo("Replicas by generated tokens, the most first")
     columns = ["replica", "requests", "generated tokens", "hit rate", "busy"]
@@ -172,7 +172,8 @@ def _print_head(
 ) -> None:
     typer.echo(title + took if num_served else title)
     if num_failed:
-        typer.echo(f"{counted(num_failed, 'request')} failed, the first: {failure}")
+        requests = counted(num_failed, "request")
+        typer.echo(Phrase.RUN_FAILED.format(requests=requests, reason=failure))
 
 
 def _print_measures(found: dict[str, float]) -> None:

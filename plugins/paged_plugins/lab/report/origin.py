@@ -75,8 +75,12 @@ def service_level(results: Results) -> str:
     """Return the latencies that a request must meet, in words."""
     slo = results.slo
     limits = (("TTFT", slo.ttft_ms), ("TPOT", slo.tpot_ms), ("completion", slo.e2e_ms))
-    told = [f"{name} at most {limit:g} ms" for name, limit in limits if limit is not None]
-    return ", ".join(told) if told else "none, so there is no goodput"
+    told = [
+        Phrase.LIMIT.format(measure=name, limit=limit)
+        for name, limit in limits
+        if limit is not None
+    ]
+    return ", ".join(told) or Phrase.NO_LIMITS
 
 
 def _plain(manifest: Mapping[str, Any]) -> dict[str, Any]:

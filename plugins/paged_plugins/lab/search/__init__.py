@@ -1,1 +1,1 @@
-"""Search: the combination of settings that serves an objective best, and the settings that matter."""
+"""Search for the combination of settings that serves an objective best."""

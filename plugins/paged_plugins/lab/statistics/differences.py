@@ -59,7 +59,17 @@ _ROUNDING = 1e-11
 """What is smaller, relative to the values that are compared, is rounding."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A comparison: of an arm with another, ``base``, in one measure on one workload."""
+
+    arm: str
+    base: str
+    workload: str
+    measure: str
+
+
+@dataclass(frozen=True, eq=False)
 class PairedEffect:
     """One measure of two arms, on the same workload with the same seeds.
 
@@ -69,14 +79,16 @@ class PairedEffect:
     difference.
     """
 
-    arm: str
-    compared_with: str
-    workload: str
-    measure: Measure
+    pair: Pair
     base: NDArray[np.float64]
     """[seeds]"""
     value: NDArray[np.float64]
     """[seeds]"""
+
+    @property
+    def measure(self) -> Measure:
+        """The measure that is compared."""
+        return MEASURES[self.pair.measure]
 
     @cached_property
     def relative(self) -> bool:
@@ -168,16 +180,6 @@ class Difference:
         return (self.change > 0) is (better == "higher")
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A comparison: of an arm with another, ``base``, in one measure on one workload."""
-
-    arm: str
-    base: str
-    workload: str
-    measure: str
-
-
 def differences(
     results: Results, confidence: float = 0.95, *, measures: Collection[str] | None = None
 ) -> list[Difference]:
@@ -228,14 +230,7 @@ def _effect(
     if not both:
         return None
     base, value = np.array(both, dtype=float).T
-    return PairedEffect(
-        arm=pair.arm,
-        compared_with=pair.base,
-        workload=pair.workload,
-        measure=MEASURES[pair.measure],
-        base=base,
-        value=value,
-    )
+    return PairedEffect(pair, base, value)
 
 
 def _factors(effects: Sequence[PairedEffect], confidence: float) -> Mapping[int, float]:
@@ -266,9 +261,9 @@ def _difference(effect: PairedEffect, factors: Mapping[int, float], enough: int)
     has_scale = effect.relative or effect.measure.is_share
     is_small = has_scale and abs(change) < _LEAST_CHANGE
     return Difference(
-        arm=effect.arm,
-        workload=effect.workload,
-        measure=effect.measure.name,
+        arm=effect.pair.arm,
+        workload=effect.pair.workload,
+        measure=effect.pair.measure,
         base=float(effect.base.mean()),
         value=float(effect.value.mean()),
         change=change,
@@ -276,5 +271,5 @@ def _difference(effect: PairedEffect, factors: Mapping[int, float], enough: int)
         high=high if num_seeds > 1 else inf,
         relative=effect.relative,
         moved=excludes_0 and num_seeds >= enough and not is_small,
-        compared_with=effect.compared_with,
+        compared_with=effect.pair.base,
     )

@@ -27,6 +27,9 @@ class Phrase(StrEnum):
         "requests, and no interval says how far it holds for others"
     )
 
+    RUN_FAILED = "{requests} failed, the first: {reason}"
+    OTHERS_MEASURED = "TTFT, TPOT, completion and queueing are those of the other requests"
+
     # the answer for each axis
     AXIS_UNMOVED = "{axis}: nothing moved"
     AXIS = "{axis}, {measure}: {value} {parts}"
@@ -79,6 +82,9 @@ class Phrase(StrEnum):
         "set in bold. One that has not moved need not be equal: the interval says how large a "
         "difference may have been missed."
     )
+
+    LIMIT = "{measure} at most {limit:g} ms"
+    NO_LIMITS = "none, so there is no goodput"
 
     # what a search found
     LEFT_OUT = "left out: {arm}: {problem}"
