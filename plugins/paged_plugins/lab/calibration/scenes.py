@@ -65,23 +65,12 @@ def scenes(max_model_len: int, num_tokens: int, max_num_seqs: int | None) -> Ite
                 and batch < (max_num_seqs or batch + 1)
                 and max(context + _DECODE_STEPS, last) <= max_model_len
             ):
-                yield Scene(
-                    batch=batch,
-                    context=context,
-                    late=late,
-                    shares=shares,
-                    after_idle=number % 3 == 0,
-                )
+                idle = number % 3 == 0
+                yield Scene(batch=batch, context=context, late=late, shares=shares, after_idle=idle)
                 number += 1
-                prompt = _PROMPTS[number % len(_PROMPTS)]
+                prompt, idle = _PROMPTS[number % len(_PROMPTS)], number % 3 == 0
                 if prompt + 4 <= max_model_len and 2 * prompt + 64 <= num_tokens:
-                    yield Scene(
-                        batch=1,
-                        context=prompt,
-                        late=8,
-                        after_idle=number % 3 == 0,
-                        output=2,
-                    )
+                    yield Scene(batch=1, context=prompt, late=8, after_idle=idle, output=2)
 
 
 def fork_scenes(

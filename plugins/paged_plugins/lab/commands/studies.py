@@ -44,8 +44,7 @@ from paged_plugins.lab.results.folder import (
 from paged_plugins.lab.results.results import Advance, run_missing, run_study
 from paged_plugins.lab.search.report import document as search_document
 from paged_plugins.lab.search.report import print_search
-from paged_plugins.lab.search.search import num_runs as most_runs
-from paged_plugins.lab.search.search import planned_rungs, read_search, run_search
+from paged_plugins.lab.search.search import most_runs, planned_rungs, read_search, run_search
 from paged_plugins.lab.statistics.phrases import Phrase
 from paged_plugins.lab.statistics.sentences import Conclusions
 from paged_plugins.lab.study.arms import (

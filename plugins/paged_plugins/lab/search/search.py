@@ -171,7 +171,7 @@ def planned_rungs(search: Search, num_arms: int) -> list[Rung]:
     )
 
 
-def num_runs(search: Search, planned: Sequence[Rung]) -> int:
+def most_runs(search: Search, planned: Sequence[Rung]) -> int:
     """Return how many runs a search takes at most, those that are known already among them."""
     all_arms = planned[0].num_arms
     rounds = sum(min(all_arms, rung.num_arms + 1) * rung.num_seeds for rung in planned)
