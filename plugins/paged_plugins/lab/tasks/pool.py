@@ -161,7 +161,8 @@ class _Processes:
             ran: Ran = handle.receive()
         except Exception as error:  # noqa: BLE001 - the other tasks go on
             why = str(error) if isinstance(error, WorkerDied) else error_text(error)
-            handle.process.join()
+            self._workers.remove(handle)
+            handle.__exit__(type(error))
             return Ran(task, None, why)
         self._idle.append(handle)
         return ran
