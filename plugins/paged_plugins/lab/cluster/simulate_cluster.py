@@ -61,7 +61,13 @@ def simulate_cluster(
         SettingsError: the engines cannot be simulated.
         EngineError: a scheduler plans nothing although requests wait, or a process has died.
     """
-    _check(settings, num_replicas)
+    if not 1 <= num_replicas <= MAX_REPLICAS:
+        raise SettingsError(f"{num_replicas} replicas; there may be 1 to {MAX_REPLICAS:,}")
+    if settings.async_scheduling is True:
+        raise SettingsError(
+            "in a cluster a step is planned when the last one has ended; "
+            "leave `async_scheduling` out"
+        )
     settings = settings.model_copy(update={"seed": (settings.seed + seed) % 2**63})
     with ExitStack() as stack:
         fleet = _open_fleet(settings, registry, num_replicas, num_workers, stack)
@@ -105,22 +111,6 @@ def shard_process(numbers: range, settings: EngineSettings, registry: Registry) 
     what = f"the process of replicas {numbers[0]} to {numbers[-1]}"
     arguments = (open_shard, numbers, settings, registry)
     return WorkerProcess(*arguments, name="cluster worker", what=what)
-
-
-def _check(settings: EngineSettings, num_replicas: int) -> None:
-    """Check that engines with these settings can run beside each other in one process.
-
-    Raises:
-        SettingsError: they cannot.
-    """
-    problem = None
-    if not 1 <= num_replicas <= MAX_REPLICAS:
-        problem = f"{num_replicas} replicas; there may be 1 to {MAX_REPLICAS:,}"
-    elif settings.async_scheduling is True:
-        problem = "in a cluster a step is planned when the last one has ended; leave "
-        problem += "`async_scheduling` out"
-    if problem:
-        raise SettingsError(problem)
 
 
 def router_options(settings: EngineSettings, registry: Registry) -> ComponentSettings:

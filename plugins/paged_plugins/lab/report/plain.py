@@ -76,76 +76,53 @@ class _Row:
 
 
 def table_lines(results: Results, differences: Sequence[Difference], width: int) -> Iterator[str]:
-    """Yield the lines of the table: for each workload, and each arm that others are compared with,
-    its values, and below them the changes of the others and their intervals.
+    """Yield the lines of the table of a comparison on one workload: for each arm that others are
+    compared with, its values, and below them the changes of the others and their intervals.
 
     Columns that do not fit into ``width`` follow in a second table below.
     """
     shown = [name for name in MEASURES if any(each.measure == name for each in differences)]
-    moving = [name for name in shown if not _is_equal(name, differences)]
-    for workload in results.workloads:
-        sections = [
-            (heading, list(_rows(results, reference, workload, differences)))
-            for reference, heading in _references(results, workload)
-        ]
-        rows = [row for _, some in sections for row in some]
-        for number, names in enumerate(_fitting(rows, moving, width) if moving else ()):
-            if number or workload != results.workloads[0]:
-                yield ""
-            yield from _lines(sections, names)
+    moving = [
+        name
+        for name in shown
+        if not all(each.is_equal for each in differences if each.measure == name)
+    ]
+    sections = list(_sections(results, differences))
+    rows = [row for _, some in sections for row in some]
+    for number, names in enumerate(_fitting(rows, moving, width) if moving else ()):
+        if number:
+            yield ""
+        yield from _lines(sections, names)
     if equal := [MEASURES[name].title for name in shown if name not in moving]:
         if moving:
             yield ""
         yield Phrase.EQUAL_IN_ALL.format(measures=", ".join(equal))
 
 
-def _is_equal(name: str, differences: Sequence[Difference]) -> bool:
-    """Say whether no arm changes a measure in any seed, so that a column of it says nothing."""
-    own = (each for each in differences if each.measure == name)
-    return all(each.is_equal for each in own)
-
-
-def _references(results: Results, workload: str) -> Iterator[tuple[Arm, str]]:
-    """Yield the arms that others are compared with, and the heading of their part."""
-    compared = {arm.compared_with for arm in results.arms if arm.compared_with != arm.label}
+def _sections(
+    results: Results, differences: Sequence[Difference]
+) -> Iterator[tuple[str, list[_Row]]]:
+    """Yield a heading, and the arm that others are compared with and these, for each such arm."""
     axes = {arm.axis for arm in results.arms if arm.axis}
-    for arm in results.arms:
-        if arm.label in compared:
-            around = {key: value for key, value in arm.changes.items() if key not in axes}
-            on = f"on {workload}" if len(results.workloads) > 1 else ""
-            yield arm, " ".join(filter(None, (settings_text(around), on)))
-
-
-def _rows(
-    results: Results, reference: Arm, workload: str, differences: Sequence[Difference]
-) -> Iterator[_Row]:
-    own = [
-        each
-        for each in differences
-        if each.workload == workload and _compared_with(results, each.arm) == reference.label
-    ]
-    cells = {each.measure: (value_text(each.measure, each.base) + _NOT_CLAIMED, "") for each in own}
-    yield _Row(_name(reference), cells)
-    for arm in results.arms:
-        found = {
-            each.measure: (
-                change_text(each) + (_CLAIMED if each.moved else _NOT_CLAIMED),
-                _interval(each),
-            )
-            for each in own
-            if each.arm == arm.label
-        }
-        if found:
-            yield _Row(_name(arm), found)
-
-
-def _interval(difference: Difference) -> str:
-    """Nothing, where the arms are equal in every seed."""
-    return "" if difference.is_equal else interval_text(difference) + _NOT_CLAIMED
-
-
-def _compared_with(results: Results, label: str) -> str:
-    return next(arm.compared_with for arm in results.arms if arm.label == label)
+    for reference in results.arms:
+        own = [each for each in differences if each.compared_with == reference.label]
+        if not own:
+            continue
+        around = {key: value for key, value in reference.changes.items() if key not in axes}
+        base = {each.measure: value_text(each.measure, each.base) + _NOT_CLAIMED for each in own}
+        rows = [_Row(_name(reference), {name: (value, "") for name, value in base.items()})]
+        for arm in results.arms:
+            cells = {
+                each.measure: (
+                    change_text(each) + (_CLAIMED if each.moved else _NOT_CLAIMED),
+                    "" if each.is_equal else interval_text(each) + _NOT_CLAIMED,
+                )
+                for each in own
+                if each.arm == arm.label
+            }
+            if cells:
+                rows.append(_Row(_name(arm), cells))
+        yield settings_text(around), rows
 
 
 def _name(arm: Arm) -> str:
