@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from paged_plugins.lab.statistics.simultaneous import critical_value
+from paged_plugins.lab.statistics.differences import critical_value
 
 Array = NDArray[np.float64]
 CONFIDENCE = 0.95

@@ -15,9 +15,8 @@ from paged_core.settings import EngineSettings, settings_class
 from paged_plugins.input_file import read_file
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
-from paged_plugins.lab.study.ablation import OneWorkload
 from paged_plugins.lab.study.arms import layer
-from paged_plugins.lab.study.yaml_file import Strict, parse
+from paged_plugins.lab.study.study import OneWorkload, Strict, parse
 from paged_plugins.workloads.spec import WorkloadSpec
 
 FOLDER = Path(__file__).parent

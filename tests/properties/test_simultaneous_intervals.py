@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged_plugins.lab.statistics.simultaneous import critical_value
+from paged_plugins.lab.statistics.differences import critical_value
 
 NUM_SEEDS = 6
 

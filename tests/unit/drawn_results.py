@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from paged_plugins.lab.measures.run_measures import measures
-from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.measures import ServiceLevel, measures
 from paged_plugins.lab.results.results import Results, RunResult
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals, StepSample
 from paged_plugins.lab.runs.time_histogram import bucket
-from paged_plugins.lab.study.arm import BASE, Arm
+from paged_plugins.lab.study.arms import BASE, Arm
 
 SLO = ServiceLevel(ttft_ms=500, tpot_ms=50)
 BLOCKS, BLOCK_SIZE = 256, 16

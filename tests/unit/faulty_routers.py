@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 from paged_core.request import Request
 from paged_plugins.lab.router import ReplicaLoad, Router, RouterParts
-from paged_plugins.lab.testing.router_scene import Load
+from paged_plugins.lab.testing.router_conformance import Load
 
 
 class _Faulty(Router):

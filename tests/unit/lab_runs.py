@@ -7,25 +7,14 @@ from typing import Any
 
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, settings_class
+from paged_plugins.lab.cost_models.linear import PARTS
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.workload import ListedWorkload
 
 REGISTRY = Registry.discover()
-WEIGHTS = (
-    "per_prefill_token",
-    "per_prefill_sequence",
-    "per_prefill_pair",
-    "per_prefill_context",
-    "per_decode_sequence",
-    "per_context_token",
-    "per_sampled_row",
-    "wake",
-    "per_copied_block",
-    "per_swapped_block",
-)
-SECOND: dict[str, Any] = {"name": "linear", "fixed": 1.0, **dict.fromkeys(WEIGHTS, 0.0)}
+SECOND: dict[str, Any] = {"name": "linear", "fixed": 1.0, **dict.fromkeys(PARTS, 0.0)}
 """A cost model under which each step takes a second."""
 
 

@@ -13,18 +13,16 @@ from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
 from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
-from paged_plugins.lab.cluster.load import Load
-from paged_plugins.lab.cluster.record import ClusterRecord
+from paged_plugins.lab.cluster.record import ClusterRecord, Watch
 from paged_plugins.lab.cluster.replica import Replica
 from paged_plugins.lab.cluster.simulate_cluster import router_options
-from paged_plugins.lab.cluster.watch import Watch
-from paged_plugins.lab.measures.service_level import ServiceLevel
-from paged_plugins.lab.router import Router, RouterParts
+from paged_plugins.lab.measures import ServiceLevel
+from paged_plugins.lab.router import Load, Router, RouterParts
 from paged_plugins.lab.runs.arrivals import Arrival, Arrivals
 from paged_plugins.lab.runs.engine_request import engine_request
 from paged_plugins.lab.runs.request_records import ended_record
 from paged_plugins.lab.runs.run_record import RequestRecord
-from paged_plugins.lab.simulation.executor import SimulatedExecutor
+from paged_plugins.lab.simulation import SimulatedExecutor
 from paged_plugins.workloads.workload import Workload
 
 

@@ -15,22 +15,26 @@ from paged_core.engine import Engine
 from paged_core.errors import SettingsError
 from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
-from paged_plugins.lab.calibration.calibrate import calibrate
-from paged_plugins.lab.calibration.chosen_scenes import (
+from paged_plugins.lab.calibration.calibrate import (
+    MeasuredStep,
+    Measurement,
+    calibrate,
+    fit,
+    kind_of,
+    measure,
+    relative_errors,
+)
+from paged_plugins.lab.calibration.scenes import (
+    Scene,
     choose_scenes,
     choose_swap_scenes,
+    fork_scenes,
     swap_settings,
 )
-from paged_plugins.lab.calibration.errors import kind_of, relative_errors
-from paged_plugins.lab.calibration.fit import fit
-from paged_plugins.lab.calibration.measurement import Measurement, measure
-from paged_plugins.lab.calibration.scene import Scene, fork_scenes
-from paged_plugins.lab.calibration.step_meter import MeasuredStep
 from paged_plugins.lab.calibration.validation import COMPARED, validate
 from paged_plugins.lab.cost_model import CostModelParts, StepWork
-from paged_plugins.lab.cost_models.linear import PARTS, LinearCost
-from paged_plugins.lab.cost_models.settings import LinearSettings
-from paged_plugins.lab.cost_models.weights_file import read_weights, write_weights
+from paged_plugins.lab.cost_models.linear import PARTS, LinearCost, read_weights, write_weights
+from paged_plugins.lab.settings import LinearSettings
 from unit.lab_runs import REGISTRY, simulated
 
 PLANTED = {
@@ -123,12 +127,12 @@ def test_a_part_that_costs_nothing_has_no_weight() -> None:
 
 def test_an_engine_of_known_costs_is_predicted_and_so_are_its_runs(tmp_path: Path) -> None:
     swaps = swapping()
-    found = calibrate(ordinary(), roomy(), swaps=swaps)
+    found = calibrate(ordinary(), roomy(), swaps=swaps, origin={"model": "planted"})
     slow = [[replace(step, seconds=2 * step.seconds) for step in scene] for scene in swaps.scenes]
     other = calibrate(ordinary(), roomy(), swaps=replace(swaps, scenes=slow)).weights
     changed = {name for name, weight in found.weights.items() if other[name] != weight}
     assert changed == {"per_swapped_block"}, "all else is that of the engine itself"
-    assert found.num_steps > 150
+    assert found.measured["steps"] > 150
     assert not found.unmeasured
     for name in ("per_copied_block", "per_swapped_block"):
         assert found.weights[name] == pytest.approx(PLANTED[name], rel=0.01)
@@ -136,7 +140,7 @@ def test_an_engine_of_known_costs_is_predicted_and_so_are_its_runs(tmp_path: Pat
     assert len(found.errors) == 7, "every kind of step is held out somewhere"
     assert all(each["p90"] < 0.001 for each in found.errors.values())
     path = tmp_path / "weights.yaml"
-    write_weights(path, found.file({"model": "planted"}))
+    write_weights(path, found)
     copy = simulated(
         cost_model={"name": "linear", "file": path},
         block_size=16,
@@ -169,7 +173,7 @@ def test_what_could_not_be_measured_is_said_with_the_reason(tmp_path: Path) -> N
     }
     assert not set(found.unmeasured) & set(found.weights)
     path = tmp_path / "weights.yaml"
-    write_weights(path, found.file({}))
+    write_weights(path, found)
     assert read_weights(path).unmeasured == found.unmeasured
     assert LinearCost(LinearSettings(file=path), CostModelParts(settings=roomy())).seconds(
         StepWork(swapped_blocks=9)

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from paged_core.errors import EngineError, SettingsError
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, settings_class
-from paged_plugins.lab.cluster.load import Load
-from paged_plugins.lab.cluster.record import ClusterRecord
-from paged_plugins.lab.cluster.request_log import request_log
+from paged_core.testing import registry_with
+from paged_plugins.lab.cluster.record import ClusterRecord, Timeline
 from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
-from paged_plugins.lab.cluster.timeline import Timeline
-from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.commands.simulate import request_log
+from paged_plugins.lab.measures import ServiceLevel
+from paged_plugins.lab.router import Load
 from paged_plugins.lab.runs.run_record import RequestRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.workloads.request import WorkloadRequest

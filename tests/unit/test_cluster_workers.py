@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -27,13 +27,13 @@ from hypothesis import strategies as st
 from paged_core.errors import EngineError, SettingsError
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
-from paged_plugins.lab.cluster import shard, shard_process, simulate_cluster
-from paged_plugins.lab.cluster.build_shard import build_shard
+from paged_core.testing import registry_with
+from paged_plugins.lab.cluster import shard, simulate_cluster
 from paged_plugins.lab.cluster.pauses import Pauses
-from paged_plugins.lab.cluster.shard import Progress
-from paged_plugins.lab.cluster.shard_process import ShardProcess
-from paged_plugins.lab.cluster.workers import num_workers
+from paged_plugins.lab.cluster.shard import Progress, open_shard
+from paged_plugins.lab.cluster.simulate_cluster import num_workers, shard_process
 from paged_plugins.lab.runs.arrivals import Arrival
+from paged_plugins.lab.tasks import worker
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_testing import registry_with
 from unit.cluster_doubles import IDLE, IGNORING
@@ -98,8 +98,9 @@ POLICIES = st.fixed_dictionaries(
 class CopyingLink:
     """In place of a process: a shard that shares no object with who calls it."""
 
-    def __init__(self, numbers: range, settings: EngineSettings, registry: Registry) -> None:
-        self._shard = build_shard(numbers, settings, registry)
+    def __init__(self, make: Callable[..., Any], *arguments: Any, **_: str) -> None:
+        self._opened = make(*arguments)
+        self._shard = self._opened.__enter__()
         self._answers: deque[bytes] = deque()
 
     def send(self, method: str, /, *arguments: Any) -> None:
@@ -113,12 +114,12 @@ class CopyingLink:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._shard.close()
+        self._opened.__exit__(None, None, None)
 
 
 @contextmanager
 def copies_for_processes() -> Iterator[None]:
-    with patch.object(simulate_cluster, "ShardProcess", CopyingLink):
+    with patch.object(simulate_cluster, "WorkerProcess", CopyingLink):
         yield
 
 
@@ -187,8 +188,8 @@ class TestProcess:
     def answer(self, settings: EngineSettings, registry: Registry, *arrivals: Arrival) -> Any:
         """Return what two replicas answer when they have served requests to the end."""
         ours, theirs = Pipe()
-        serving = (theirs, range(2), settings, registry)
-        thread = Thread(target=shard_process._serve, args=serving)
+        serving = (theirs, open_shard, range(2), settings, registry)
+        thread = Thread(target=worker._serve, args=serving)
         thread.start()
         try:
             for arrival in arrivals:
@@ -219,7 +220,7 @@ class TestProcess:
         class LocalError(Exception):
             pass
 
-        found = pickle.loads(shard_process._pickled(LocalError("of no module")))
+        found = pickle.loads(worker._pickled(LocalError("of no module")))
         assert isinstance(found, EngineError)
         assert str(found) == "LocalError: of no module"
 
@@ -227,7 +228,7 @@ class TestProcess:
         settings = engine_settings(executor="memory")
         with (
             pytest.raises(SettingsError, match="'memory' runs in real time"),
-            ShardProcess(range(2), settings, REGISTRY) as process,
+            shard_process(range(2), settings, REGISTRY) as process,
         ):
             process.send("capacity")
             process.receive()
@@ -235,11 +236,11 @@ class TestProcess:
     def test_that_dies_is_reported(self) -> None:
         with (
             pytest.raises(EngineError, match="replicas 3 to 4 ended with status -9; was memory"),
-            ShardProcess(range(3, 5), engine_settings(), REGISTRY) as process,
+            shard_process(range(3, 5), engine_settings(), REGISTRY) as process,
         ):
             process.send("capacity")
             assert process.receive().num_blocks == 40
-            os.kill(process.pid, signal.SIGKILL)
+            os.kill(process.process.pid, signal.SIGKILL)
             process.send("run", 1.0)
             process.receive()
 
@@ -299,5 +300,5 @@ class TestNumber:
         [(1, None, 1), (31, None, 1), (32, None, 2), (1000, None, 4), (3, 8, 3), (1000, 8, 8)],
     )
     def test_pays(self, num_replicas: int, asked: int | None, expected: int) -> None:
-        with patch("paged_plugins.lab.cluster.workers.num_cores", lambda: 64):
+        with patch("paged_plugins.lab.cluster.simulate_cluster.num_cores", lambda: 64):
             assert num_workers(num_replicas, asked) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ from paged_core.cli import BAD_USAGE, OK, main
 from paged_core.cli.options import Given
 from paged_core.config.entry import Entry, Origin
 from paged_core.errors import EngineError, SettingsError
-from paged_plugins.lab.comparison.comparison import Comparison
-from paged_plugins.lab.comparison.findings import Findings
-from paged_plugins.lab.comparison.variation import parse_variation, varied_arms
+from paged_core.registry import Registry
+from paged_plugins.lab.commands import studies
+from paged_plugins.lab.measures import SHOWN
 from paged_plugins.lab.results.load_results import load_results
-from paged_plugins.lab.study.cache_sizes import block_size_note
+from paged_plugins.lab.results.results import Results, run_study
+from paged_plugins.lab.statistics.sentences import Conclusions
+from paged_plugins.lab.study.arms import PlannedArm, block_size_note, parse_variation, varied_arms
+from paged_plugins.lab.study.study import Study
+from paged_plugins.lab.tasks.pool import open_runner
 from paged_plugins.workloads.spec import parse_spec
 from paged_testing.engines import registry_with
 from unit.planted_policies import PLANTED
@@ -46,25 +51,31 @@ def layer(**settings: Any) -> list[Entry]:
     return [Entry((key,), value, Origin("python", "")) for key, value in settings.items()]
 
 
-def findings(vary: str, workload: dict[str, Any], **settings: Any) -> Findings:
+def compared(
+    arms: Sequence[PlannedArm], workload: dict[str, Any], num_seeds: int, registry: Registry
+) -> Results:
+    workloads = [parse_spec({"name": "w", **workload}, "w")]
+    study = Study(arms=arms, workloads=workloads, seeds=range(num_seeds))
+    with open_runner(registry, workers=1) as runner:
+        return run_study(study, runner)
+
+
+def conclusions(vary: str, workload: dict[str, Any], **settings: Any) -> Conclusions:
     registry = registry_with(*PLANTED)
     arms = varied_arms(
         [parse_variation(vary)],
         Given(registry, {}),
         layer(executor="simulated", num_blocks=64, **settings),
     )
-    comparison = Comparison(
-        arms=arms, workload=parse_spec({"name": "w", **workload}, "w"), num_seeds=6
-    )
-    return Findings.of(comparison.run(registry), comparison.measures)
+    return Conclusions.of(compared(arms, workload, 6, registry), SHOWN)
 
 
-def moved(found: Findings, arm: str) -> set[str]:
+def moved(found: Conclusions, arm: str) -> set[str]:
     return {each.measure for each in found.differences if each.moved and each.arm == arm}
 
 
 def test_a_worse_evictor_is_found_and_a_copy_of_the_base_moves_nothing() -> None:
-    found = findings("evictor=lru,lru_twin,wasteful", TURNS)
+    found = conclusions("evictor=lru,lru_twin,wasteful", TURNS)
     assert moved(found, "evictor=lru_twin") == set()
     assert "evictor=lru_twin: nothing moved" in found.sentences
     for each in found.differences:
@@ -78,7 +89,7 @@ def test_a_worse_evictor_is_found_and_a_copy_of_the_base_moves_nothing() -> None
 
 
 def test_an_order_that_lets_short_requests_wait_is_found_in_their_latency_alone() -> None:
-    found = findings("queue_order=fcfs,longest_first", yaml.safe_load(BURST))
+    found = conclusions("queue_order=fcfs,longest_first", yaml.safe_load(BURST))
     assert {"e2e_ms_p50", "ttft_ms_p50"} <= moved(found, "queue_order=longest_first")
     assert "completion p50: longest_first loses to fcfs by " in found.sentences[0]
 
@@ -87,16 +98,15 @@ def test_a_run_that_fails_is_an_error_that_names_it() -> None:
     registry = registry_with()
     large = layer(executor="simulated", cost_model={"name": "roofline", "model": "llama-3.1-70b"})
     arms = varied_arms([parse_variation("evictor=lru,mru")], Given(registry, {}), large)
-    comparison = Comparison(arms=arms, workload=parse_spec(TURNS, "w"), num_seeds=1)
     with pytest.raises(EngineError, match=r"^evictor=lru, turns, seed 0 failed: SettingsError: "):
-        comparison.run(registry)
+        compared(arms, TURNS, 1, registry)
 
 
 def test_no_arm_runs_at_a_better_time_than_others() -> None:
     arms = varied_arms([parse_variation("evictor=lru,mru")], Given(registry_with(), {}), ())
-    comparison = Comparison(arms=arms, workload=parse_spec(TURNS, "w"), num_seeds=4)
+    study = Study(arms=arms, workloads=[parse_spec(TURNS, "w")], seeds=range(4))
     starts = {one.arm.label: 0 for one in arms}
-    for place, task in enumerate(comparison.tasks()):
+    for place, task in enumerate(study.tasks()):
         starts[task.arm] += place
     assert len(set(starts.values())) == 1
 
@@ -278,7 +288,7 @@ def test_a_report_without_a_folder_to_be_in_is_refused_before_anything_runs(
     tmp_path: Path,
     burst: str,
 ) -> None:
-    monkeypatch.setattr(Comparison, "run", None)
+    monkeypatch.setattr(studies, "run_study", None)
     html = str(tmp_path / "missing" / "report.html")
     assert main(["compare", burst, "--vary", "evictor=lru,mru", "--html", html]) == BAD_USAGE
     assert "there is no folder" in capsys.readouterr().err

@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from paged_plugins.lab.results.results import Results, RunResult
-from paged_plugins.lab.statistics.differences import Difference, differences
-from paged_plugins.lab.statistics.simultaneous import critical_value, minimum_seeds
-from paged_plugins.lab.study.arm import Arm
+from paged_plugins.lab.statistics.differences import (
+    Difference,
+    critical_value,
+    differences,
+    minimum_seeds,
+)
+from paged_plugins.lab.study.arms import Arm
 
 MEASURE_NAMES = ("hit_rate", "e2e_ms_p50", "ttft_ms_p50", "preemptions", "evictions")
 

@@ -8,9 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paged_plugins.lab.measures.measure import MEASURES
-from paged_plugins.lab.measures.run_measures import measures, meets
-from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures, meets
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, RunTotals
 from paged_plugins.lab.runs.time_histogram import bucket, percentile
 

@@ -17,18 +17,14 @@ from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_plugins.block_history import BlockHistory
 from paged_plugins.lab.report import write_html, write_markdown
-from paged_plugins.lab.report.families import families
-from paged_plugins.lab.report.html import html
-from paged_plugins.lab.report.markdown import markdown
-from paged_plugins.lab.report.pictures.block_map import FREE, SHARED, owners
-from paged_plugins.lab.report.pictures.load import load
-from paged_plugins.lab.report.pictures.rates import rate_sweeps
-from paged_plugins.lab.report.pictures.style import wrapped
-from paged_plugins.lab.report.pictures.svg import drawing
+from paged_plugins.lab.report.contents import families
+from paged_plugins.lab.report.formats import html, markdown
+from paged_plugins.lab.report.pictures.drawing import drawing, wrapped
+from paged_plugins.lab.report.pictures.latencies import load, rate_sweeps
+from paged_plugins.lab.report.pictures.timelines import FREE, SHARED, owners
 from paged_plugins.lab.results.results import Results
-from paged_plugins.lab.statistics.differences import differences
-from paged_plugins.lab.statistics.sentences import sentences
-from paged_plugins.lab.study.arm import BASE
+from paged_plugins.lab.statistics.sentences import Conclusions
+from paged_plugins.lab.study.arms import BASE
 from unit import studies
 from unit.drawn_results import drawn_results
 
@@ -118,7 +114,7 @@ def test_a_page_has_the_answer_the_differences_and_the_plots(tmp_path: Path) -> 
     results = studied("2026-01-01")
     page = page_of(results, tmp_path)
     told = words(page.text)
-    answers = sentences(results, differences(results))
+    answers = Conclusions.of(results).sentences
     assert answers
     for sentence in answers:
         assert sentence in told

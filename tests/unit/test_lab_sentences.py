@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from paged_plugins.lab.comparison.text_table import table_lines
+from paged_plugins import lab as lab_package
+from paged_plugins.lab.report.plain import table_lines
 from paged_plugins.lab.results.results import Results, RunResult
 from paged_plugins.lab.statistics.differences import Difference, differences
-from paged_plugins.lab.statistics.sentences import sentences
-from paged_plugins.lab.statistics.wording import (
+from paged_plugins.lab.statistics.phrases import (
+    Phrase,
     change_text,
     interval_text,
     listed,
     subject,
     value_text,
 )
-from paged_plugins.lab.study.arm import Arm
-from paged_plugins.lab.study.setting_text import setting_text
+from paged_plugins.lab.statistics.sentences import Conclusions
+from paged_plugins.lab.study.arms import Arm, setting_text
 
 BASE = {
     "hit_rate": 0.5,
@@ -85,11 +87,17 @@ def _measured(seed: int, workload: str, name: str, effects: Effects) -> dict[str
 
 
 def said(results: Results) -> list[str]:
-    return sentences(results, differences(results))
+    return Conclusions.of(results).sentences
 
 
 BETTER = {"hit_rate": 1.1, "e2e_ms_p50": 0.9}
 WORSE = {"hit_rate": 0.8, "tpot_ms_p50": 1.5}
+
+
+def test_every_phrase_of_the_table_is_said_somewhere() -> None:
+    lab = Path(lab_package.__file__).parent
+    sources = "".join(path.read_text("utf-8") for path in lab.rglob("*.py"))
+    assert [each.name for each in Phrase if f"Phrase.{each.name}" not in sources] == []
 
 
 def test_an_equal_arm_moves_nothing() -> None:

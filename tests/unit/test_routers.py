@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from paged_core.registry import Registry
-from paged_plugins.lab.cluster.load import Load
-from paged_plugins.lab.router import Router, RouterParts
-from paged_plugins.lab.routers.known_prefixes import KnownPrefixes, content_keys
+from paged_plugins.lab.router import Load, Router, RouterParts
+from paged_plugins.lab.routers import KnownPrefixes, content_keys
 from paged_plugins.lab.testing import RouterConformance
-from paged_plugins.lab.testing.router_scene import Scene, make_request, unrelated_requests
+from paged_plugins.lab.testing.router_conformance import Scene, make_request, unrelated_requests
 from unit.faulty_routers import FAULTY
 from unit.faulty_settings import FaultySettings
 from unit.mutants import Mutant, first_failure

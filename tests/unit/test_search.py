@@ -18,15 +18,19 @@ from paged_core.config.sources import from_yaml
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_core.settings import settings_class
-from paged_plugins.lab.search.main_effects import main_effects
-from paged_plugins.lab.search.rungs import MIN_REQUESTS, rungs
-from paged_plugins.lab.search.search_file import Search, arms_of, read_search
-from paged_plugins.lab.search.search_report import document, print_search, verdict
-from paged_plugins.lab.search.search_run import SearchResult, run_search
-from paged_plugins.lab.search.settings_yaml import settings_yaml
-from paged_plugins.lab.search.trials import Trials
+from paged_plugins.lab.search.report import document, print_search, settings_yaml, verdict
+from paged_plugins.lab.search.search import (
+    MIN_REQUESTS,
+    Search,
+    SearchResult,
+    Trials,
+    main_effects,
+    read_search,
+    run_search,
+    rungs,
+)
 from paged_plugins.lab.study.arms import layer
-from paged_plugins.lab.tasks.run_tasks import open_runner
+from paged_plugins.lab.tasks.pool import open_runner
 
 REGISTRY = Registry.discover()
 WORKLOAD = {
@@ -166,7 +170,7 @@ def test_what_was_run_once_is_not_run_again() -> None:
 
         trials = Trials(made, counted)
         first = trials.run(arms, [0])
-        assert trials.run(arms, [0, 1])[:1] == first
+        assert trials.run(arms, [0, 1]).runs[:1] == first.runs
         trials.run(arms, [0], 0.5)
     assert given == [1, 1, 1]
 
@@ -192,7 +196,7 @@ def test_a_wrong_file_is_refused_in_one_line(
     path = tmp_path / "search.yaml"
     path.write_text(yaml.safe_dump(SEARCH | changes), "utf-8")
     with pytest.raises(SettingsError) as error:
-        arms_of(read_search(path), path, REGISTRY)
+        read_search(path, REGISTRY)
     assert problem in str(error.value)
     assert str(error.value).startswith(str(path))
     assert len(str(error.value).splitlines()) == 1

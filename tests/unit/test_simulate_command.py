@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from paged_core.cli import main
-from paged_plugins.lab.calibration.scene import Scene
-from paged_plugins.lab.commands import calibrate, validate
+from paged_plugins.lab.calibration.scenes import Scene
+from paged_plugins.lab.commands import calibrate
 from paged_plugins.progress import counting
 
 Capture = pytest.CaptureFixture[str]
@@ -163,7 +163,7 @@ def test_a_prediction_that_is_too_far_off_fails(
     from paged_plugins.lab.calibration.validation import Check
 
     far = Check(workload="at_once", measure="ttft_ms_p50", runs=(9.0, 10.0, 10.5), simulated=12.0)
-    monkeypatch.setattr(validate, "validate", lambda *args, **more: [far])
+    monkeypatch.setattr(calibrate, "validate", lambda *args, **more: [far])
     assert run("lab", "validate", str(tmp_path / "absent.yaml")) == 1
     out = capsys.readouterr().out
     assert "15.0%" in out

@@ -21,18 +21,15 @@ import pytest
 from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_plugins.lab.commands.ray_option import with_address
-from paged_plugins.lab.commands.run import beginning
-from paged_plugins.lab.results.atomic_file import PARTIAL
+from paged_plugins.lab.commands.options import with_address
+from paged_plugins.lab.commands.studies import beginning
 from paged_plugins.lab.results.load_results import load_results
-from paged_plugins.lab.results.run_store import read_record
-from paged_plugins.lab.study.ablation import Ablation
+from paged_plugins.lab.results.store import read_record
+from paged_plugins.lab.results.tables import PARTIAL
 from paged_plugins.lab.study.arms import layer, plan_arms
-from paged_plugins.lab.study.plan import read_plan
-from paged_plugins.lab.tasks.ray_cluster import LOCAL
-from paged_plugins.lab.tasks.run_tasks import open_runner, run_tasks
+from paged_plugins.lab.study.study import Ablation, read_ablation
+from paged_plugins.lab.tasks.pool import LOCAL, num_workers, open_runner
 from paged_plugins.lab.tasks.task import Task
-from paged_plugins.lab.tasks.workers import num_workers
 from unit.studies import ABLATION, WORKLOAD, tables, write
 from unit.study_faults import DEADLY
 
@@ -153,7 +150,7 @@ def test_a_wrong_file_is_refused_in_one_line(
 ) -> None:
     path = write(tmp_path, **changes)
     with pytest.raises(SettingsError) as error:
-        read_plan(path, REGISTRY)
+        read_ablation(path, REGISTRY)
     message = str(error.value)
     assert problem in message
     assert message.startswith(str(path))
@@ -165,7 +162,7 @@ def test_what_is_no_mapping_in_yaml_is_refused(tmp_path: Path, text: str) -> Non
     path = tmp_path / "study.yaml"
     path.write_text(text, "utf-8")
     with pytest.raises(SettingsError, match=r"study\.yaml"):
-        read_plan(path, REGISTRY)
+        read_ablation(path, REGISTRY)
 
 
 def test_a_folder_of_results_has_tidy_tables(finished: Path) -> None:
@@ -432,7 +429,8 @@ def with_a_deadly_one() -> tuple[list[Task], Registry]:
 
 def test_a_worker_that_dies_fails_its_run_alone() -> None:
     tasks, registry = with_a_deadly_one()
-    ran = {one.task.place: one for one in run_tasks(tasks, registry, workers=2)}
+    with open_runner(registry, workers=2) as runner:
+        ran = {one.task.place: one for one in runner(tasks)}
     assert len(ran) == 6
     failed = [place for place, one in ran.items() if one.problem]
     assert failed == [tasks[2].place]
@@ -465,11 +463,11 @@ def test_real_runs_go_one_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_real_runs_that_share_the_machine_are_no_measure(tmp_path: Path) -> None:
-    plan = read_plan(write(tmp_path, executor="local"), REGISTRY)
-    assert beginning(plan, 6, 1).endswith("; one at a time, as they are timed on this machine")
-    assert beginning(plan, 6, 2).endswith("share the machine: their times are no measure")
-    plan = read_plan(write(tmp_path), REGISTRY)
-    assert beginning(plan, 6, None).endswith("; one for each core of the cluster at a time")
+    study = read_ablation(write(tmp_path, executor="local"), REGISTRY)
+    assert beginning(study, 6, 1).endswith("; one at a time, as they are timed on this machine")
+    assert beginning(study, 6, 2).endswith("share the machine: their times are no measure")
+    study = read_ablation(write(tmp_path), REGISTRY)
+    assert beginning(study, 6, None).endswith("; one for each core of the cluster at a time")
 
 
 @pytest.mark.parametrize(
@@ -511,7 +509,8 @@ def test_a_worker_of_a_ray_cluster_that_dies_fails_its_run_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("ray")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # for the deadly component
+    # for the deadly component
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
     tasks, registry = with_a_deadly_one()
     with open_runner(registry, workers=2, cluster=LOCAL) as runner:
         ran = {one.task.place: one for one in runner(tasks)}

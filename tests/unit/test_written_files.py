@@ -8,7 +8,7 @@ import pytest
 
 from paged_core.cli import main
 from paged_core.errors import SettingsError
-from paged_plugins.lab.results.atomic_file import write_bytes
+from paged_plugins.lab.results.tables import write_bytes
 
 ABLATION = """\
 axes: {victim: [newest, fewest_computed]}

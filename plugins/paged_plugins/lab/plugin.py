@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from paged_core.component import Command, Component, Slot
 from paged_core.hookspecs import hookimpl
-from paged_plugins.lab.cost_models.settings import LinearSettings, RooflineSettings
-from paged_plugins.lab.routers.least_loaded import LeastLoadedSettings
-from paged_plugins.lab.routers.power_of_two import PowerOfTwoSettings
-from paged_plugins.lab.routers.prefix_affinity import PrefixAffinitySettings
-from paged_plugins.lab.routers.round_robin import RoundRobinSettings
-from paged_plugins.lab.routers.session import SessionSettings
-from paged_plugins.lab.simulation.settings import SimulatedSettings
+from paged_plugins.lab.routers import (
+    LeastLoadedSettings,
+    PowerOfTwoSettings,
+    PrefixAffinitySettings,
+    RoundRobinSettings,
+    SessionSettings,
+)
+from paged_plugins.lab.settings import LinearSettings, RooflineSettings, SimulatedSettings
 
 _ROUTERS = (
     (RoundRobinSettings, "RoundRobinRouter", "each replica in turn"),
@@ -47,7 +48,7 @@ def paged_core_components() -> Iterator[Component]:
     yield Component(
         "executor",
         SimulatedSettings,
-        "paged_plugins.lab.simulation.executor:SimulatedExecutor",
+        "paged_plugins.lab.simulation:SimulatedExecutor",
         summary="no model: steps take the time that a cost model predicts, on a virtual clock",
     )
     yield Component(
@@ -70,7 +71,7 @@ def paged_core_components() -> Iterator[Component]:
 def paged_core_commands() -> Iterator[Command]:
     yield Command(
         "compare",
-        "paged_plugins.lab.commands.compare:compare_command",
+        "paged_plugins.lab.commands.studies:compare_command",
         "Vary settings under one workload, and say what that changes.",
     )
     yield Command(

@@ -50,3 +50,13 @@ class Router(ABC):
 
     def finished(self, request: Request, replica: int, /) -> None:  # noqa: B027 - few need it
         """A request that was routed to ``replica`` has ended, or was refused by it."""
+
+
+@dataclass(slots=True)
+class Load:
+    """The requests of a replica, as far as they are known outside of it."""
+
+    num_requests: int = 0
+    """That were routed to it and have not ended."""
+    num_tokens: int = 0
+    """Of their prompts, and of their answers so far."""

@@ -1,51 +1,255 @@
-"""Fits a cost model to what an engine measured."""
+"""Measures the steps of an engine, and fits a cost model to them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from statistics import median, quantiles
+from time import process_time
 from typing import Any
 
-from paged_core.settings import EngineSettings
-from paged_plugins.lab.calibration.errors import relative_errors
-from paged_plugins.lab.calibration.fit import fit
-from paged_plugins.lab.calibration.measurement import Measurement
-from paged_plugins.lab.calibration.step_meter import MeasuredStep
-from paged_plugins.lab.cost_model import CostModelParts
-from paged_plugins.lab.cost_models.linear import PARTS, LinearCost
-from paged_plugins.lab.cost_models.settings import LinearSettings
-from paged_plugins.lab.cost_models.weights_file import WeightsFile
+import numpy as np
+from numpy.typing import NDArray
 
-_HELD_OUT = 5
-"""One scene of so many is not fitted to."""
-_SWAP = "per_swapped_block"
+from paged_core.clock import Clock
+from paged_core.engine import Engine
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
+from paged_core.settings import EngineSettings
+from paged_plugins.lab.calibration.scenes import Scene
+from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
+from paged_plugins.lab.cost_models.linear import PARTS, LinearCost, WeightsFile
+from paged_plugins.lab.runs.run_collector import RunCollector
+from paged_plugins.lab.runs.watched_executor import WatchedExecutor
+from paged_plugins.lab.settings import LinearSettings
+from paged_plugins.workloads.content import token_ids
+
+
+class ProcessorClock:
+    """The time that the processor worked for this process; what it sleeps is added at once.
+
+    It is the time of a machine that nothing else uses, if the process works in one thread: a model
+    with ``threads=1``.
+    """
+
+    def __init__(self) -> None:
+        self._slept = 0.0
+
+    def __call__(self) -> float:
+        return process_time() + self._slept
+
+    def sleep(self, seconds: float, /) -> None:
+        """Move on at once; by nothing, if ``seconds`` is negative."""
+        self._slept += max(0.0, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """One step."""
+
+    work: StepWork
+    seconds: float
+    """From before its requests were added to after its tokens were applied and recorded."""
+
+
+_REST = 0.1
+"""Seconds; many times as long as what counts as idle: caches cool down as between requests."""
+
+
+class StepMeter:
+    """Runs scenes on an engine that serves nothing else.
+
+    Steps are recorded as in a run of a workload, so that what this costs is measured too.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine, self._clock = engine, clock
+        self._work: list[StepWork] = []
+        watched = WatchedExecutor(engine.executor)
+        watched.watch = self._work.append
+        engine.executor = watched
+        self._names, self._contents = count(), count(0, 10**6)
+
+    def run(self, scene: Scene) -> Iterator[MeasuredStep]:
+        """Run a scene to its end and yield its steps; no prompt was served before."""
+        engine, clock, collector = self._engine, self._clock, RunCollector(10**6)
+        engine.reset_prefix_cache()
+        prompts = [self._prompt(scene.context) for _ in range(scene.batch)]
+        late = [*(prompts[-1] if scene.shares else ()), *self._prompt(scene.late)]
+        is_late_due, after_idle = scene.late > 0, int(scene.after_idle)
+        clock.sleep(_REST * after_idle)
+        began = clock()
+        for prompt in prompts:
+            self._add(prompt, scene.output, scene.n)
+        while engine.has_unfinished:
+            decoding = min(len(group.live[0].output) for group in engine.groups if group.live)
+            if is_late_due and decoding >= scene.output // 2:
+                self._add(late, 2)
+                is_late_due = False
+            outcome = engine.step()
+            collector.step(engine, outcome, self._work, began, clock())
+            seconds = clock() - began
+            if len(self._work) == 1:
+                yield MeasuredStep(replace(self._work[0], after_idle=after_idle), seconds)
+                after_idle = 0
+            self._work.clear()
+            began = clock()
+
+    def _prompt(self, length: int) -> Sequence[int]:
+        first = next(self._contents)
+        return token_ids([range(first, first + length)], self._engine.capacity.vocab_size)
+
+    def _add(self, prompt: Sequence[int], output: int, n: int = 1) -> None:
+        sampling = SamplingParams(n=n, max_tokens=output, ignore_eos=True, detokenize=False)
+        name = f"calibration {next(self._names)}"
+        self._engine.add(Request(id=name, prompt=tuple(prompt), sampling=sampling))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """What was measured, and what predicts it."""
+class Measurement:
+    """Steps of an engine."""
 
-    weights: dict[str, float]
-    unmeasured: dict[str, str]
-    """Weights that are missing, and why."""
-    errors: dict[str, dict[str, Any]]
-    """On steps that the weights were not fitted to, by kind of step."""
-    num_steps: int
-    """Steps that were measured, each several times."""
+    scenes: Sequence[Sequence[MeasuredStep]]
+    """The steps of each scene; the time of a step is the median of its repeats."""
     max_model_len: int
     num_tokens: int
     """Slots of the cache."""
 
-    def file(self, measured: dict[str, Any]) -> WeightsFile:
-        """Return what is written of it; ``measured`` says on what."""
-        return WeightsFile(
-            weights=self.weights,
-            unmeasured=self.unmeasured,
-            max_model_len=self.max_model_len,
-            num_tokens=self.num_tokens,
-            measured={**measured, "steps": self.num_steps},
-            errors=self.errors,
-        )
+
+def measure(
+    engine: Engine,
+    chosen: Sequence[Scene],
+    *,
+    repeats: int,
+    clock: Clock,
+    advance: Callable[[], None] = lambda: None,
+) -> Measurement:
+    """Measure the steps of scenes.
+
+    Args:
+        engine: warmed up; it serves nothing else.
+        clock: seconds.
+        advance: called after each scene.
+    """
+    meter = StepMeter(engine, clock)
+    rounds: list[list[list[MeasuredStep]]] = []
+    for _ in range(repeats):
+        rounds.append([])
+        for scene in chosen:
+            rounds[-1].append(list(meter.run(scene)))
+            advance()
+    return Measurement(
+        scenes=[_medians(runs) for runs in zip(*rounds, strict=True)],
+        max_model_len=engine.capacity.max_model_len,
+        num_tokens=engine.kv_cache.num_blocks * engine.kv_cache.block_size,
+    )
+
+
+def _medians(runs: Sequence[Sequence[MeasuredStep]]) -> list[MeasuredStep]:
+    """Return each step of a scene with its median time; the steps of all runs are the same."""
+    return [
+        MeasuredStep(same[0].work, median(step.seconds for step in same))
+        for same in zip(*runs, strict=True)
+    ]
+
+
+_Array = NDArray[np.float64]
+_ROUNDS = 8
+_SWEEPS = 2000
+_LARGE = 0.1
+"""Relative errors above it count less and less: others disturbed the step."""
+
+
+def fit(steps: Sequence[MeasuredStep]) -> dict[str, float]:
+    """Return the weights, none below 0, that predict these steps with the least relative error;
+    that of a part which no step has is 0.
+
+    Least squares of relative errors, in which steps with large ones count less (Huber, "Robust
+    estimation of a location parameter", 1964), by coordinate descent.
+
+    Args:
+        steps: at least as many as there are weights.
+    """
+    seconds = np.array([step.seconds for step in steps])
+    parts = [[1.0, *(getattr(s.work, part) for part in PARTS.values())] for s in steps]
+    relative = np.array(parts) / seconds[:, None]
+    scales = np.maximum(relative.max(axis=0), 1e-300)
+    matrix = relative / scales
+    counts, target = np.ones(len(steps)), np.ones(len(steps))
+    weights = np.zeros(matrix.shape[1])
+    for _ in range(_ROUNDS):
+        weights = _least_squares(matrix * counts[:, None], target * counts, weights)
+        errors = np.abs(matrix @ weights - 1)
+        counts = np.sqrt(np.minimum(1.0, _LARGE / np.maximum(errors, 1e-12)))
+    found = weights / scales
+    return dict(zip(("fixed", *PARTS), map(float, found), strict=True))
+
+
+def _least_squares(matrix: _Array, target: _Array, start: _Array) -> _Array:
+    """Return the vector, nowhere negative, that ``matrix`` takes closest to ``target``."""
+    square, product = matrix.T @ matrix, matrix.T @ target
+    found: Any = start.copy()
+    for _ in range(_SWEEPS):
+        before = found.copy()
+        for place in range(len(found)):
+            if square[place, place] > 0:
+                slope = product[place] - square[place] @ found
+                found[place] = max(0.0, found[place] + slope / square[place, place])
+        if np.abs(found - before).max() < 1e-12:
+            break
+    return np.asarray(found)
+
+
+_FEW = 4
+"""Sequences."""
+_SHORT = 128
+"""Tokens."""
+
+
+def kind_of(work: StepWork) -> str:
+    """Return what a step is called in a report of errors."""
+    if work.swapped_blocks or work.copied_blocks:
+        return "with swapped blocks" if work.swapped_blocks else "with copied blocks"
+    if not work.prefill_tokens:
+        few = work.decode_sequences <= _FEW
+        return f"decode, {f'up to {_FEW}' if few else f'more than {_FEW}'} sequences"
+    if work.decode_sequences:
+        return "prefill and decode"
+    short = work.prefill_tokens <= _SHORT
+    return f"prefill, {f'up to {_SHORT}' if short else f'more than {_SHORT}'} tokens"
+
+
+def relative_errors(model: CostModel, steps: Sequence[MeasuredStep]) -> dict[str, dict[str, Any]]:
+    """Return the number of steps of each kind, and their relative errors.
+
+    ``bias`` is the median of predicted / measured - 1, ``median`` and ``p90`` are of its size.
+    """
+    found: dict[str, list[float]] = defaultdict(list)
+    for step in steps:
+        found[kind_of(step.work)].append(model.seconds(step.work) / step.seconds - 1)
+    return {
+        kind: {
+            "steps": len(errors),
+            "bias": round(median(errors), 4),
+            "median": round(median(map(abs, errors)), 4),
+            "p90": round(_p90([abs(error) for error in errors]), 4),
+        }
+        for kind, errors in sorted(found.items())
+    }
+
+
+def _p90(values: list[float]) -> float:
+    return values[0] if len(values) == 1 else quantiles(values, n=10, method="inclusive")[-1]
+
+
+_HELD_OUT = 5
+"""One scene of so many is not fitted to."""
+_SWAP = "per_swapped_block"
 
 
 def calibrate(
@@ -54,7 +258,8 @@ def calibrate(
     *,
     swaps: Measurement | None = None,
     reasons: Mapping[str, str] | None = None,
-) -> Calibration:
+    origin: Mapping[str, Any] | None = None,
+) -> WeightsFile:
     """Fit the cost model ``linear`` to the steps of four fifths of the scenes.
 
     Args:
@@ -63,6 +268,7 @@ def calibrate(
         swaps: of an engine that swaps, see :func:`swap_settings`. It gives the weight of a swapped
             block alone: with its small cache, all else is a little faster.
         reasons: by name of a weight, why it could not be measured, as far as that is known.
+        origin: what was measured: model, machine.
     """
     fitted, held_out = _parted(measured)
     weights = _measured_weights(fitted)
@@ -81,13 +287,14 @@ def calibrate(
         LinearSettings(**{**dict.fromkeys(unmeasured, 0.0), **weights}),
         CostModelParts(settings=settings),
     )
-    return Calibration(
+    num_steps = sum(map(len, (*measured.scenes, *(swaps.scenes if swaps else ()))))
+    return WeightsFile(
         weights={name: float(f"{weight:.4g}") for name, weight in weights.items()},
         unmeasured=unmeasured,
         errors=relative_errors(model, held_out),
-        num_steps=sum(map(len, (*measured.scenes, *(swaps.scenes if swaps else ())))),
         max_model_len=measured.max_model_len,
         num_tokens=measured.num_tokens,
+        measured={**(origin or {}), "steps": num_steps},
     )
 
 

@@ -10,8 +10,7 @@ from typing import Any
 from paged_core.clock import Clock
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
-from paged_plugins.lab.measures.run_measures import measures
-from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.measures import ServiceLevel, measures
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.workloads.spec import WorkloadSpec, parse_spec
 

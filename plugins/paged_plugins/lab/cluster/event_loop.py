@@ -8,11 +8,10 @@ from math import inf
 
 from paged_core.request import Request
 from paged_plugins.lab.cluster.fleet import Fleet
-from paged_plugins.lab.cluster.load import Load
 from paged_plugins.lab.cluster.pauses import Pauses
-from paged_plugins.lab.cluster.step_end import EndedRequest
-from paged_plugins.lab.cluster.watch import Watch
-from paged_plugins.lab.router import Router
+from paged_plugins.lab.cluster.record import Watch
+from paged_plugins.lab.cluster.shard import EndedRequest
+from paged_plugins.lab.router import Load, Router
 from paged_plugins.lab.runs.arrivals import Arrival, Arrivals
 from paged_plugins.lab.runs.engine_request import engine_request
 

@@ -12,20 +12,20 @@ from typing import Any
 
 from paged_core.interfaces.executor import Capacity
 from paged_plugins.lab.cluster.replica import ReplicaCounts
-from paged_plugins.lab.cluster.shard import Progress
-from paged_plugins.lab.cluster.shard_link import ShardLink
-from paged_plugins.lab.cluster.step_end import StepEnd
+from paged_plugins.lab.cluster.shard import Progress, StepEnd
 from paged_plugins.lab.runs.arrivals import Arrival
+from paged_plugins.lab.tasks.worker import Worker
 
 
 class Fleet:
     """All replicas, as one shard that serves its parts beside each other.
 
     Args:
-        shards: with the numbers of their replicas, in the order of these.
+        shards: workers that call a :class:`~paged_plugins.lab.cluster.shard.Shard` each, with the
+            numbers of their replicas, in the order of these.
     """
 
-    def __init__(self, shards: Sequence[tuple[range, ShardLink]]) -> None:
+    def __init__(self, shards: Sequence[tuple[range, Worker]]) -> None:
         self._shards = [shard for _, shard in shards]
         self._shard_of = [shard for numbers, shard in shards for _ in numbers]
         self._asked = self._shards[0]
@@ -67,7 +67,7 @@ class Fleet:
         running, waiting = self._shards, list[StepEnd]()
         self.next_at = inf
         while running:
-            behind, known_until = list[ShardLink](), inf
+            behind, known_until = list[Worker](), inf
             for shard in running:
                 progress: Progress = shard.receive()
                 waiting += progress.ends

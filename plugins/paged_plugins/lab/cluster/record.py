@@ -1,15 +1,88 @@
-"""What is kept of a run of a cluster: its size does not depend on the number of requests."""
+"""The record of a run of a cluster, and what fills it: its size does not depend on the requests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paged_plugins.lab.cluster.latency import Latency
-from paged_plugins.lab.cluster.timeline import LoadSample
-from paged_plugins.lab.measures.fairness import jain_index
-from paged_plugins.lab.measures.measure import GOODPUT
-from paged_plugins.lab.measures.percentiles import percentiles
+from paged_plugins.lab.cluster.replica import ReplicaCounts
+from paged_plugins.lab.measures import GOODPUT, ServiceLevel, jain_index, meets, percentiles
+from paged_plugins.lab.router import ReplicaLoad
+from paged_plugins.lab.runs.arrivals import Arrival
+from paged_plugins.lab.runs.request_records import refused_records
+from paged_plugins.lab.runs.run_record import RequestRecord
+from paged_plugins.lab.runs.time_histogram import bucket
+
+
+@dataclass(slots=True)
+class Latency:
+    """A histogram of times with their number and sum; percentiles are within 0.5%."""
+
+    counts: dict[int, int] = field(default_factory=dict)
+    """How many times fell into each bucket, see :mod:`paged_plugins.lab.runs.time_histogram`."""
+    num: int = 0
+    total: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Add a time."""
+        number = bucket(seconds)
+        self.counts[number] = self.counts.get(number, 0) + 1
+        self.num += 1
+        self.total += seconds
+
+    def measures(self, kind: str) -> dict[str, float]:
+        """Return mean and percentiles in milliseconds, by name; none if there are no times."""
+        mean = {f"{kind}_ms_mean": 1e3 * self.total / self.num} if self.num else {}
+        return mean | percentiles(kind, self.counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSample:
+    """The load at one time."""
+
+    time: float
+    """Seconds from the start of the run."""
+    num_requests: int
+    """That were routed and have not ended, over all replicas."""
+    num_tokens: int
+    """Of their prompts and their answers so far."""
+    most_requests: int
+    """Of the replica that has the most."""
+    num_idle: int
+    """Replicas without requests."""
+
+
+class Timeline:
+    """Samples at regular times. Once there are too many, every second one is dropped.
+
+    Args:
+        max_samples: kept at most, 2 or more; there are half as many at least, once there were more.
+    """
+
+    def __init__(self, max_samples: int) -> None:
+        self.samples: list[LoadSample] = []
+        self._max_samples = max_samples
+        self._interval = 0.01
+        self._due = 0.0
+
+    def pass_to(self, now: float, replicas: Sequence[ReplicaLoad]) -> None:
+        """Take a sample, if one is due."""
+        if now < self._due:
+            return
+        counts = [replica.num_requests for replica in replicas]
+        self.samples.append(
+            LoadSample(
+                time=now,
+                num_requests=sum(counts),
+                num_tokens=sum(replica.num_tokens for replica in replicas),
+                most_requests=max(counts),
+                num_idle=counts.count(0),
+            )
+        )
+        if len(self.samples) > self._max_samples:
+            del self.samples[1::2]
+            self._interval *= 2
+        self._due = self.samples[-1].time + self._interval
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,3 +164,107 @@ class ClusterRecord:
             found["replica_jain"] = jain_index(generated)
             found["replica_max_over_mean"] = max(generated) * len(replicas) / sum(generated)
         return found
+
+
+OnRequest = Callable[[RequestRecord, int], None]
+"""Called with each request that ended, and the number of its replica."""
+
+
+class Watch:
+    """Adds up a :class:`ClusterRecord`; keeps no request that has ended.
+
+    Args:
+        slo: what a request must meet to count as good.
+    """
+
+    def __init__(
+        self, num_replicas: int, slo: ServiceLevel, on_request: OnRequest, max_samples: int
+    ) -> None:
+        self.record = ClusterRecord(
+            replicas=[ReplicaTotals() for _ in range(num_replicas)],
+            num_good=0 if slo.has_limits else None,
+        )
+        """Complete once :meth:`finish` has returned it."""
+        self._slo = slo
+        self._on_request = on_request
+        self._timeline = Timeline(max_samples)
+        self._first_arrival: float | None = None
+        self._last_end = 0.0
+        self._needed_tokens = 0
+        """Of the requests that ended."""
+
+    def arrived(self, arrival: Arrival) -> None:
+        """A request arrived; they do so in the order of their time."""
+        if self._first_arrival is None:
+            self._first_arrival = arrival.at
+
+    def ended(self, request: RequestRecord, replica: int, error: str | None) -> None:
+        """A request ended on a replica; ``error``: why it failed, if it did."""
+        self._last_end = request.finished
+        self._add(request, replica)
+        self._needed_tokens += request.needed_tokens
+        self._note_failure(error)
+
+    def refused(self, arrival: Arrival, replica: int, reason: str) -> int:
+        """A request was refused by a replica when it arrived; return how many ended with it."""
+        self._last_end = max(self._last_end, arrival.at)
+        records = list(refused_records(arrival, arrival.at))
+        for record in records:
+            self._add(record, replica)
+        self._note_failure(reason)
+        return len(records)
+
+    def passed(self, now: float, loads: Sequence[ReplicaLoad]) -> None:
+        """All that happens at the time ``now`` has happened."""
+        self._timeline.pass_to(now, loads)
+
+    def finish(
+        self, replicas: Sequence[ReplicaCounts], token_gaps: Mapping[int, int]
+    ) -> ClusterRecord:
+        """The run has ended: return its record.
+
+        Args:
+            replicas: what the engine of each did.
+            token_gaps: times between tokens, by bucket.
+        """
+        record = self.record
+        record.elapsed = self._last_end - (self._first_arrival or 0.0)
+        record.timeline = self._timeline.samples
+        record.token_gaps = dict(sorted(token_gaps.items()))
+        num_scheduled = sum(counts.num_scheduled for counts in replicas)
+        record.recomputed_tokens = max(0, num_scheduled - self._needed_tokens)
+        record.num_preemptions = sum(counts.num_preemptions for counts in replicas)
+        record.num_evictions = sum(counts.num_evictions for counts in replicas)
+        for totals, counts in zip(record.replicas, replicas, strict=True):
+            totals.num_steps, totals.busy_seconds = counts.num_steps, counts.busy_seconds
+            totals.num_generated = counts.num_generated
+        return record
+
+    def _note_failure(self, reason: str | None) -> None:
+        if reason and self.record.failure is None:
+            self.record.failure = reason
+
+    def _add(self, request: RequestRecord, replica: int) -> None:
+        record, totals = self.record, self.record.replicas[replica]
+        self._on_request(request, replica)
+        totals.num_requests += 1
+        totals.num_prompt += request.num_prompt
+        totals.num_cached += request.num_cached
+        if not request.is_served:
+            record.num_failed += 1
+            return
+        record.num_served += 1
+        if record.num_good is not None:
+            record.num_good += meets(request, self._slo)
+        self._add_latencies(request)
+
+    def _add_latencies(self, request: RequestRecord) -> None:
+        latencies, arrival = self.record.latencies, request.arrival
+        latencies["e2e"].add(request.finished - arrival)
+        if request.admitted is not None:
+            latencies["queueing"].add(request.admitted - arrival)
+        if request.first_token is not None:
+            latencies["ttft"].add(request.first_token - arrival)
+        per_token = request.time_per_token
+        if per_token is not None:
+            latencies["tpot"].add(per_token)

@@ -1,20 +1,50 @@
-"""Some replicas of a cluster, served from one time to the next."""
+"""The replicas of a cluster that one process serves, from one time to the next."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
+from typing import NamedTuple
 
-from paged_core.errors import RequestError
-from paged_core.interfaces.executor import Capacity
+from paged_core.errors import RequestError, SettingsError
+from paged_core.interfaces.executor import Capacity, SupportsClock
+from paged_core.registry import Registry
 from paged_core.sequence import SequenceGroup
+from paged_core.settings import EngineSettings
+from paged_core.wiring import build_engine
 from paged_plugins.lab.cluster.replica import Replica, ReplicaCounts
-from paged_plugins.lab.cluster.step_end import EndedRequest, StepEnd
 from paged_plugins.lab.runs.arrivals import Arrival
 from paged_plugins.lab.runs.engine_request import engine_request
 from paged_plugins.lab.runs.request_records import ended_record
+from paged_plugins.lab.runs.run_record import RequestRecord
+from paged_plugins.lab.runs.watched_executor import CountsWork
+
+
+class EndedRequest(NamedTuple):
+    """A request that ended with a step."""
+
+    record: RequestRecord
+    error: str | None
+    """Why it failed, if it did."""
+    answer: Sequence[int]
+    """Tokens of its first sequence, if requests follow it."""
+
+
+StepEnd = tuple[float, int, int, int, Sequence[EndedRequest]]
+"""The end of a step; tuples, since there are millions of them. Sorted, they are in the order of the
+events of a cluster.
+
+0. Seconds from the start of the run.
+1. How many events of the cluster at this very time came before, in each of which a step began that
+   took no time, since it computed nothing.
+2. The number of the replica.
+3. By how many tokens its load changes: those drawn, without all those of the requests that ended.
+4. The requests that ended.
+"""
+
 
 _MOST_ENDS = 2048
 """Of steps, after which a shard reports before it goes on, so that memory is bounded."""
@@ -100,11 +130,6 @@ class Shard:
         """The run has ended: return the counts of each replica, and the times between tokens."""
         return [replica.counts() for replica in self._replicas.values()], self._token_gaps
 
-    def close(self) -> None:
-        """Close the engines."""
-        for replica in self._replicas.values():
-            replica.close()
-
     def _end_steps(self, repeat: int, found: list[StepEnd]) -> None:
         ends, now = self._ends, self._now
         while ends and ends[0][0] <= now:
@@ -129,3 +154,35 @@ class Shard:
             if replica.has_unfinished:
                 heappush(self._ends, (replica.begin_step(self._now), number))
         self._may_begin.clear()
+
+
+@contextmanager
+def open_shard(
+    numbers: Iterable[int], settings: EngineSettings, registry: Registry
+) -> Iterator[Shard]:
+    """Build an engine for each of ``numbers``, and close them at the end.
+
+    Raises:
+        SettingsError: the engines cannot be simulated.
+    """
+    token_gaps: dict[int, int] = {}
+    replicas: dict[int, Replica] = {}
+    with ExitStack() as closing:
+        for number in numbers:
+            replicas[number] = _build_replica(number, settings, registry, token_gaps)
+            closing.callback(replicas[number].close)
+        yield Shard(replicas, token_gaps)
+
+
+def _build_replica(
+    number: int, settings: EngineSettings, registry: Registry, token_gaps: dict[int, int]
+) -> Replica:
+    engine = build_engine(settings, registry)
+    executor = engine.executor
+    if not (isinstance(executor, SupportsClock) and isinstance(executor, CountsWork)):
+        engine.close()
+        raise SettingsError(
+            f"executor {settings.executor.name!r} runs in real time, and a cluster is simulated; "
+            "set executor to simulated"
+        )
+    return Replica(number, engine, executor, executor.clock, token_gaps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from itertools import pairwise, starmap
 
 from paged_core.component import ComponentSettings
@@ -11,18 +11,22 @@ from paged_core.errors import SettingsError
 from paged_core.interfaces.component_factory import make_component
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
-from paged_plugins.lab.cluster.build_shard import build_shard
 from paged_plugins.lab.cluster.event_loop import EventLoop
 from paged_plugins.lab.cluster.fleet import Fleet
-from paged_plugins.lab.cluster.record import ClusterRecord
-from paged_plugins.lab.cluster.shard_link import LocalLink
-from paged_plugins.lab.cluster.shard_process import ShardProcess
-from paged_plugins.lab.cluster.watch import OnRequest, Watch
-from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest, Watch
+from paged_plugins.lab.cluster.shard import open_shard
+from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.router import RouterParts
 from paged_plugins.lab.runs.arrivals import Arrivals
+from paged_plugins.lab.tasks.pool import num_cores
+from paged_plugins.lab.tasks.worker import LocalWorker, WorkerProcess
 from paged_plugins.workloads.workload import Workload
 
+_MOST = 4
+"""Processes that are started unless more are asked for: between two arrivals they wait for the
+slowest, and the more there are, the longer."""
+_FEW = 16
+"""Replicas of a process, below which to start it would not pay."""
 MAX_REPLICAS = 100_000
 """So many engines fit no machine; what asks for more is a mistake."""
 
@@ -57,7 +61,13 @@ def simulate_cluster(
         SettingsError: the engines cannot be simulated.
         EngineError: a scheduler plans nothing although requests wait, or a process has died.
     """
-    _check(settings, num_replicas)
+    if not 1 <= num_replicas <= MAX_REPLICAS:
+        raise SettingsError(f"{num_replicas} replicas; there may be 1 to {MAX_REPLICAS:,}")
+    if settings.async_scheduling is True:
+        raise SettingsError(
+            "in a cluster a step is planned when the last one has ended; "
+            "leave `async_scheduling` out"
+        )
     settings = settings.model_copy(update={"seed": (settings.seed + seed) % 2**63})
     with ExitStack() as stack:
         fleet = _open_fleet(settings, registry, num_replicas, num_workers, stack)
@@ -82,33 +92,25 @@ def _open_fleet(
     num_workers: int,
     stack: ExitStack,
 ) -> Fleet:
-    """Return the replicas, in this process or in others."""
+    """Return the replicas, in this process or in others, which end with ``stack``."""
     if num_workers == 1:
         numbers = range(num_replicas)
-        shard = stack.enter_context(closing(build_shard(numbers, settings, registry)))
-        return Fleet([(numbers, LocalLink(shard))])
+        shard = stack.enter_context(open_shard(numbers, settings, registry))
+        return Fleet([(numbers, LocalWorker(shard))])
     bounds = [worker * num_replicas // num_workers for worker in range(num_workers + 1)]
-    shards = []
-    for numbers in starmap(range, pairwise(bounds)):
-        link = ShardProcess(numbers, settings, registry)
-        shards.append((numbers, stack.enter_context(link)))
-    return Fleet(shards)
+    return Fleet(
+        [
+            (numbers, stack.enter_context(shard_process(numbers, settings, registry)))
+            for numbers in starmap(range, pairwise(bounds))
+        ]
+    )
 
 
-def _check(settings: EngineSettings, num_replicas: int) -> None:
-    """Check that engines with these settings can run beside each other in one process.
-
-    Raises:
-        SettingsError: they cannot.
-    """
-    problem = None
-    if not 1 <= num_replicas <= MAX_REPLICAS:
-        problem = f"{num_replicas} replicas; there may be 1 to {MAX_REPLICAS:,}"
-    elif settings.async_scheduling is True:
-        problem = "in a cluster a step is planned when the last one has ended; leave "
-        problem += "`async_scheduling` out"
-    if problem:
-        raise SettingsError(problem)
+def shard_process(numbers: range, settings: EngineSettings, registry: Registry) -> WorkerProcess:
+    """Return a process that serves the replicas of these numbers."""
+    what = f"the process of replicas {numbers[0]} to {numbers[-1]}"
+    arguments = (open_shard, numbers, settings, registry)
+    return WorkerProcess(*arguments, name="cluster worker", what=what)
 
 
 def router_options(settings: EngineSettings, registry: Registry) -> ComponentSettings:
@@ -117,3 +119,14 @@ def router_options(settings: EngineSettings, registry: Registry) -> ComponentSet
     if isinstance(chosen, ComponentSettings):
         return chosen
     return registry.get("router", "round_robin").settings.model_validate({})
+
+
+def num_workers(num_replicas: int, asked: int | None) -> int:
+    """Return how many processes there are; 1: only this one.
+
+    Args:
+        asked: by the user; ``None``: one for each core, but no more than pay.
+    """
+    if asked is not None:
+        return min(asked, num_replicas)
+    return max(1, min(num_cores(), _MOST, num_replicas // _FEW))

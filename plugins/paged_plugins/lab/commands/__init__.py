@@ -1,1 +1,1 @@
-"""The commands of the lab, a module each."""
+"""The commands of the lab, and the options that they share."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from paged_plugins.lab.commands.ray_option import RayCommand
-from paged_plugins.lab.commands.report import report_command
-from paged_plugins.lab.commands.run import run_command
-from paged_plugins.lab.commands.search import search_command
-from paged_plugins.lab.commands.validate import validate_command
+from paged_plugins.lab.commands.calibrate import validate_command
+from paged_plugins.lab.commands.options import RayCommand
+from paged_plugins.lab.commands.studies import report_command, run_command, search_command
 from paged_plugins.lab.commands.workload import workload_command
 
 app = typer.Typer(rich_markup_mode=None)

@@ -2,30 +2,190 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.util import find_spec
 from os import times
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from paged_core.cli.options import Given
-from paged_core.cli.output import print_json
+from paged_core.cli.output import print_json, print_table
 from paged_core.errors import SettingsError
-from paged_core.settings import Resolved
-from paged_plugins.lab.cluster.request_log import request_log
-from paged_plugins.lab.cluster.simulate_cluster import router_options, simulate_cluster
-from paged_plugins.lab.cluster.workers import num_workers
-from paged_plugins.lab.commands.options import AsJson, Limit, WorkloadName
-from paged_plugins.lab.commands.real_option import Real, check_executor, executor_layer
-from paged_plugins.lab.commands.shown_cluster import cluster_document, print_cluster
-from paged_plugins.lab.commands.shown_run import print_run
-from paged_plugins.lab.measures.run_measures import measures
-from paged_plugins.lab.measures.service_level import ServiceLevel
+from paged_core.settings import EngineSettings, Resolved
+from paged_plugins.counted import counted
+from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest
+from paged_plugins.lab.cluster.simulate_cluster import num_workers, router_options, simulate_cluster
+from paged_plugins.lab.commands.options import (
+    AsJson,
+    Limit,
+    Real,
+    WorkloadName,
+    check_executor,
+    executor_layer,
+)
+from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures
+from paged_plugins.lab.results.tables import parquet_table, row_values
+from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
+from paged_plugins.lab.statistics.phrases import Phrase, value_text
+from paged_plugins.lab.tasks.task import SIMULATED
+from paged_plugins.output_file import unwritable
 from paged_plugins.output_option import check_writable
 from paged_plugins.progress import counting
 from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
+
+_EXTREMES = 3
+"""Replicas that are shown of each end."""
+_OF_REPLICAS = {
+    "replica_jain": "Jain index of replicas",
+    "replica_max_over_mean": "busiest replica over mean",
+}
+"""Measures that clusters alone have."""
+_MEMORY = {
+    "held_share": "states of tokens",
+    "reserved_share": "reserved for tokens to come",
+    "internal_share": "internal fragmentation",
+    "external_share": "external fragmentation",
+}
+
+
+@contextmanager
+def request_log(path: Path | None) -> Iterator[OnRequest]:
+    """Write requests to a file: Parquet by its suffix, lines of JSON else; ``None``: nowhere.
+
+    Yields:
+        What is to be called with each request and the number of its replica.
+
+    Raises:
+        SettingsError: the file cannot be written, or pyarrow is missing.
+    """
+    if path is None:
+        yield lambda request, replica: None
+    elif path.suffix == ".parquet":
+        if find_spec("pyarrow") is None:
+            raise SettingsError(
+                "a Parquet file needs pyarrow, which is not installed; pip install "
+                "'paged-core[lab]', or name a file that ends with .jsonl"
+            )
+        columns = {"replica": int, **get_type_hints(RequestRecord)}
+        with parquet_table(path, columns, num_rows=10_000) as extend:
+            yield lambda request, replica: extend([(replica, *row_values(request))])
+    else:
+        try:
+            with path.open("w", encoding="utf-8") as file:
+                yield lambda request, replica: print(
+                    json.dumps({"replica": replica, **asdict(request)}), file=file
+                )
+        except OSError as error:
+            raise unwritable(path, error) from error
+
+
+def _cluster_document(record: ClusterRecord, router: str) -> dict[str, Any]:
+    """Return the record of a run of a cluster as JSON has it."""
+    return {
+        "router": router,
+        "requests": record.num_served + record.num_failed,
+        "measures": record.measures(),
+        "replicas": [
+            {
+                "requests": each.num_requests,
+                "generated_tokens": each.num_generated,
+                "prompt_tokens": each.num_prompt,
+                "cached_tokens": each.num_cached,
+                "steps": each.num_steps,
+                "busy_seconds": each.busy_seconds,
+            }
+            for each in record.replicas
+        ],
+        "timeline": [
+            {
+                "time": sample.time,
+                "requests": sample.num_requests,
+                "tokens": sample.num_tokens,
+                "most_requests": sample.most_requests,
+                "idle_replicas": sample.num_idle,
+            }
+            for sample in record.timeline
+        ],
+        "failure": record.failure,
+    }
+
+
+def _print_cluster(title: str, record: ClusterRecord, took: str) -> None:
+    """Print the record of a run of a cluster."""
+    _print_head(title, took, record.num_served, record.num_failed, record.failure)
+    if not record.num_served:
+        return  # there is nothing to measure
+    if record.num_failed:
+        typer.echo(Phrase.OTHERS_MEASURED)
+    _print_measures(record.measures())
+    typer.echo("Replicas by generated tokens, the most first")
+    columns = ["replica", "requests", "generated tokens", "hit rate", "busy"]
+    print_table("", columns, _replica_rows(record))
+
+
+def _replica_rows(record: ClusterRecord) -> Iterator[Sequence[str]]:
+    def percent(part: float, whole: float) -> str:
+        return f"{100 * part / whole:.1f}%" if whole else "-"
+
+    rows = [
+        (
+            str(number),
+            f"{each.num_requests:,}",
+            f"{each.num_generated:,}",
+            percent(each.num_cached, each.num_prompt),
+            percent(each.busy_seconds, record.elapsed),
+        )
+        for number, each in sorted(
+            enumerate(record.replicas), key=lambda pair: -pair[1].num_generated
+        )
+    ]
+    if len(rows) > 2 * _EXTREMES:
+        rows[_EXTREMES:-_EXTREMES] = [("...", "", "", "", "")]
+    yield from rows
+
+
+def _print_run(title: str, record: RunRecord, found: dict[str, float], took: str) -> None:
+    """Print the measures of a run of one engine."""
+    num_failed = int(found["failed"])
+    num_served = len(record.requests) - num_failed
+    _print_head(title, took, num_served, num_failed, record.failure)
+    if not num_served:
+        return  # there is nothing to measure
+    _print_measures(found)
+    last = record.steps[-1] if record.steps else None
+    num_blocks, size = (last.num_blocks, last.block_size) if last else (0, 0)
+    typer.echo(f"Memory while busy, of {num_blocks:,} blocks of {size} tokens")
+    shares = {use: found[name] for name, use in _MEMORY.items()}
+    shares["free"] = max(0.0, 1 - sum(shares.values()))
+    print_table("", ["use", "share"], [[use, f"{100 * each:.1f}%"] for use, each in shares.items()])
+
+
+def _print_head(
+    title: str, took: str, num_served: int, num_failed: int, failure: str | None
+) -> None:
+    typer.echo(title + took if num_served else title)
+    if num_failed:
+        requests = counted(num_failed, "request")
+        typer.echo(Phrase.RUN_FAILED.format(requests=requests, reason=failure))
+
+
+def _print_measures(found: dict[str, float]) -> None:
+    rows = [
+        [MEASURES[name].title, value_text(name, value)]
+        if name in MEASURES
+        else [_OF_REPLICAS[name], f"{value:.3f}"]
+        for name, value in found.items()
+        if name not in _MEMORY
+    ]
+    print_table("", ["measure", "value"], rows)
+
 
 Seed = Annotated[int, typer.Option(min=0, help="Of the workload, and of the engine's own draws.")]
 Replicas = Annotated[
@@ -98,11 +258,12 @@ def simulate_command(
     seconds = _cpu_seconds() - started
     router = router_options(settings, resolved.registry).name
     if as_json:
-        head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
-        document = cluster_document(record, router)
-        print_json(head | document | {"cpu_seconds": round(seconds, 3)})
-    else:
-        print_cluster(f"{spec.name}, seed {seed}", record, router, seconds)
+        _print_json(spec, seed, settings, _cluster_document(record, router), seconds)
+        return
+    number = record.num_served + record.num_failed
+    where = f"{counted(len(record.replicas), 'replica')} behind {router}"
+    took = f", {value_text('makespan_s', record.elapsed)} in {seconds:.1f} s"
+    _print_cluster(f"{spec.name}, seed {seed}: {number:,} requests on {where}", record, took)
 
 
 def _check_log(path: Path | None, workload: str) -> None:
@@ -125,18 +286,20 @@ def _serve_alone(
     with counting("requests") as advance:
         record = run_workload(settings, resolved.registry, spec.build(), seed, advance=advance)
     seconds = _cpu_seconds() - started
-    found = measures(record, slo)
+    found, number = measures(record, slo), len(record.requests)
     if as_json:
-        print_json(
-            {
-                "workload": spec.written(),
-                "seed": seed,
-                "executor": settings.executor.name,
-                "requests": len(record.requests),
-                "measures": found,
-                "failure": record.failure,
-                "cpu_seconds": round(seconds, 3),
-            }
-        )
-    else:
-        print_run(f"{spec.name}, seed {seed}", settings, record, found, seconds)
+        document = {"requests": number, "measures": found, "failure": record.failure}
+        _print_json(spec, seed, settings, document, seconds)
+        return
+    name, took = settings.executor.name, ""
+    if name == SIMULATED:
+        took = f", {value_text('makespan_s', found['makespan_s'])} in {seconds:.1f} s"
+    title = f"{spec.name}, seed {seed}: {number:,} requests on executor {name}"
+    _print_run(title, record, found, took)
+
+
+def _print_json(
+    spec: WorkloadSpec, seed: int, settings: EngineSettings, document: dict[str, Any], took: float
+) -> None:
+    head = {"workload": spec.written(), "seed": seed, "executor": settings.executor.name}
+    print_json(head | document | {"cpu_seconds": round(took, 3)})

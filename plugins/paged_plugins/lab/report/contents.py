@@ -1,25 +1,210 @@
-"""What a report says, before it has a format."""
+"""The contents of a report, before it has a format."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from math import isfinite
+from typing import Literal
 
 from paged_plugins.counted import counted
-from paged_plugins.lab.measures.measure import Measure
-from paged_plugins.lab.report.difference_table import (
-    DifferenceTable,
-    Found,
-    by_place,
-    difference_table,
-)
-from paged_plugins.lab.report.families import Family, families
-from paged_plugins.lab.report.notes import notes
-from paged_plugins.lab.report.origin import Origin, origin
+from paged_plugins.lab.measures import MEASURES, Measure
+from paged_plugins.lab.report.origin import Origin, notes, origin
 from paged_plugins.lab.results.results import Results
-from paged_plugins.lab.statistics.differences import Difference, differences
-from paged_plugins.lab.statistics.sentences import answers, arm_sentences
-from paged_plugins.lab.statistics.wording import listed
+from paged_plugins.lab.statistics.differences import Difference
+from paged_plugins.lab.statistics.phrases import (
+    Phrase,
+    change_text,
+    interval_text,
+    listed,
+    value_text,
+)
+from paged_plugins.lab.statistics.sentences import Conclusions
+from paged_plugins.lab.study.arms import Arm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """An arm, and those that are compared with it."""
+
+    title: str
+    base: Arm
+    arms: Sequence[Arm]
+    """Without the base; at most ``limit`` of :func:`families`."""
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the labels of all of its arms, the base first."""
+        return [self.base.label, *(arm.label for arm in self.arms)]
+
+
+def families(results: Results, limit: int) -> list[Family]:
+    """Return the families of the arms, in order; one of more than ``limit`` arms is split.
+
+    It is split between axes where that makes parts that fit.
+    """
+    by_label = {arm.label: arm for arm in results.arms}
+    around: dict[str, list[Arm]] = {}
+    for arm in results.arms:
+        if arm.compared_with != arm.label and arm.compared_with in by_label:
+            around.setdefault(arm.compared_with, []).append(arm)
+    made = []
+    for base, arms in around.items():
+        parts = _parts(arms, limit)
+        for part in parts:
+            words = _axes(part) if len(parts) > 1 else ""
+            against = f"against {base}" if len(around) > 1 else ""
+            title = " ".join(filter(None, (words, against)))
+            made.append(Family(title=title, base=by_label[base], arms=part))
+    return made
+
+
+def _parts(arms: Sequence[Arm], limit: int) -> list[list[Arm]]:
+    """Split arms into parts of at most ``limit``, an axis in one part if it fits."""
+    parts: list[list[Arm]] = [[]]
+    for _, group in groupby(arms, key=lambda arm: arm.axis):
+        axis = list(group)
+        if len(parts[-1]) + len(axis) > limit:
+            parts.append([])
+        for arm in axis:
+            if len(parts[-1]) == limit:
+                parts.append([])
+            parts[-1].append(arm)
+    return [part for part in parts if part]
+
+
+def _axes(arms: Sequence[Arm]) -> str:
+    axes = dict.fromkeys(arm.axis or arm.label for arm in arms)
+    return ", ".join(axes)
+
+
+Verdict = Literal["better", "worse", "differs", ""]
+
+_TOPICS: Mapping[str, Sequence[str]] = {
+    "Throughput": (
+        *("goodput_per_s", "missed_deadlines", "throughput_tokens_per_s", "requests_per_s"),
+    ),
+    "Latency": ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queueing_ms"),
+    "Cache and preemption": ("hit_rate", "evictions", "preemptions", "recomputed_tokens"),
+    "Memory": ("held_share", "reserved_share", "internal_share", "external_share"),
+    "Fairness": ("jain", "max_slowdown"),
+}
+_OTHER = "Run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What an arm did to a measure."""
+
+    value: str
+    change: str
+    interval: str
+    """``[low, high]``; empty: there is one seed."""
+    verdict: Verdict
+    """Empty: it did not move."""
+    is_equal: bool
+    """In every seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A measure."""
+
+    title: str
+    base: str
+    cells: Sequence[Cell | None]
+    """One per arm of the family; ``None``: not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """Rows that belong together."""
+
+    title: str
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifferenceTable:
+    """All measures of a family of arms on one workload, or those that matter."""
+
+    title: str
+    family: Family
+    topics: Sequence[Topic]
+    equal: Sequence[Row]
+    """Measures that are equal in all arms and seeds; they are in no topic."""
+
+    @property
+    def equal_text(self) -> str:
+        """Name these, with their values."""
+        rows = "; ".join(f"{row.title} {row.base}" for row in self.equal)
+        told = Phrase.EQUAL_IN_ALL.format(measures=rows)
+        return told[0].upper() + told[1:]
+
+
+Found = Mapping[tuple[str, str, str], Difference]
+"""Differences by arm, workload and measure."""
+
+
+def difference_table(
+    title: str, found: Found, family: Family, workload: str, wanted: Callable[[Measure], bool]
+) -> DifferenceTable:
+    """Return the table of a family on a workload, with the measures that are ``wanted``."""
+    topics: dict[str, list[Row]] = {topic: [] for topic in (*_TOPICS, _OTHER)}
+    equal = []
+    for measure in filter(wanted, MEASURES.values()):
+        row = _row(found, family, workload, measure)
+        if row is None:
+            continue
+        if all(cell is not None and cell.is_equal for cell in row.cells):
+            equal.append(row)
+        else:
+            topics[_topic(measure.name)].append(row)
+    return DifferenceTable(
+        title=title,
+        family=family,
+        topics=[Topic(title=title, rows=rows) for title, rows in topics.items() if rows],
+        equal=equal,
+    )
+
+
+def verdict(difference: Difference) -> Verdict:
+    """Return which way a measure moved, if it did."""
+    if not difference.moved:
+        return ""
+    better = difference.is_better
+    return "differs" if better is None else "better" if better else "worse"
+
+
+def _topic(name: str) -> str:
+    for topic, starts in _TOPICS.items():
+        if name.startswith(tuple(starts)):
+            return topic
+    return _OTHER
+
+
+def _row(found: Found, family: Family, workload: str, measure: Measure) -> Row | None:
+    differences = [found.get((arm.label, workload, measure.name)) for arm in family.arms]
+    base = next((each.base for each in differences if each is not None), None)
+    if base is None:
+        return None
+    return Row(
+        title=measure.title,
+        base=value_text(measure.name, base),
+        cells=[None if each is None else _cell(each) for each in differences],
+    )
+
+
+def _cell(difference: Difference) -> Cell:
+    return Cell(
+        value=value_text(difference.measure, difference.value),
+        change=change_text(difference),
+        interval=interval_text(difference) if isfinite(difference.low) else "",
+        verdict=verdict(difference),
+        is_equal=difference.is_equal,
+    )
+
 
 _MOST_COLUMNS = 6
 """Arms in one table, and in one picture."""
@@ -53,17 +238,15 @@ def contents(results: Results, measures: Collection[str], confidence: float = 0.
     Args:
         measures: names of those that are compared.
     """
-    different = differences(results, confidence, measures=measures)
-    found = by_place(different)
+    told = Conclusions.of(results, measures, confidence)
+    found = {(each.arm, each.workload, each.measure): each for each in told.differences}
     kinds = families(results, _MOST_COLUMNS)
-    told = answers(results, different, confidence)
-    arms = arm_sentences(results, different, confidence)
     return Contents(
         title=_title(results, kinds),
-        scope=_scope(results, different),
-        answers=told or arms,
-        arms=arms if told else (),
-        notes=list(notes(results, confidence, len(different))),
+        scope=_scope(results, told.differences),
+        answers=told.answers or told.arms,
+        arms=told.arms if told.answers else (),
+        notes=list(notes(results, confidence, len(found))),
         tables=_tables(results, kinds, found, lambda measure: measure.shown),
         full_tables=_tables(results, kinds, found, lambda measure: True),
         origin=origin(results),
@@ -94,8 +277,8 @@ def _title(results: Results, kinds: Sequence[Family]) -> str:
     where = f" on {listed(results.workloads)}" if len(results.workloads) in {1, 2} else ""
     named = [axis for axis in axes if axis]
     if named and len(named) == len(axes) <= 3:
-        return f"What does changing {listed(named)} do{where}?"
-    return f"What do {len(results.arms)} arms differ in{where}?"
+        return Phrase.WHAT_CHANGES.format(axes=listed(named), where=where)
+    return Phrase.WHAT_DIFFERS.format(num_arms=len(results.arms), where=where)
 
 
 def _scope(results: Results, different: Sequence[Difference]) -> str:
@@ -104,6 +287,6 @@ def _scope(results: Results, different: Sequence[Difference]) -> str:
         counted(len(results.workloads), "workload"),
         counted(len(results.seeds), "seed"),
         counted(len(results.runs), "run"),
-        f"{sum(each.moved for each in different):,} of {len(different):,} differences moved",
+        Phrase.NUM_MOVED.format(moved=sum(each.moved for each in different), total=len(different)),
     )
     return " · ".join(parts)

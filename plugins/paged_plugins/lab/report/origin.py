@@ -1,16 +1,20 @@
-"""What was run, as a report tells it: enough to run it again."""
+"""Where results come from, and how far to trust them, as a report tells it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from paged_core.cli.output import show
+from paged_plugins.counted import counted
 from paged_plugins.lab.results.results import Results
+from paged_plugins.lab.statistics.differences import minimum_seeds
+from paged_plugins.lab.statistics.phrases import Phrase
+from paged_plugins.lab.tasks.task import SIMULATED
 
 _LEFT_OUT = frozenset({"format", "arms", "runs", "seeds", "slo", "started", "finished"})
 """Keys of a manifest that are told elsewhere, or differ between runs with equal results."""
@@ -71,8 +75,12 @@ def service_level(results: Results) -> str:
     """Return the latencies that a request must meet, in words."""
     slo = results.slo
     limits = (("TTFT", slo.ttft_ms), ("TPOT", slo.tpot_ms), ("completion", slo.e2e_ms))
-    told = [f"{name} at most {limit:g} ms" for name, limit in limits if limit is not None]
-    return ", ".join(told) if told else "none, so there is no goodput"
+    told = [
+        Phrase.LIMIT.format(measure=name, limit=limit)
+        for name, limit in limits
+        if limit is not None
+    ]
+    return ", ".join(told) or Phrase.NO_LIMITS
 
 
 def _plain(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,3 +91,24 @@ def _plain(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _changes(changes: Mapping[str, Any]) -> str:
     return "\n".join(f"{key}: {show(value)}" for key, value in changes.items())
+
+
+def notes(results: Results, confidence: float, num_differences: int) -> Iterator[str]:
+    """Yield what a reader must know of the runs, the intervals and the claims."""
+    num_seeds = len(results.seeds)
+    missing = len(results.arms) * len(results.workloads) * num_seeds - len(results.runs)
+    if missing:
+        yield Phrase.MISSING_RUNS.format(runs=counted(missing, "run"))
+    yield Phrase.SAME_REQUESTS.format(seeds=counted(num_seeds, "seed"))
+    settings = results.manifest.get("settings", {}).get(results.arms[0].label, {})
+    if settings.get("executor", {}).get("name") == SIMULATED:
+        model = settings.get("cost_model") or {}
+        options = [f"{key} {show(value)}" for key, value in model.items() if key != "name"]
+        yield Phrase.SIMULATED.format(model=model.get("name"), options=", ".join(options))
+    if num_seeds < 2:
+        yield Phrase.NO_INTERVALS
+        return
+    yield Phrase.INTERVALS.format(percent=100 * confidence, num_differences=num_differences)
+    enough = minimum_seeds(confidence)
+    claim = Phrase.NO_CLAIM if num_seeds < enough else Phrase.CLAIM
+    yield claim.format(enough=enough, num_seeds=num_seeds)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from paged_core.config.documents import read_text
 from paged_core.errors import SettingsError
-from paged_plugins.lab.measures.measure import MEASURES
-from paged_plugins.lab.results.manifest import MANIFEST, Manifest
+from paged_plugins.lab.measures import MEASURES
+from paged_plugins.lab.results.folder import MANIFEST, RECORDS, Manifest
 from paged_plugins.lab.results.results import Results, RunResult
-from paged_plugins.lab.results.results_folder import RECORDS
-from paged_plugins.lab.results.run_store import read_record, record_path
+from paged_plugins.lab.results.store import read_record, record_path
 from paged_plugins.lab.results.tables import RUNS
 from paged_plugins.lab.runs.run_record import RunRecord
-from paged_plugins.lab.study.yaml_file import Strict
+from paged_plugins.lab.study.study import Strict
 
 _MAX_SIZE = 2**30
 """Bytes of a manifest, and of the table of runs."""
@@ -47,48 +45,34 @@ def load_results(folder: Path) -> Results:
             f"--output {folder}`"
         )
     rows = _read(folder / RUNS, TypeAdapter(list[_Measured]))
-    keys = {(run.arm, run.workload, run.seed): run.key for run in manifest.runs}
-    labels, names = (
-        [arm.label for arm in manifest.arms],
-        [_name(each) for each in manifest.workloads],
-    )
+    entries = {run.place: run for run in manifest.runs}
+    labels = [arm.label for arm in manifest.arms]
+    names = [str(workload.get("name", "")) for workload in manifest.workloads]
+    measured: dict[tuple[str, str, int], dict[str, float]] = {}
     for row in rows:
         if row.arm not in labels or row.workload not in names or row.measure not in MEASURES:
             raise SettingsError(f"{folder / RUNS} is damaged: {MANIFEST} knows nothing of {row}")
+        measured.setdefault((row.arm, row.workload, row.seed), {})[row.measure] = row.value
 
     def record(arm: str, workload: str, seed: int) -> RunRecord | None:
-        key = keys.get((arm, workload, seed))
-        path = key and record_path(folder / RECORDS, key)
+        entry = entries.get((arm, workload, seed))
+        path = entry and record_path(folder / RECORDS, entry.key)
         return read_record(path) if path and path.is_file() else None
+
+    def result(place: tuple[str, str, int], found: dict[str, float]) -> RunResult:
+        (arm, workload, seed), entry = place, entries.get(place)
+        failure = None if entry is None else entry.failure
+        return RunResult(arm=arm, workload=workload, seed=seed, measures=found, failure=failure)
 
     return Results(
         arms=manifest.arms,
         workloads=names,
         seeds=manifest.seeds,
-        runs=list(_runs(rows, manifest)),
+        runs=[result(place, found) for place, found in measured.items()],
         slo=manifest.slo,
         manifest=manifest.model_dump(mode="json"),
         record=record,
     )
-
-
-def _name(workload: Mapping[str, Any]) -> str:
-    return str(workload.get("name", ""))
-
-
-def _runs(rows: Iterable[_Measured], manifest: Manifest) -> Iterable[RunResult]:
-    failures = {(run.arm, run.workload, run.seed): run.failure for run in manifest.runs}
-    measured: dict[tuple[str, str, int], dict[str, float]] = {}
-    for row in rows:
-        measured.setdefault((row.arm, row.workload, row.seed), {})[row.measure] = row.value
-    for (arm, workload, seed), found in measured.items():
-        yield RunResult(
-            arm=arm,
-            workload=workload,
-            seed=seed,
-            measures=found,
-            failure=failures.get((arm, workload, seed)),
-        )
 
 
 def _read(path: Path, kind: TypeAdapter[_Read]) -> _Read:

@@ -1,24 +1,108 @@
-"""The tidy tables of a study: JSON always, Parquet where pyarrow is installed."""
+"""The tidy tables of a study, and files that are whole or not there."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
-from paged_plugins.lab.results.atomic_file import write_bytes
-from paged_plugins.lab.results.parquet_table import ParquetTable
 from paged_plugins.lab.results.results import RunResult
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, StepSample
+from paged_plugins.output_file import unwritable
 
+PARTIAL = ".partial"
+"""End of the name of a file that is being written."""
 RUNS = "runs.json"
 TABLES = (RUNS, "runs.parquet", "requests.parquet", "steps.parquet")
 _KEY = {"arm": str, "workload": str, "seed": int}
 _RUN = _KEY | {"measure": str, "value": float}
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a path to write to, which takes the place of ``path`` once the block has ended.
+
+    A link, a pipe or a device stays what it is: it is written to.
+
+    Raises:
+        SettingsError: the file cannot be written.
+    """
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            yield path
+            return
+        partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+        try:
+            yield partial
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file, or replace it."""
+    with replacing(path) as partial:
+        partial.write_bytes(content)
+
+
+Extend = Callable[[Iterable[tuple[Any, ...]]], None]
+"""Appends rows to a table, each with a value for every column."""
+
+
+@contextmanager
+def parquet_table(
+    path: Path, columns: Mapping[str, Any], num_rows: int = 100_000
+) -> Iterator[Extend]:
+    """Write a table to a Parquet file that is there once the block has ended; equal rows make equal
+    bytes.
+
+    Args:
+        columns: their types by name: ``str``, ``int``, ``float`` or ``bool``, or one ``| None``.
+        num_rows: that are kept in memory, and form a row group.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    kinds = {
+        str: pyarrow.string(),
+        int: pyarrow.int64(),
+        float: pyarrow.float64(),
+        bool: pyarrow.bool_(),
+    }
+    schema = pyarrow.schema([(name, kinds[_without_none(kind)]) for name, kind in columns.items()])
+    rows: list[tuple[Any, ...]] = []
+
+    def flush() -> None:
+        if rows:
+            values = dict(zip(schema.names, map(list, zip(*rows, strict=True)), strict=True))
+            writer.write_table(pyarrow.table(values, schema=schema))
+            rows.clear()
+
+    def extend(more: Iterable[tuple[Any, ...]]) -> None:
+        rows.extend(more)
+        if len(rows) >= num_rows:
+            flush()
+
+    with replacing(path) as partial, pyarrow.parquet.ParquetWriter(partial, schema) as writer:
+        yield extend
+        flush()
+
+
+def _without_none(kind: Any) -> Any:
+    return next((part for part in get_args(kind) if part is not NoneType), kind)
 
 
 def write_tables(folder: Path, runs: Iterable[tuple[RunResult, RunRecord]]) -> bool:
@@ -38,29 +122,23 @@ def write_tables(folder: Path, runs: Iterable[tuple[RunResult, RunRecord]]) -> b
     lines = []
     with ExitStack() as stack:
         tables = {
-            name: stack.enter_context(ParquetTable(folder / f"{name}.parquet", kinds))
+            name: stack.enter_context(parquet_table(folder / f"{name}.parquet", kinds))
             for name, kinds in (columns.items() if find_spec("pyarrow") else ())
         }
-        for result, record in runs:
-            measured = list(_measured(result))
-            lines += [json.dumps(dict(zip(_RUN, row, strict=True))) for row in measured]
-            rows = {
-                "runs": measured,
-                "requests": _rows(result, record.requests),
-                "steps": _rows(result, record.steps),
+        for run, record in runs:
+            key = run.arm, run.workload, run.seed
+            rows: dict[str, list[tuple[Any, ...]]] = {
+                "runs": [(*key, name, float(value)) for name, value in run.measures.items()],
+                "requests": [(*key, *row_values(one)) for one in record.requests],
+                "steps": [(*key, *row_values(one)) for one in record.steps],
             }
-            for name, table in tables.items():
-                table.extend(rows[name])
+            lines += [json.dumps(dict(zip(_RUN, row, strict=True))) for row in rows["runs"]]
+            for name, extend in tables.items():
+                extend(rows[name])
     write_bytes(folder / RUNS, ("[\n" + ",\n".join(lines) + "\n]\n").encode())
     return bool(tables)
 
 
-def _measured(run: RunResult) -> Iterator[tuple[Any, ...]]:
-    for measure, value in run.measures.items():
-        yield run.arm, run.workload, run.seed, measure, float(value)
-
-
-def _rows(run: RunResult, records: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    for one in records:
-        values = (getattr(one, field.name) for field in fields(one))
-        yield run.arm, run.workload, run.seed, *values
+def row_values(record: RequestRecord | StepSample) -> Iterator[Any]:
+    """Yield the values of a record in the order of its columns."""
+    return (getattr(record, field.name) for field in fields(record))

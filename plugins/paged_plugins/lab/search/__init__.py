@@ -1,1 +1,1 @@
-"""Search: which combination of settings serves an objective best, and which settings matter."""
+"""Search for the combination of settings that serves an objective best."""

@@ -1,1 +1,1 @@
-"""What differs between the arms of an ablation, with its uncertainty, in numbers and in words."""
+"""Differences between the arms of a study, with their uncertainty, in numbers and in words."""

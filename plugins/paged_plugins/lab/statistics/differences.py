@@ -5,15 +5,135 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from functools import cached_property
+from math import ceil, exp, inf, log2, sqrt
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paged_plugins.lab.measures.measure import MEASURES
+from paged_plugins.lab.measures import MEASURES, Measure
 from paged_plugins.lab.results.results import Results
-from paged_plugins.lab.statistics.paired_effect import PairedEffect
-from paged_plugins.lab.statistics.simultaneous import critical_value, minimum_seeds
-from paged_plugins.lab.study.arm import BASE
+from paged_plugins.lab.study.arms import BASE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_DRAWS = 4000
+_CHUNK = 500
+
+
+def minimum_seeds(confidence: float) -> int:
+    """Return the seeds from which on a difference may be claimed.
+
+    With fewer, even differences that agree in sign in every seed come about by chance more often
+    than ``1 - confidence``: the two-sided sign test, which assumes no distribution.
+    """
+    return ceil(1 - log2(1 - confidence))
+
+
+def critical_value(effects: NDArray[np.float64], confidence: float) -> float:
+    """Return the factor ``c`` of the errors that makes the intervals of all comparisons hold.
+
+    It depends neither on the order of seeds and comparisons, nor on the unit or the sign of any,
+    apart from rounding.
+
+    Args:
+        effects: [seeds, comparisons], at least 2 and 1; none is the same in all seeds.
+    """
+    residuals = effects - effects.mean(axis=0)
+    residuals = residuals / residuals.std(axis=0)
+    by_size = np.argsort((residuals**2).sum(axis=1), kind="stable")
+    residuals = residuals[by_size]
+    num_seeds = len(residuals)
+    random = np.random.default_rng(0)
+    largest = []
+    for _ in range(0, _DRAWS, _CHUNK):
+        weights = random.standard_normal((_CHUNK, num_seeds, num_seeds))
+        drawn = weights @ residuals
+        errors = drawn.std(axis=1, ddof=1) / np.sqrt(num_seeds)
+        largest.append((np.abs(drawn.mean(axis=1)) / errors).max(axis=1))
+    return float(np.quantile(np.concatenate(largest), confidence))
+
+
+_ROUNDING = 1e-11
+"""What is smaller, relative to the values that are compared, is rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A comparison: of an arm with another, ``base``, in one measure on one workload."""
+
+    arm: str
+    base: str
+    workload: str
+    measure: str
+
+
+@dataclass(frozen=True, eq=False)
+class PairedEffect:
+    """One measure of two arms, on the same workload with the same seeds.
+
+    Where a measure is compared in percent and all of its values are positive, the effect in a seed
+    is the logarithm of the ratio: equal changes of short and of long runs count alike, the interval
+    is of the geometric mean, and swapping the arms only changes the sign. Otherwise it is the
+    difference.
+    """
+
+    pair: Pair
+    base: NDArray[np.float64]
+    """[seeds]"""
+    value: NDArray[np.float64]
+    """[seeds]"""
+
+    @property
+    def measure(self) -> Measure:
+        """The measure that is compared."""
+        return MEASURES[self.pair.measure]
+
+    @cached_property
+    def relative(self) -> bool:
+        """Whether changes are given in percent: shares have points, and 0 has no percent."""
+        return not self.measure.is_share and bool(self.base.any())
+
+    @cached_property
+    def effects(self) -> NDArray[np.float64]:
+        """[seeds]"""
+        if self._is_ratio:
+            return np.log(self.value / self.base)
+        return self.value - self.base
+
+    @cached_property
+    def mean(self) -> float:
+        """Of the effects; differences by rounding alone are 0."""
+        mean = float(self.effects.mean())
+        return mean if abs(mean) > self._rounding else 0.0
+
+    @cached_property
+    def error(self) -> float:
+        """Standard error of the mean; 0 if all seeds have the same effect."""
+        num_seeds = len(self.effects)
+        if num_seeds < 2:
+            return 0.0
+        deviation = float(self.effects.std(ddof=1))
+        return deviation / sqrt(num_seeds) if deviation > self._rounding else 0.0
+
+    def change(self, effect: float) -> float:
+        """Return an effect in percent, in points, or in the unit of the measure."""
+        if self._is_ratio:
+            return 100 * (exp(min(effect, 500.0)) - 1)
+        if self.relative:
+            return 100 * effect / abs(float(self.base.mean()))
+        return 100 * effect if self.measure.is_share else effect
+
+    @cached_property
+    def _is_ratio(self) -> bool:
+        return self.relative and bool((self.base > 0).all() and (self.value > 0).all())
+
+    @cached_property
+    def _rounding(self) -> float:
+        size = 1.0 if self._is_ratio else max(abs(self.base).max(), abs(self.value).max())
+        return _ROUNDING * float(size)
+
 
 _LEAST_CHANGE = 0.01
 """Percent or points: what is smaller is not claimed, as no decision depends on it."""
@@ -41,20 +161,23 @@ class Difference:
     relative: bool
     moved: bool
     """Whether a difference is claimed: the interval excludes 0, there are enough seeds
-    (:func:`~paged_plugins.lab.statistics.simultaneous.minimum_seeds`), and the change is 0.01
+    (:func:`~paged_plugins.lab.statistics.differences.minimum_seeds`), and the change is 0.01
     percent or points at least."""
     compared_with: str = BASE
     """Label of the arm that has ``base``."""
 
+    @property
+    def is_equal(self) -> bool:
+        """Whether the arms are equal in every seed."""
+        return self.low == self.high == 0
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A comparison: of an arm with another, ``base``, in one measure on one workload."""
-
-    arm: str
-    base: str
-    workload: str
-    measure: str
+    @property
+    def is_better(self) -> bool | None:
+        """Whether the change is for the better; ``None``: it is neither better nor worse."""
+        better = MEASURES[self.measure].better
+        if better is None or self.change == 0:
+            return None
+        return (self.change > 0) is (better == "higher")
 
 
 def differences(
@@ -107,14 +230,7 @@ def _effect(
     if not both:
         return None
     base, value = np.array(both, dtype=float).T
-    return PairedEffect(
-        arm=pair.arm,
-        compared_with=pair.base,
-        workload=pair.workload,
-        measure=MEASURES[pair.measure],
-        base=base,
-        value=value,
-    )
+    return PairedEffect(pair, base, value)
 
 
 def _factors(effects: Sequence[PairedEffect], confidence: float) -> Mapping[int, float]:
@@ -145,9 +261,9 @@ def _difference(effect: PairedEffect, factors: Mapping[int, float], enough: int)
     has_scale = effect.relative or effect.measure.is_share
     is_small = has_scale and abs(change) < _LEAST_CHANGE
     return Difference(
-        arm=effect.arm,
-        workload=effect.workload,
-        measure=effect.measure.name,
+        arm=effect.pair.arm,
+        workload=effect.pair.workload,
+        measure=effect.pair.measure,
         base=float(effect.base.mean()),
         value=float(effect.value.mean()),
         change=change,
@@ -155,5 +271,5 @@ def _difference(effect: PairedEffect, factors: Mapping[int, float], enough: int)
         high=high if num_seeds > 1 else inf,
         relative=effect.relative,
         moved=excludes_0 and num_seeds >= enough and not is_small,
-        compared_with=effect.compared_with,
+        compared_with=effect.pair.base,
     )

@@ -1,1 +1,1 @@
-"""What a study runs: its file, its arms and their settings."""
+"""Studies: their files, their arms and their settings."""

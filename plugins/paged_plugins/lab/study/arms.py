@@ -1,18 +1,56 @@
-"""The arms of a study, from a base and axes."""
+"""The arms of a study: a base and what is varied around it, with the settings of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product as combinations
+from math import prod
 from typing import Any
 
-from paged_core.config.entry import Entry, Layer, Origin
+from paged_core.cli.options import Given
+from paged_core.config.documents import parse_yaml
+from paged_core.config.entry import Entry, Layer, Origin, Text
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, settings_class
-from paged_plugins.lab.study.arm import BASE, Arm
-from paged_plugins.lab.study.setting_text import settings_text
+
+
+def setting_text(value: Any) -> str:
+    """Return the value of a setting: a name, a number, or a table ``{name: slru, share: 0.5}``."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {setting_text(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(setting_text, value)) + "]"
+    return str(value)
+
+
+def settings_text(changes: Mapping[str, Any]) -> str:
+    """Return settings as ``key=value``, comma-separated."""
+    return ", ".join(f"{key}={setting_text(value)}" for key, value in changes.items())
+
+
+BASE = "base"
+"""Label of the arm that the others are compared with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One engine under study."""
+
+    label: str
+    """``base``, or what it changes: ``victim=fewest_computed``, ``evictor=slru num_blocks=128``."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Settings by dotted key that differ from those of the base."""
+    held: Mapping[str, Any] = field(default_factory=dict)
+    """Settings by dotted key that it shares with the base, where other arms differ in them."""
+    axis: str | None = None
+    """The setting that it varies; ``None``: the base, or several are varied at once."""
+    compared_with: str = BASE
+    """Label of the arm that it is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +161,125 @@ def _combined(
 def _arm(changes: Mapping[str, Any]) -> Arm:
     axis = next(iter(changes)) if len(changes) == 1 else None
     return Arm(label=settings_text(changes), changes=dict(changes), axis=axis)
+
+
+def block_size_note(arms: Iterable[EngineSettings]) -> str | None:
+    """Return what to say where blocks of several sizes make caches of several sizes; ``None``:
+    nothing.
+    """
+    block_sizes: defaultdict[int, set[int]] = defaultdict(set)
+    for settings in arms:
+        if settings.num_blocks is not None:
+            block_sizes[settings.num_blocks].add(settings.block_size)
+    for num_blocks, sizes in block_sizes.items():
+        if len(sizes) > 1:
+            caches = ", ".join(f"{num_blocks * size:,} at {size}" for size in sorted(sizes))
+            return (
+                f"note: block_size changes the size of the cache, as num_blocks is {num_blocks:,} "
+                f"everywhere (tokens: {caches}); to keep it, give kv_cache_memory instead"
+            )
+    return None
+
+
+_OPENING, _CLOSING = "{[(", "}])"
+_MOST_ARMS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """A setting and the values that it is given in turn; the first is what others are compared
+    with.
+    """
+
+    key: str
+    """Dotted, for an option of a component."""
+    values: Sequence[Any]
+    """Numbers, names, tables with options of a component."""
+    entries: Sequence[Entry]
+    """The setting with each value, as if it had been given by option."""
+
+
+def parse_variation(text: str) -> Variation:
+    """Return what ``KEY=A,B,...`` says; commas within brackets and quotes separate no values.
+
+    Raises:
+        SettingsError: it says less than two values, or one twice, or a value cannot be read.
+    """
+    key, equals, rest = text.partition("=")
+    key = key.strip().replace("-", "_")
+    texts = [each.strip() for each in _split(rest)]
+    if not key or not equals or not all(texts):
+        raise SettingsError(f"--vary {text:.80}: write KEY=A,B, as in --vary evictor=lru,slru")
+    if len(texts) < 2:
+        raise SettingsError(f"--vary {text:.80}: one value varies nothing; give two or more")
+    for number, each in enumerate(texts):
+        if each in texts[:number]:
+            raise SettingsError(f"--vary {text:.80}: {each!r} is given twice; leave one out")
+    path, origin = tuple(key.split(".")), Origin("cli", f"--vary {key}")
+    values = [_value(key, each) for each in texts]
+    given = [
+        value if isinstance(value, (dict, list)) else Text(each)
+        for value, each in zip(values, texts, strict=True)
+    ]
+    return Variation(key, values, [Entry(path, each, origin) for each in given])
+
+
+def varied_arms(variations: Sequence[Variation], given: Given, below: Layer) -> list[PlannedArm]:
+    """Return an arm for every combination, with its settings.
+
+    The first setting is the axis: within each combination of the others, its values are compared
+    with its first one.
+
+    Raises:
+        SettingsError: a combination is no valid settings, two are equal, or they are too many.
+    """
+    axis, *others = variations
+    keys = [each.key for each in variations]
+    for number, key in enumerate(keys):
+        if key in keys[:number]:
+            raise SettingsError(f"--vary {key} is given twice; list all of its values in one")
+    if prod(len(each.values) for each in variations) > _MOST_ARMS:
+        raise SettingsError(f"--vary makes more than {_MOST_ARMS:,} arms; vary less at once")
+    planned: dict[str, PlannedArm] = {}
+    for around in combinations(*(range(len(other.values)) for other in others)):
+        reference = ""
+        for place in range(len(axis.values)):
+            chosen = list(zip(variations, (place, *around), strict=True))
+            changes = {each.key: each.values[number] for each, number in chosen}
+            label = settings_text(changes)
+            reference = reference or label
+            entries = [each.entries[number] for each, number in chosen]
+            settings = replace(given, options=[*given.options, *entries]).resolve(below).settings
+            arm = Arm(label=label, changes=changes, axis=axis.key, compared_with=reference)
+            made = PlannedArm(arm, settings)
+            known = planned.setdefault(_identity(settings), made)
+            if known is not made:
+                raise SettingsError(
+                    f"--vary: {known.arm.label!r} and {label!r} are the same settings; leave one "
+                    "out"
+                )
+    return list(planned.values())
+
+
+def _split(text: str) -> Iterator[str]:
+    """Yield what stands between the commas outside of brackets and quotes."""
+    depth, quote, start = 0, "", 0
+    for place, char in enumerate(text):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char == "," and depth <= 0:
+            yield text[start:place]
+            start = place + 1
+        else:
+            depth += (char in _OPENING) - (char in _CLOSING)
+    yield text[start:]
+
+
+def _value(key: str, text: str) -> Any:
+    try:
+        value, _ = parse_yaml(text)
+    except ValueError as error:
+        raise SettingsError(f"--vary {key}: {text!r:.80} cannot be read: {error}") from None
+    return value

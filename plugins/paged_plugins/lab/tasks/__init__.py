@@ -1,1 +1,1 @@
-"""Runs to be done: here, on several cores, or on a cluster."""
+"""Runs of studies: the pool of workers that does them, here, in processes, or on a Ray cluster."""

@@ -1,15 +1,30 @@
-"""One run of a study: which engine serves which requests, and what came of it."""
+"""One run of a study, and the digest of all that it depends on, by which it is found again."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
 
 from paged_core.errors import error_text
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
+from paged_plugins.machine import cpu_model
 from paged_plugins.workloads.spec import WorkloadSpec
+
+SIMULATED = "simulated"
+"""The executor without a model, on the virtual clock."""
+_PACKAGES = ("paged_core", "paged_policies", "paged_backends", "paged_plugins")
+_SUFFIXES = {".py", ".cpp", ".cu", ".cuh", ".h", ".yaml", ".json"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +62,74 @@ def run(task: Task, registry: Registry) -> Ran:
     except Exception as error:  # noqa: BLE001 - one bad arm must not take the others down
         return Ran(task, None, error_text(error))
     return Ran(task, record, None)
+
+
+class TaskDigests:
+    """Digests of tasks: those of equal digests have equal results.
+
+    The files that tasks read do not change meanwhile: each is read once.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._code = code_digest(registry)
+        self._file_digest = cache(_file_digest)
+
+    def of(self, task: Task) -> str:
+        """Return the digest of a task, 16 hexadecimal digits."""
+        settings = task.settings
+        inputs = {key: part for key, part in settings if key != "observers"}, task.workload
+        parts: dict[str, Any] = {
+            "settings": settings.model_dump(mode="json"),
+            "workload": task.workload.written(),
+            "seed": task.seed,
+            "code": self._code,
+            "files": [self._file_digest(path) for path in sorted({*_files_in(inputs)})],
+        }
+        if settings.executor.name != SIMULATED:
+            parts["machine"] = cpu_model()
+        return _digest(parts)
+
+
+def code_digest(registry: Registry) -> str:
+    """Return a digest of the sources of this engine, and of the versions of other plugins."""
+    others = [[one.name, one.distribution, one.version, one.status] for one in registry.plugins]
+    return _digest([others, *_sources()])
+
+
+def _digest(value: Any) -> str:
+    """Return a digest of plain data (what JSON can say)."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _files_in(value: Any) -> Iterator[Path]:
+    """Yield the files that settings or a workload name: they are read when it is run."""
+    if isinstance(value, Path) and value.is_file():
+        yield value
+    elif isinstance(value, BaseModel):
+        yield from _files_in(dict(value))
+    elif isinstance(value, Mapping):
+        yield from _files_in(tuple(value.values()))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _files_in(each)
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def _sources() -> Iterator[list[str]]:
+    for package in _PACKAGES:
+        try:
+            file = import_module(package).__file__
+        except ModuleNotFoundError:  # an installation may leave one out
+            continue
+        if file is None:
+            continue
+        folder = Path(file).parent
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in _SUFFIXES and path.is_file():
+                name = f"{package}/{path.relative_to(folder).as_posix()}"
+                yield [name, _file_digest(path)]

@@ -1,4 +1,4 @@
-"""What a cost model must do."""
+"""The conformance class of cost models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which arm moved what, and by how much: a dot and an interval for each difference."""
+"""Pictures of differences: a dot and an interval for each, by measure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from itertools import chain, groupby
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from paged_plugins.lab.measures.measure import MEASURES, Measure
-from paged_plugins.lab.report.difference_table import Found, verdict
-from paged_plugins.lab.report.pictures.legend import legend
-from paged_plugins.lab.report.pictures.picture import Gallery, Picture, PictureGroup
-from paged_plugins.lab.report.pictures.style import (
+from paged_plugins.lab.measures import MEASURES, Measure
+from paged_plugins.lab.report.contents import Found, verdict
+from paged_plugins.lab.report.pictures.drawing import (
     BLUE,
     INK,
     PAPER,
     STYLES,
     VERMILLION,
-    WIDTH,
+    Gallery,
+    Picture,
+    PictureGroup,
+    legend,
+    new_axes,
+    picture,
+    printable,
     wrapped,
 )
-from paged_plugins.lab.report.pictures.svg import inline_svg, printable
 from paged_plugins.lab.results.results import Results
 
 if TYPE_CHECKING:
@@ -84,8 +87,6 @@ def _rows(
 
 
 def _picture(name: str, measure: Measure, rows: Sequence[tuple[str, int, Difference]]) -> Picture:
-    from matplotlib.figure import Figure
-
     labels: dict[str, list[float]] = {}
     top = 0.0
     for arm, group in groupby(rows, key=lambda row: row[0]):
@@ -94,8 +95,7 @@ def _picture(name: str, measure: Measure, rows: Sequence[tuple[str, int, Differe
         middle = top + height / 2
         labels[arm] = [middle + _ROW * (each - (number - 1) / 2) for each in range(number)]
         top += height
-    figure = Figure(figsize=(WIDTH / 72, (58 + top) / 72))
-    axes = figure.add_subplot()
+    figure, axes = new_axes((58 + top) / 72)
     axes.axvline(0, color=INK, linewidth=1)
     for place, (_, number, difference) in zip(chain(*labels.values()), rows, strict=True):
         _draw(axes, place, number, difference)
@@ -113,7 +113,7 @@ def _picture(name: str, measure: Measure, rows: Sequence[tuple[str, int, Differe
     axes.set_title(measure.title, loc="left")
     moved = sum(difference.moved for _, _, difference in rows)
     text = f"{measure.title}: differences of {len(labels)} arms; {moved} of {len(rows)} moved"
-    return Picture(title=measure.title, description=text, svg=inline_svg(figure, name, f"{text}."))
+    return picture(figure, name, measure.title, f"{text}.")
 
 
 def _draw(axes: Any, place: float, workload: int, difference: Difference) -> None:

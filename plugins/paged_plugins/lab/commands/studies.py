@@ -1,0 +1,337 @@
+"""``compare``, ``lab run``, ``lab search`` and ``lab report``: the doors to studies."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from textwrap import wrap
+from typing import Annotated
+
+import typer
+
+from paged_core.cli import FAILED, OK
+from paged_core.cli.options import Given
+from paged_core.cli.output import print_json
+from paged_core.errors import SettingsError
+from paged_core.registry import Registry
+from paged_plugins.counted import counted
+from paged_plugins.given_settings import refuse_settings
+from paged_plugins.lab.commands.options import (
+    STUDY_FILE,
+    AsJson,
+    Limit,
+    OnRay,
+    Real,
+    Workers,
+    WorkloadName,
+    check_executor,
+    chosen_measures,
+    executor_layer,
+)
+from paged_plugins.lab.measures import MEASURES, SHOWN, ServiceLevel
+from paged_plugins.lab.report.plain import document, table_lines
+from paged_plugins.lab.results.folder import (
+    ResultsFolder,
+    make_folder,
+    new_manifest,
+    write_folder,
+)
+from paged_plugins.lab.results.results import Advance, run_missing, run_study
+from paged_plugins.lab.search.report import document as search_document
+from paged_plugins.lab.search.report import print_search
+from paged_plugins.lab.search.search import most_runs, planned_rungs, read_search, run_search
+from paged_plugins.lab.statistics.phrases import Phrase
+from paged_plugins.lab.statistics.sentences import Conclusions
+from paged_plugins.lab.study.arms import (
+    PlannedArm,
+    block_size_note,
+    parse_variation,
+    varied_arms,
+)
+from paged_plugins.lab.study.study import MAX_RUNS, Study, read_ablation
+from paged_plugins.lab.tasks.pool import Runner, num_workers, open_runner
+from paged_plugins.output_file import write_json
+from paged_plugins.output_option import JsonFile, check_writable
+from paged_plugins.progress import progress
+from paged_plugins.workloads.named import workload_spec
+
+_PLAIN_WIDTH = 100
+"""Columns, where the output is no terminal."""
+Vary = Annotated[
+    list[str],
+    typer.Option(
+        metavar="KEY=A,B",
+        help="A setting and its values; the others are compared with the first. Repeatable: "
+        "within each combination of the further settings. A value may be a table: "
+        "'scheduler={name: token_budget, max_num_seqs: 8},prefill_or_decode'.",
+    ),
+]
+Measure = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="What to compare instead of the usual measures; repeatable. The fewer, the "
+        f"narrower the intervals. {', '.join(MEASURES)}.",
+    ),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Write a report with pictures, too.", callback=check_writable
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Keep all results, for paged-core lab report."),
+]
+
+
+def compare_command(
+    given: Given,
+    workload: WorkloadName,
+    vary: Vary,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of every arm.")] = 6,
+    real: Real = False,
+    workers: Workers = None,
+    measure: Measure = None,
+    slo_ttft_ms: Limit = None,
+    slo_tpot_ms: Limit = None,
+    as_json: AsJson = False,
+    html: Html = None,
+    output: Output = None,
+) -> None:
+    """Vary settings under one workload, and say what that changes, and what is chance.
+
+    Every arm serves the same requests with the same seeds, on a virtual clock: the real scheduler,
+    allocator and policies, and a cost model (--cost-model) for the time of a step. Differences are
+    paired over the seeds; with 95% confidence none of all the intervals misses. A star marks a
+    difference that is not chance.
+    """
+    arms = varied_arms(
+        [parse_variation(each) for each in vary], given, executor_layer("compare", real=real)
+    )
+    for one in arms:
+        check_executor(one.settings, real=real, arm=one.arm.label)
+        if one.settings.observers:
+            raise SettingsError(
+                "leave observers out: all runs would write the same files; give --observers to "
+                "`paged-core simulate`"
+            )
+    num_runs = len(arms) * seeds
+    if num_runs > MAX_RUNS:
+        raise SettingsError(
+            f"--seeds {seeds}: these are {num_runs:,} runs, and {MAX_RUNS:,} is the most"
+        )
+    study = Study(
+        arms=arms,
+        workloads=[workload_spec(workload)],
+        seeds=range(seeds),
+        slo=ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms),
+        command=shlex.join(["paged-core", *sys.argv[1:]]),
+    )
+    chosen = chosen_measures(measure, study.slo) or SHOWN
+    if output is not None:
+        make_folder(output)
+    count = num_workers(num_runs, workers, is_real=real)
+    with _running(given.registry, arms, num_runs, "comparing", workers=count) as (runner, advance):
+        results = run_study(study, runner, advance, keeps_records=bool(html or output))
+    if html or output:
+        manifest = new_manifest(study, given.registry)
+        if output is not None:
+            write_folder(output, study, results, given.registry, manifest)
+        if html is not None:
+            from paged_plugins.lab.report import write_html
+
+            described = replace(results, manifest=manifest.model_dump(mode="json"))
+            write_html(described, html, measures=chosen)
+    found = Conclusions.of(results, chosen)
+    if as_json:
+        print_json(document(found))
+    else:
+        _print(found, num_runs)
+
+
+@contextmanager
+def _running(
+    registry: Registry,
+    arms: Sequence[PlannedArm],
+    num_runs: int,
+    what: str,
+    *,
+    workers: int | None,
+    cluster: str | None = None,
+) -> Iterator[tuple[Runner, Advance]]:
+    """Start what runs the tasks of a study, and show how many have ended."""
+    if note := block_size_note(one.settings for one in arms):
+        typer.echo(note, err=True)
+    with (
+        open_runner(registry, workers=workers, cluster=cluster) as runner,
+        progress(num_runs, what) as advance,
+    ):
+        yield runner, advance
+
+
+def _print(found: Conclusions, num_runs: int) -> None:
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
+    results = found.results
+    heading = Phrase.COMPARED.format(
+        workload=results.workloads[0],
+        num_runs=num_runs,
+        seeds=counted(len(results.seeds), "seed"),
+        confidence=found.confidence,
+    )
+    lines = [heading, "", *table_lines(results, found.differences, width), ""]
+    for sentence in found.sentences:
+        lines += wrap(sentence, width, subsequent_indent="  ", break_long_words=False)
+    typer.echo("\n".join(lines))
+
+
+Ablation = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The ablation, YAML.", show_default=False)
+]
+RunOutput = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="For the results (default: FILE's name and -results)."),
+]
+
+
+def run_command(
+    given: Given,
+    file: Ablation,
+    output: RunOutput = None,
+    workers: Workers = None,
+    ray: OnRay = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Replace the results in FOLDER.")] = False,
+) -> int:
+    """Run an ablation: every arm on the same requests with the same seeds.
+
+    Results go to one folder. Killed or stopped, the command goes on where it was when it is given
+    again; runs that failed are tried again. Settings are those of the file alone: neither options
+    nor the environment change them.
+    """
+    refuse_settings(given, STUDY_FILE)
+    study = read_ablation(file, given.registry)
+    folder = output or Path(f"{file.stem}-results")
+    failed = 0
+    with ResultsFolder(folder, study, given.registry, fresh=fresh) as kept:
+        missing = kept.missing(study)
+        count = num_workers(len(missing), workers, is_real=study.is_real, cluster=ray)
+        typer.echo(beginning(study, len(missing), count), err=True)
+        cluster = ray if missing else None
+        with _running(
+            *(given.registry, study.arms, len(missing), "running"), workers=count, cluster=cluster
+        ) as (runner, advance):
+            for ran in run_missing(missing, kept, runner, advance):
+                if ran.problem:
+                    failed += 1
+                    typer.echo(f"failed: {ran.task}: {ran.problem}", err=True)
+        has_parquet = kept.finish()
+    if not has_parquet:
+        typer.echo(
+            "note: tables are in JSON alone; for Parquet, pip install 'paged-core[lab]'", err=True
+        )
+    if failed:
+        typer.echo(f"{counted(failed, 'run')} failed; run this again to retry", err=True)
+    typer.echo(f"results in {folder}; to read them: paged-core lab report {folder}")
+    return FAILED if failed else OK
+
+
+def beginning(study: Study, num_missing: int, workers: int | None) -> str:
+    """Say what will be run, and how."""
+    parts = [str(study)]
+    if num_missing < len(study):
+        parts.append(f"{len(study) - num_missing} done before")
+    if study.is_real and workers == 1:
+        parts.append("one at a time, as they are timed on this machine")
+    elif study.is_real:
+        parts.append(f"{workers} at a time, which share the machine: their times are no measure")
+    elif workers != 1:
+        parts.append(f"{workers or 'one for each core of the cluster'} at a time")
+    return "; ".join(parts)
+
+
+def search_command(
+    given: Given,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The search, YAML.", show_default=False)
+    ],
+    workers: Workers = None,
+    ray: OnRay = None,
+    as_json: AsJson = False,
+    output: JsonFile = None,
+) -> None:
+    """Search all combinations of settings for the best, in simulation.
+
+    By successive halving: all combinations take part in the first round, with few requests; the
+    better ones go on, with more. The best are run again with fresh seeds and compared with the
+    base. Settings are those of the file alone.
+    """
+    refuse_settings(given, STUDY_FILE)
+    search, arms = read_search(file, given.registry)
+    planned = planned_rungs(search, len(arms))
+    total = most_runs(search, planned)
+    typer.echo(f"up to {total} runs: {', then '.join(map(str, planned))}", err=True)
+    count = num_workers(total, workers, is_real=False, cluster=ray)
+    with _running(*(given.registry, arms, total, "searching"), workers=count, cluster=ray) as (
+        runner,
+        advance,
+    ):
+        found = run_search(search, arms, runner, advance)
+    if output is not None:
+        write_json(output, search_document(found))
+    if as_json:
+        print_json(search_document(found))
+    else:
+        print_search(found)
+
+
+def report_command(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="As `lab run` has written it.")],
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page with plots.", callback=check_writable),
+    ] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write tables in Markdown.", callback=check_writable),
+    ] = None,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="What to compare (default: everything); repeatable. The fewer, the narrower the "
+            "intervals.",
+        ),
+    ] = None,
+    block_map: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw what the observer block_map has written, too."),
+    ] = None,
+) -> None:
+    """Report results: the answer, differences with confidence intervals, plots, what was run.
+
+    Without options, `report.md` and `report.html` are written into the folder. The answer is
+    printed too.
+    """
+    from paged_plugins.block_history import BlockHistory
+    from paged_plugins.lab.report import write_html, write_markdown
+    from paged_plugins.lab.results.load_results import load_results
+
+    results = load_results(folder)
+    measures = chosen_measures(measure, results.slo) or list(MEASURES)
+    blocks = None if block_map is None else BlockHistory(block_map)
+    if html is None and markdown is None:
+        html, markdown = folder / "report.html", folder / "report.md"
+    if markdown is not None:
+        write_markdown(results, markdown, measures=measures)
+    if html is not None:
+        write_html(results, html, measures=measures, blocks=blocks)
+    for sentence in Conclusions.of(results, measures).sentences:
+        typer.echo(sentence)
+    for path in filter(None, (markdown, html)):
+        typer.echo(f"wrote {path}")

@@ -1,1 +1,0 @@
-"""``paged-core compare``: settings varied under one workload."""

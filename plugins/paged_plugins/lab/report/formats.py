@@ -1,0 +1,142 @@
+"""The report as one HTML file that needs nothing else, and as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from importlib.resources import files
+from pathlib import Path
+
+from markupsafe import Markup, escape
+
+from paged_plugins.block_history import BlockHistory
+from paged_plugins.lab.measures import MEASURES
+from paged_plugins.lab.report.contents import Cell, Contents, DifferenceTable, contents
+from paged_plugins.lab.report.pictures import galleries
+from paged_plugins.lab.report.pictures.drawing import printable
+from paged_plugins.lab.results.results import Results
+from paged_plugins.output_file import write_text
+
+_BREAKS = re.compile(r"=(?=\w{9})|(?<=\w{3})_(?=\w{3})")
+_PACKAGE = "paged_plugins.lab.report"
+_MOST_DIFFERENCES = 5_000
+"""Of all tables of every measure: the file stays small."""
+
+
+def write_html(
+    results: Results,
+    path: Path,
+    *,
+    measures: Collection[str] = MEASURES,
+    blocks: BlockHistory | None = None,
+) -> None:
+    """Write the report of ``results``; equal results make equal files.
+
+    Args:
+        measures: names of those that are compared; more of them make wider intervals.
+        blocks: who held which block in one run, to be drawn too.
+
+    Raises:
+        SettingsError: matplotlib is not installed, or the file cannot be written.
+    """
+    write_text(path, html(results, measures, blocks))
+
+
+def html(
+    results: Results, measures: Collection[str] = MEASURES, blocks: BlockHistory | None = None
+) -> str:
+    """Return the report of ``results`` as a page; SettingsError if matplotlib is not installed."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader(_PACKAGE, ""),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters["breakable"] = _breakable
+    told = contents(results, measures)
+    page = environment.get_template("page.html").render(
+        contents=told,
+        has_full_tables=len(told.found) <= _MOST_DIFFERENCES,
+        galleries=galleries(results, told, blocks),
+        css=files(_PACKAGE).joinpath("page.css").read_text("utf-8"),
+    )
+    return printable(page)
+
+
+def _breakable(label: str) -> Markup:
+    """Return a label that may be broken before a long value, and within long names."""
+    return Markup(_BREAKS.sub(r"\g<0><wbr>", str(escape(label))))
+
+
+_SPECIAL = re.compile(r"([\\`*<>#|~$&]|(?<!\w)_|_(?!\w)|\](?=[(\[:]))")
+
+
+def write_markdown(results: Results, path: Path, *, measures: Collection[str] = MEASURES) -> None:
+    """Write the report of ``results``, without plots; SettingsError if that fails."""
+    write_text(path, markdown(results, measures))
+
+
+def markdown(results: Results, measures: Collection[str] = MEASURES) -> str:
+    """Return the report of ``results`` as Markdown, without plots."""
+    return printable("\n".join(_lines(contents(results, measures))) + "\n")
+
+
+def _lines(told: Contents) -> Iterator[str]:
+    yield from (f"# {escaped(told.title)}", "", escaped(told.scope), "")
+    for sentence in told.answers:
+        yield f"- {escaped(sentence)}"
+    yield from ("", "## How to read this", "")
+    for note in told.notes:
+        yield f"- {escaped(note)}"
+    if told.full_tables:
+        yield from ("", "## Differences", "")
+        for sentence in told.arms:
+            yield f"- {escaped(sentence)}"
+        for table in told.full_tables:
+            yield from ("", *_table(table))
+    yield from ("", "## What was run", "", "| arm | settings that it changes |", "| --- | --- |")
+    for label, changes in told.origin.arms:
+        yield f"| {escaped(label)} | {escaped(changes.replace(chr(10), ', ')) or 'none'} |"
+    yield ""
+    for key, value in told.origin.facts:
+        yield f"- {escaped(key)}: {escaped(value)}"
+    for key, value in told.origin.blocks:
+        yield from ("", f"### {escaped(key)}", "", *_indented(value))
+
+
+def _table(table: DifferenceTable) -> Iterator[str]:
+    if table.title:
+        yield from (f"### {escaped(table.title)}", "")
+    if table.topics:
+        yield from _rows(table)
+    if table.equal:
+        yield from (*([""] if table.topics else []), escaped(f"{table.equal_text}."))
+
+
+def _rows(table: DifferenceTable) -> Iterator[str]:
+    labels = [escaped(label) for label in table.family.labels]
+    yield f"| measure | {' | '.join(labels)} |"
+    yield "| --- |" + " ---: |" * len(labels)
+    for topic in table.topics:
+        for row in topic.rows:
+            cells = ["" if cell is None else _markdown_cell(cell) for cell in row.cells]
+            yield f"| {' | '.join([escaped(row.title), row.base, *cells])} |"
+
+
+def _markdown_cell(cell: Cell) -> str:
+    change = " ".join(filter(None, (cell.change, escaped(cell.interval))))
+    return f"**{change} {cell.verdict}**" if cell.verdict else change
+
+
+def _indented(block: str) -> Iterator[str]:
+    """Yield a block of code: indented, as no fence is safe from its content."""
+    for line in block.splitlines():
+        yield f"    {line}"
+
+
+def escaped(text: str) -> str:
+    """Return text that Markdown shows as it is, in one line."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

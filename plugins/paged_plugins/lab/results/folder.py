@@ -1,0 +1,288 @@
+"""The folder of the results of a study: its manifest, its records, its tables."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from itertools import product
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal, Self
+
+from pydantic import Field
+
+from paged_core.errors import SettingsError
+from paged_core.registry import Registry
+from paged_plugins.input_file import read_file
+from paged_plugins.lab.measures import ServiceLevel
+from paged_plugins.lab.results.results import Results, RunResult, run_result
+from paged_plugins.lab.results.store import RunStore
+from paged_plugins.lab.results.tables import PARTIAL, TABLES, write_bytes, write_tables
+from paged_plugins.lab.runs.run_record import RunRecord
+from paged_plugins.lab.study.arms import Arm
+from paged_plugins.lab.study.study import Ablation, Strict, Study, parse
+from paged_plugins.lab.tasks.task import Ran, Task
+from paged_plugins.machine import summary
+from paged_plugins.output_file import unwritable
+from paged_plugins.progress import MANY, progress
+
+MANIFEST, ABLATION, RECORDS = "manifest.json", "ablation.yaml", "runs"
+"""Names in a folder of results."""
+_LOCK = "lock"
+"""Locked while results are written."""
+_PACKAGES = (
+    *("paged-core", "numpy", "pydantic", "torch", "transformers", "pyarrow", "ray", "triton"),
+)
+
+
+class RunEntry(Strict):
+    """A run, and where its record is."""
+
+    arm: str
+    workload: str
+    seed: int
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]+$")]
+    problem: str | None = None
+    """Why there is no record."""
+    failure: str | None = None
+    """What the first request was told that failed."""
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """Arm, workload and seed."""
+        return self.arm, self.workload, self.seed
+
+
+class Manifest(Strict):
+    """All that a reader of the tables needs to know about where they come from."""
+
+    format: Literal[1] = 1
+    command: str
+    arms: tuple[Arm, ...]
+    settings: dict[str, dict[str, Any]]
+    """Resolved, by the label of the arm."""
+    workloads: tuple[dict[str, Any], ...]
+    seeds: tuple[int, ...]
+    slo: ServiceLevel
+    runs: tuple[RunEntry, ...] = ()
+    versions: dict[str, str]
+    git: str | None
+    """The revision, if the code is a checkout; it ends with ``+changes`` if files differ."""
+    machine: dict[str, Any]
+    started: str
+    """UTC, as ISO 8601."""
+    finished: str | None = None
+    """``None``: it was interrupted, or is in flight."""
+
+
+def new_manifest(study: Study, registry: Registry) -> Manifest:
+    """Return the manifest of a study that starts now."""
+    return Manifest(
+        command=study.command,
+        arms=tuple(one.arm for one in study.arms),
+        settings={one.arm.label: one.settings.model_dump(mode="json") for one in study.arms},
+        workloads=tuple(workload.written() for workload in study.workloads),
+        seeds=tuple(study.seeds),
+        slo=study.slo,
+        versions=_versions(registry),
+        git=_git_revision(),
+        machine=summary(),
+        started=_now(),
+    )
+
+
+class ResultsFolder:
+    """The results of an ablation, kept run by run; leaving its ``with`` lets others write to the
+    folder.
+
+    Args:
+        folder: is made if it is missing; runs that it has already are kept.
+        fresh: remove the results that are in it.
+
+    Raises:
+        SettingsError: it is no folder of results, or of another ablation's, or cannot be made.
+    """
+
+    def __init__(self, folder: Path, study: Study, registry: Registry, *, fresh: bool) -> None:
+        _check(folder, study, fresh)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(folder)
+        except OSError as error:
+            raise unwritable(folder, error, "--output") from None
+        write_bytes(folder / ABLATION, study.text.encode())  # first: the folder is known by it
+        self._folder = folder
+        self._store = RunStore(folder / RECORDS, registry)
+        self._entries = _entries(study, self._store)
+        keys = {entry.key for entry in self._entries.values()}
+        self._store.keep_only(() if fresh else keys)
+        for name in TABLES:
+            (folder / name).unlink(missing_ok=True)
+        self._manifest = new_manifest(study, registry)
+        runs = tuple(self._entries.values())
+        _write_manifest(folder, self._manifest.model_copy(update={"runs": runs}))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
+    def missing(self, study: Study, /) -> list[Task]:
+        return [task for task in study.tasks() if self._entries[task.place].key not in self._store]
+
+    def keep(self, ran: Ran, /) -> None:
+        entry = self._entries[ran.task.place]
+        if ran.record is not None:
+            self._store.write(entry.key, ran.task, ran.record)
+            return
+        problem = {"problem": ran.problem or "it gave no result"}
+        self._entries[ran.task.place] = entry.model_copy(update=problem)
+
+    def finish(self) -> bool:
+        """Write the tables; return whether those in Parquet are among them."""
+        return _finish(self._folder, self._manifest, self._entries, self._store)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a new folder, before anything is run.
+
+    Raises:
+        SettingsError: it has something in it already, or cannot be made.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingsError(f"--output {folder}: there is something already; give a new folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error, "--output") from None
+
+
+def write_folder(
+    folder: Path, study: Study, results: Results, registry: Registry, manifest: Manifest
+) -> None:
+    """Write the manifest, the tables and the records of all runs of a study.
+
+    Args:
+        folder: as :func:`make_folder` has made it.
+        results: with all records.
+    """
+    store = RunStore(folder / RECORDS, registry)
+    entries = _entries(study, store)
+    for task in study.tasks():
+        record = results.record(*task.place)
+        assert record is not None
+        store.write(entries[task.place].key, task, record)
+    _finish(folder, manifest, entries, store)
+
+
+_Entries = dict[tuple[str, str, int], RunEntry]
+"""By arm, workload and seed, as tables list them: arm by arm, workload by workload."""
+
+
+def _entries(study: Study, store: RunStore) -> _Entries:
+    keys = {}
+    with progress(len(study), "looking for results", least=MANY) as advance:
+        for task in study.tasks():
+            keys[task.place] = store.key(task)
+            advance()
+    names = [workload.name for workload in study.workloads]
+    places = product([one.arm.label for one in study.arms], names, study.seeds)
+    return {
+        (arm, name, seed): RunEntry(arm=arm, workload=name, seed=seed, key=keys[arm, name, seed])
+        for arm, name, seed in places
+    }
+
+
+def _finish(folder: Path, manifest: Manifest, entries: _Entries, store: RunStore) -> bool:
+    """Write the tables of the records that there are, and what became of each run."""
+    ended = []
+
+    def rows() -> Iterator[tuple[RunResult, RunRecord]]:
+        for place, entry in entries.items():
+            record = store.read(entry.key)
+            failure = None if record is None else record.failure
+            ended.append(entry.model_copy(update={"failure": failure}))
+            if record is not None:
+                yield run_result(place, record, manifest.slo), record
+
+    has_parquet = write_tables(folder, rows())
+    update = {"runs": tuple(ended), "finished": _now()}
+    _write_manifest(folder, manifest.model_copy(update=update))
+    return has_parquet
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
+    write_bytes(folder / MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
+
+
+def _check(folder: Path, study: Study, fresh: bool) -> None:
+    """Refuse a folder whose content would be mixed with the results of this ablation."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise SettingsError(f"{folder} is no folder; choose another with --output")
+    if all(path.name.endswith((PARTIAL, _LOCK)) for path in folder.iterdir()):
+        return
+    known = folder / ABLATION
+    if not known.is_file():
+        raise SettingsError(f"{folder} has other files in it; choose a new folder with --output")
+    if fresh:
+        return
+    with suppress(SettingsError):
+        if parse(read_file(known), Ablation, known) == parse(study.text, Ablation, known):
+            return
+    raise SettingsError(
+        f"{folder} has the results of another ablation; choose another folder with --output, or "
+        "replace them with --fresh"
+    )
+
+
+def _lock(folder: Path) -> IO[bytes]:
+    """Return an open file; while it is open, no other process can write results to the folder."""
+    file = (folder / _LOCK).open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise SettingsError(
+            f"another `lab run` is writing to {folder}; wait for it, or choose another folder with "
+            "--output"
+        ) from None
+    return file
+
+
+def _now() -> str:
+    """Return the time, UTC, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _versions(registry: Registry) -> dict[str, str]:
+    """Return the versions of the packages that results may depend on."""
+    found = {one.distribution: one.version for one in registry.plugins if one.status == "active"}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return dict(sorted(found.items()))
+
+
+def _git_revision() -> str | None:
+    """Return the revision of the checkout that this code is in; ``None``: it is in none."""
+    file = Path(__file__)
+    if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
+        return None
+    revision = _git(file.parent, "rev-parse", "HEAD")
+    changed = _git(file.parent, "status", "--porcelain", "--untracked-files=no")
+    return f"{revision}+changes" if changed else revision
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,1 +1,0 @@
-"""Which replica of a simulated cluster serves a request."""

@@ -1,0 +1,77 @@
+"""Options of the executor ``simulated`` and of the cost models; every listing imports them, and
+nothing heavy with them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from paged_core.component import ComponentSettings
+
+
+class LinearSettings(ComponentSettings):
+    """A weighted sum of the work in a step; the defaults are an 8B model's on an A100, roughly."""
+
+    name: Literal["linear"] = "linear"
+    file: Path | None = Field(
+        default=None, description="weights that `paged-core calibrate` wrote; those given win"
+    )
+    fixed: PositiveFloat = Field(default=0.012, description="seconds of every step")
+    per_prefill_token: NonNegativeFloat = Field(default=1e-4, description="seconds")
+    per_prefill_sequence: NonNegativeFloat = Field(
+        default=0.0, description="seconds per sequence whose prompt is computed"
+    )
+    per_prefill_pair: NonNegativeFloat = Field(
+        default=3e-9, description="seconds per query and key in prefill attention"
+    )
+    per_prefill_context: NonNegativeFloat = Field(
+        default=0.0, description="seconds per cached token that a chunk of a prompt reads"
+    )
+    per_decode_sequence: NonNegativeFloat = Field(default=5e-5, description="seconds")
+    per_context_token: NonNegativeFloat = Field(
+        default=8e-8, description="seconds per cached token that a decoding sequence reads"
+    )
+    per_sampled_row: NonNegativeFloat = Field(default=0.0, description="seconds per row of logits")
+    wake: NonNegativeFloat = Field(default=0.0, description="seconds of a step after idle time")
+    per_copied_block: NonNegativeFloat = Field(default=3e-6, description="seconds")
+    per_swapped_block: NonNegativeFloat = Field(default=1e-4, description="seconds")
+
+
+class RooflineSettings(ComponentSettings):
+    """The time that a device's bandwidth and arithmetic allow for a model's shape."""
+
+    name: Literal["roofline"] = "roofline"
+    device: str = Field(
+        default="a100-80g",
+        description="a100-40g, a100-80g, h100, h200, l4, rtx-4070-laptop",
+    )
+    model: str = Field(
+        default="llama-3.1-8b",
+        description="opt-13b, llama-2-7b, llama-2-13b, llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, "
+        "qwen3-8b, mistral-7b, smollm-135m, or a folder with a config.json",
+    )
+    tensor_parallel: PositiveInt = Field(default=1, description="devices that share each layer")
+    compute_efficiency: float = Field(
+        default=0.6, gt=0, le=1, description="share of the device's FLOP/s that is reached"
+    )
+    memory_efficiency: float = Field(
+        default=0.8, gt=0, le=1, description="share of its memory bandwidth that is reached"
+    )
+    memory_share: float = Field(
+        default=0.9, gt=0, le=1, description="share of its memory for weights and cache"
+    )
+    copy_latency: NonNegativeFloat = Field(
+        default=1e-5, description="seconds of every transfer to or from the host beside its bytes"
+    )
+    step_overhead: NonNegativeFloat = Field(
+        default=0.001, description="seconds of every step beside the model"
+    )
+
+
+class SimulatedSettings(ComponentSettings):
+    """Runs no model: every step takes the time that ``cost_model`` predicts, on a virtual clock."""
+
+    name: Literal["simulated"] = "simulated"

@@ -1,0 +1,299 @@
+"""Component ``simulated``: steps that take time on a virtual clock, and compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, cast
+
+from paged_core.clock import Clock, VirtualClock
+from paged_core.errors import SettingsError
+from paged_core.ids import SeqId
+from paged_core.interfaces.component_factory import make_component
+from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
+from paged_core.sampling_params import SamplingParams
+from paged_core.step import NewSequence, StepInput, StepResult
+from paged_plugins.lab.cost_model import IDLE_SECONDS, CostModel, CostModelParts, StepWork
+from paged_plugins.lab.runs.work_count import CountedSequence, WorkCount
+from paged_plugins.lab.settings import SimulatedSettings
+
+_POSITION_BITS = 22
+"""Of a token id; the bits above are a hash of the sequence."""
+_FIRST = 1 << 59
+"""Token ids begin here, above those of any prompt; below ``1 << 60`` Python's integers are small
+and fast."""
+_LOWEST = -8.0
+"""No log-probability is lower."""
+
+
+class Answers:
+    """Draws tokens that no other request draws: a hash of the request, and the position.
+
+    Sequences of one request differ if they are sampled, and are equal if they are greedy.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[SeqId, int] = {}
+        """To which the position is added."""
+        self._special: dict[SeqId, int] = {}
+        """Sequences that do not just draw a token, and how many tokens they draw next."""
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether each sequence draws one token and nothing more."""
+        return not self._special
+
+    def learn(self, step: StepInput) -> None:
+        """Forget and add the sequences that a step removes and adds."""
+        for seq_id in step.removed:
+            self._first.pop(seq_id, None)
+            self._special.pop(seq_id, None)
+        for new in step.added:
+            self._first[new.id] = _first_token(new, new.index)
+            if new.fan_out > 1 or new.num_candidates or _asks_more(new.sampling):
+                self._special[new.id] = new.fan_out
+
+    def draw(self, complete: Sequence[CountedSequence]) -> StepResult:
+        """Draw a token for each sequence, or several where it fans out, or candidates of a beam."""
+        first = self._first
+        if self.are_plain:
+            ids = [sequence.id for sequence in complete]
+            tokens = [first[sequence.id] + sequence.num_computed for sequence in complete]
+            return StepResult(sequence_ids=ids, token_ids=tokens)
+        asked = any(each.new.sampling.needed_logprobs is not None for each in complete)
+        result = StepResult(logprobs=[] if asked else None)
+        for sequence in complete:
+            self._draw_one(sequence, result)
+        return result
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        self._first.clear()
+        self._special.clear()
+
+    def _draw_one(self, sequence: CountedSequence, result: StepResult) -> None:
+        new = sequence.new
+        refusal = _refusal(new.sampling)
+        if refusal:
+            result.failed[new.id] = refusal
+            return
+        if new.num_candidates:
+            result.candidates[new.id] = _rank(new.tokens[-1], new.num_candidates)
+            return
+        place = sequence.num_computed
+        others = range(new.index + 1, new.index + self._special.get(new.id, 1))
+        tokens = [self._first[new.id] + place]
+        tokens += [_first_token(new, index) + place for index in others]
+        if new.id in self._special:
+            self._special[new.id] = 1
+            if not _asks_more(new.sampling):
+                del self._special[new.id]
+        result.sequence_ids.extend([new.id] * len(tokens))
+        result.token_ids.extend(tokens)
+        if result.logprobs is not None:
+            wanted = new.sampling.needed_logprobs is not None
+            reported = [{each: _logprob(each)} if wanted else None for each in tokens]
+            result.logprobs.extend(reported)
+
+
+def _first_token(new: NewSequence, index: int) -> int:
+    """The token that the ``index``-th sequence of a request would have at position 0."""
+    stream = 0 if new.sampling.temperature == 0 else index
+    return _FIRST + (_hash(f"{stream} {new.request_id}") << _POSITION_BITS)
+
+
+def _hash(text: str) -> int:
+    """37 bits."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=5).digest(), "big") >> 3
+
+
+def _logprob(token: int) -> float:
+    """Return the log-probability of a token: arbitrary, but repeatable."""
+    return _LOWEST * (_hash(str(token)) % 1000) / 1000
+
+
+def _rank(last: int, count: int) -> dict[int, float]:
+    """Return log-probabilities of the continuations of a beam by token id, best first."""
+    first = _FIRST + (_hash(f"beam {last}") << _POSITION_BITS)
+    noise = [_logprob(first + place) / _LOWEST for place in range(count)]
+    return {first + place: -0.5 * (place + noise[place]) for place in range(count)}
+
+
+def _asks_more(sampling: SamplingParams) -> bool:
+    """Whether more than drawn tokens is to be reported of a sequence."""
+    return sampling.needed_logprobs is not None or _refusal(sampling) is not None
+
+
+def _refusal(sampling: SamplingParams) -> str | None:
+    """Why a request cannot be simulated, if it cannot."""
+    if sampling.prompt_logprobs is not None:
+        return "prompt_logprobs need a model, and the executor 'simulated' has none; leave them out"
+    if sampling.logits_processors:
+        return "logits_processors need logits, which the executor 'simulated' has none of"
+    return None
+
+
+class SteadyBatch:
+    """The steps that repeat one batch: each sequence computes one more token and draws the next.
+
+    What such a step computes and draws follows from the step before, without a look at every
+    sequence; most steps of a simulation are of this kind. The counts of the sequences stand still
+    meanwhile: :meth:`settle` makes up for it.
+
+    Args:
+        sequences: of the batch, in order, each with all of its tokens computed.
+        drew: the step before drew these tokens, one for each sequence, and nothing else.
+    """
+
+    def __init__(self, sequences: Sequence[CountedSequence], drew: StepResult) -> None:
+        self._sequences = sequences
+        self._ids, self._tokens = drew.sequence_ids, drew.token_ids
+        self._ones = [1] * len(sequences)
+        self._context = sum(sequence.num_computed for sequence in sequences)
+        self._num_steps = 0
+
+    def repeats(self, step: StepInput) -> bool:
+        """Whether ``step`` is another one of this batch."""
+        return (
+            step.sequence_ids == self._ids
+            and step.num_tokens == self._ones
+            and not step.added
+            and not step.removed
+        )
+
+    def next(self, step: StepInput) -> tuple[StepWork, StepResult]:
+        """Return the work in a step that repeats the batch, and what it draws."""
+        count = len(self._ones)
+        work = StepWork(
+            decode_sequences=count,
+            decode_context=self._context,
+            sampled_rows=count,
+            copied_blocks=len(step.copy_sources),
+            swapped_blocks=len(step.swap_out_sources) + len(step.swap_in_sources),
+        )
+        self._num_steps += 1
+        self._context += count
+        self._tokens = [token + 1 for token in self._tokens]
+        return work, StepResult(sequence_ids=self._ids, token_ids=self._tokens)
+
+    def settle(self) -> None:
+        """Count what the repeated steps computed; the batch repeats no longer."""
+        for sequence in self._sequences:
+            sequence.num_computed += self._num_steps
+            sequence.num_tokens += self._num_steps
+
+
+MAX_BLOCKS = 4_000_000
+"""Blocks that a block allocator keeps account of without a model, at most."""
+_NUM_TOKENS = 65_536
+"""Slots of the cache, where neither the settings nor the cost model say how many there are."""
+
+_MOST_SECONDS = 1e9
+"""Of a step: more is taken for a mistake."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that was submitted."""
+
+    work: StepWork
+    result: StepResult
+    ends: float
+    """Seconds on the clock at which its result is there."""
+
+
+class SimulatedExecutor(Executor):
+    """Runs steps without a model: each takes the time that the cost model predicts.
+
+    A step begins when it is submitted or when the one before it ends, whichever is later, so that
+    ``async_scheduling`` hides the time of planning as on a device. ``collect`` moves the clock to
+    its end: a virtual one of its own, or the one that the engine was given, if that can sleep (on
+    the time of this machine a simulation takes as long as what it simulates).
+
+    Any token id is served, none ends a sequence, and each sequence draws tokens of its own: greedy
+    sequences of one request draw the same, as a model would. Beams are ranked, and
+    log-probabilities reported, by arbitrary but repeatable numbers. A request that needs logits
+    (logits processors, log-probabilities of the prompt) fails, with that reason.
+    """
+
+    def __init__(self, options: SimulatedSettings, parts: ExecutorParts, /) -> None:
+        self._settings = parts.settings
+        self._needs_host_blocks = parts.needs_host_blocks
+        self.cost_model: CostModel = make_component(
+            parts.registry,
+            "cost_model",
+            dict(parts.settings)["cost_model"],
+            CostModelParts(settings=parts.settings),
+        )
+        """Predicts the time of a step."""
+        self.clock: Clock = parts.clock if isinstance(parts.clock, Clock) else VirtualClock()
+        self._count = WorkCount()
+        self._answers = Answers()
+        self._steady: SteadyBatch | None = None
+        """The last step, if the next one may repeat it."""
+        self._ends = 0.0
+        """When the last step that was submitted ends."""
+        self.watch: Callable[[StepWork], None] = lambda work: None
+        """Called with the work of each step that is collected."""
+
+    def start(self) -> Capacity:
+        settings, size = self._settings, self._settings.block_size
+        num_blocks = settings.num_blocks or self.cost_model.num_blocks(size)
+        num_blocks = num_blocks or max(1, _NUM_TOKENS // size)
+        num_host_blocks = settings.num_host_blocks
+        if num_host_blocks is None:
+            num_host_blocks = num_blocks if self._needs_host_blocks else 0
+        if num_blocks + num_host_blocks > MAX_BLOCKS:
+            raise SettingsError(
+                f"num_blocks={num_blocks} and num_host_blocks={num_host_blocks}: a simulation has "
+                f"{MAX_BLOCKS:,} blocks at most; lower one of them or raise block_size"
+            )
+        longest = min(self.cost_model.max_model_len or MAX_BLOCKS, num_blocks * size)
+        return Capacity(
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            max_model_len=settings.max_model_len or longest,
+        )
+
+    def submit(self, step: StepInput, /) -> Any:
+        work, result = self._run(step)
+        now = self.clock()
+        work.after_idle = int(now - self._ends > IDLE_SECONDS)
+        seconds = self.cost_model.seconds(work)
+        if not seconds <= _MOST_SECONDS:
+            name = dict(self._settings)["cost_model"].name
+            raise SettingsError(
+                f"cost_model {name!r}: a step would take {seconds:g} s, and {_MOST_SECONDS:g} s is "
+                "the most; change its options"
+            )
+        self._ends = max(now, self._ends) + seconds
+        return _Step(work, result, self._ends)
+
+    def _run(self, step: StepInput) -> tuple[StepWork, StepResult]:
+        """Return the work in a step and what it draws."""
+        if self._steady is not None:
+            if self._steady.repeats(step):
+                return self._steady.next(step)
+            self._steady.settle()
+            self._steady = None
+        self._answers.learn(step)
+        work, complete = self._count.take(step)
+        is_plain = self._answers.are_plain
+        result = self._answers.draw(complete)
+        if is_plain and len(complete) == len(step.sequence_ids):
+            self._steady = SteadyBatch(complete, result)
+        return work, result
+
+    def collect(self, handle: Any, /) -> StepResult:
+        step = cast("_Step", handle)
+        now = self.clock()
+        if step.ends > now:
+            self.clock.sleep(step.ends - now)
+        self.watch(step.work)
+        return step.result
+
+    def close(self) -> None:
+        self._count.clear()
+        self._answers.clear()
+        self._steady = None

@@ -1,1 +1,0 @@
-"""Engines without a model: a virtual clock that a cost model moves on."""

@@ -1,0 +1,257 @@
+"""Studies: which arms serve which workloads with which seeds, and the files that describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from paged_core.config.documents import DocumentError, parse_yaml
+from paged_core.config.entry import Layer
+from paged_core.errors import SettingsError
+from paged_core.registry import Registry
+from paged_plugins.counted import counted
+from paged_plugins.input_file import mistakes, read_file
+from paged_plugins.lab.measures import ServiceLevel
+from paged_plugins.lab.study.arms import PlannedArm, layer, plan_arms
+from paged_plugins.lab.tasks.task import SIMULATED, Task
+from paged_plugins.progress import MANY, progress
+from paged_plugins.workloads.named import workload_spec
+from paged_plugins.workloads.spec import WorkloadSpec
+
+MAX_RUNS = 100_000
+"""Of one study; more is taken for a mistake."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Every arm serves every workload with every seed."""
+
+    arms: Sequence[PlannedArm]
+    """The base first."""
+    workloads: Sequence[WorkloadSpec]
+    seeds: Sequence[int]
+    slo: ServiceLevel = field(default_factory=ServiceLevel)
+    command: str = ""
+    """That runs it."""
+    text: str = ""
+    """Of the file that describes it, if one does."""
+
+    def tasks(self) -> Iterator[Task]:
+        """Yield every run: all arms on one workload with one seed before the next ones, and with
+        the next seed in turned order, so that a machine that becomes slower or faster does so to
+        all arms alike.
+        """
+        for number, seed in enumerate(self.seeds):
+            for workload in self.workloads:
+                for one in reversed(self.arms) if number % 2 else self.arms:
+                    yield Task(
+                        arm=one.arm.label, settings=one.settings, workload=workload, seed=seed
+                    )
+
+    def __len__(self) -> int:
+        """Runs."""
+        return len(self.arms) * len(self.workloads) * len(self.seeds)
+
+    @property
+    def is_real(self) -> bool:
+        """Whether an arm runs a model, so that its times are those of this machine."""
+        return any(one.settings.executor.name != SIMULATED for one in self.arms)
+
+    def __str__(self) -> str:
+        counts = {"arm": self.arms, "workload": self.workloads, "seed": self.seeds}
+        parts = (counted(len(some), noun) for noun, some in counts.items())
+        return f"{counted(len(self), 'run')}: {' x '.join(parts)}"
+
+
+# ---------------------------------------------------------------------- files
+
+
+class Strict(BaseModel):
+    """A part of a file: nothing but what it declares, and frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse(text: str, made: type[Model], path: Path) -> Model:
+    """Return what the text of a file in YAML describes.
+
+    Raises:
+        SettingsError: it does not; the message, of one line, names file, key and cause.
+    """
+    try:
+        content, _ = parse_yaml(text)
+    except DocumentError as error:
+        where = f", line {error.line}" if error.line else ""
+        raise SettingsError(f"{path}{where}: {error}") from None
+    if not isinstance(content, dict):
+        keys = ", ".join(made.model_fields)
+        raise SettingsError(f"{path} must be a mapping with the keys {keys}")
+    try:
+        return made.model_validate(content)
+    except ValidationError as error:
+        raise SettingsError(f"{path}: {mistakes(error, made)}") from None
+
+
+def _seeds(value: object) -> object:
+    """Turn a number of seeds into seeds."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 1 <= value <= MAX_RUNS:
+            raise ValueError(f"give 1 to {MAX_RUNS:,} seeds, or a list of them")
+        return tuple(range(value))
+    return value
+
+
+def _workload(value: object) -> object:
+    """Turn the name of a workload, or of a file of one, into what it describes."""
+    if isinstance(value, str):
+        try:
+            return workload_spec(value)
+        except SettingsError as error:
+            raise ValueError(str(error)) from None
+    return value
+
+
+Seed = Annotated[StrictInt, Field(ge=0, lt=2**32)]
+Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_seeds), Field(min_length=1)]
+OneWorkload = Annotated[WorkloadSpec, BeforeValidator(_workload)]
+Axes = dict[str, Annotated[list[Any], Field(min_length=1)]]
+
+
+class StudyFile(Strict):
+    """What every file of a study has: a base, what is varied around it, on which workloads."""
+
+    base: dict[str, Any] = Field(default_factory=dict)
+    """Settings by key, which may be dotted; ``profile`` is one."""
+    axes: Axes
+    """Values by setting."""
+    workloads: tuple[OneWorkload, ...]
+    executor: str | dict[str, Any] = SIMULATED
+    cost_model: str | dict[str, Any] | None = None
+    """Of simulated steps; ``None``: the executor's own choice."""
+    slo: ServiceLevel = ServiceLevel()
+
+    @field_validator("slo")
+    @classmethod
+    def _positive(cls, slo: ServiceLevel) -> ServiceLevel:
+        bounds = (slo.ttft_ms, slo.tpot_ms, slo.e2e_ms)
+        if any(bound is not None and bound <= 0 for bound in bounds):
+            raise ValueError("its times are milliseconds above 0")
+        return slo
+
+    @model_validator(mode="after")
+    def _consistent(self) -> StudyFile:
+        if not self.workloads:
+            raise ValueError("workloads: name one at least")
+        names = [workload.name for workload in self.workloads]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two workloads are called {name!r}; give each a `name`")
+        for key in ("executor", "cost_model"):
+            if key in self.base:
+                raise ValueError(f"write `{key}` beside `base`, not in it")
+        for key in (*self.base, *self.axes):
+            if key.partition(".")[0] == "observers":
+                raise ValueError(
+                    "leave `observers` out: all runs would write the same files; for the block map "
+                    "of one, give --observers to `paged-core simulate`"
+                )
+        return self
+
+    @property
+    def is_product(self) -> bool:
+        """Whether all combinations are arms, instead of one axis at a time around the base."""
+        return True
+
+    @property
+    def most_arms(self) -> int:
+        """How many there are at most: some may have the same settings."""
+        lengths = [len(values) for values in self.axes.values()]
+        return 1 + (prod(lengths) if self.is_product else sum(lengths))
+
+    def layers(self) -> list[Layer]:
+        """Return the settings of the base, lowest layer first."""
+        own: dict[str, Any] = {"executor": self.executor}
+        if self.cost_model is not None:
+            own["cost_model"] = self.cost_model
+        return [layer(own, "executor"), layer(self.base, "base")]
+
+    def arms(
+        self, registry: Registry, advance: Callable[[], None] = lambda: None
+    ) -> list[PlannedArm]:
+        """Return its arms, the base first; SettingsError if the settings of one are invalid.
+
+        Args:
+            advance: called when the settings of one were checked.
+        """
+        return plan_arms(
+            self.layers(), self.axes, registry, product=self.is_product, advance=advance
+        )
+
+
+File = TypeVar("File", bound=StudyFile)
+
+
+class Ablation(StudyFile):
+    """The content of ``ablation.yaml``."""
+
+    product: bool = False
+    seeds: Seeds = (0, 1, 2, 3, 4)
+
+    @property
+    def is_product(self) -> bool:
+        return self.product
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Ablation:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("seeds: one is given twice")
+        num_runs = self.most_arms * len(self.workloads) * len(self.seeds)
+        if num_runs > MAX_RUNS:
+            raise ValueError(
+                f"these are up to {num_runs:,} runs ({counted(self.most_arms, 'arm')}, "
+                f"{counted(len(self.workloads), 'workload')}, "
+                f"{counted(len(self.seeds), 'seed')}), and {MAX_RUNS:,} is the most"
+            )
+        return self
+
+
+def read_study_file(path: Path, made: type[File], registry: Registry) -> tuple[File, Study]:
+    """Read the file of a study and check the settings of all of its arms.
+
+    Returns:
+        The file, and its arms and workloads as a study without seeds.
+
+    Raises:
+        SettingsError: the file or an arm is wrong; the message says where.
+    """
+    text = read_file(path)
+    file = parse(text, made, path)
+    try:
+        with progress(file.most_arms, "checking arms", least=MANY) as advance:
+            arms = file.arms(registry, advance)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {'; '.join(str(error).splitlines())}") from None
+    return file, Study(arms=arms, workloads=file.workloads, seeds=(), slo=file.slo, text=text)
+
+
+def read_ablation(path: Path, registry: Registry) -> Study:
+    """Read an ablation; SettingsError if it is wrong, see :func:`read_study_file`."""
+    file, study = read_study_file(path, Ablation, registry)
+    return replace(study, seeds=file.seeds, command=f"paged-core lab run {path}")
