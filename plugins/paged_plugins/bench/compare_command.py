@@ -19,22 +19,28 @@ from paged_core.settings import EngineSettings
 from paged_plugins.bench.comparison import EngineRuns, compare, row_of, run_alone, warm_up
 from paged_plugins.bench.comparison_table import print_comparison
 from paged_plugins.bench.device import device_of
-from paged_plugins.bench.drawn_options import (
+from paged_plugins.bench.peers import (
+    OURS,
+    PEERS,
+    Choice,
+    Task,
+    installed_peers,
+    named_peers,
+    task_settings,
+)
+from paged_plugins.bench.rates import measure_rates
+from paged_plugins.bench.throughput_command import chosen_workloads
+from paged_plugins.bench.variants import variants
+from paged_plugins.bench.workloads import (
+    NAMED,
     InputLength,
     NumRequests,
     OutputLength,
     SharedPrefix,
+    Workload,
     drawing,
+    longest,
 )
-from paged_plugins.bench.peer_choice import Choice, installed_peers, named_peers, task_settings
-from paged_plugins.bench.peer_python import PeerPython
-from paged_plugins.bench.peers.peer_engine import Task
-from paged_plugins.bench.peers.table import OURS, PEERS
-from paged_plugins.bench.rates import measure_rates
-from paged_plugins.bench.throughput_command import chosen_workloads
-from paged_plugins.bench.turns import longest
-from paged_plugins.bench.variants import variants
-from paged_plugins.bench.workloads import NAMED, Workload
 from paged_plugins.output_file import open_file
 from paged_plugins.output_option import JsonFile
 from paged_plugins.progress import progress
@@ -105,7 +111,7 @@ def compare_command(
         peers = installed_peers(settings.model, settings.dtype, tell, temperature)
     device = device_of(settings)
     task = task_for(settings, chosen, device=device, temperature=temperature)
-    engines = [Choice(OURS, PeerPython()), *again, *peers]
+    engines = [Choice(OURS), *again, *peers]
     measured = _alone if one_at_a_time or device != "cpu" else _in_turns
     rows = []
     try:
@@ -195,7 +201,7 @@ def task_for(
     """Return the task of all engines; ``max_model_len`` is the longest request, rounded up to a
     multiple of 1,024 tokens.
     """
-    length = max(longest(workload.items()) for workload in workloads)
+    length = max(longest(workload.requests()) for workload in workloads)
     memory = settings.kv_cache_memory
     if isinstance(memory, float):
         memory = int(memory * psutil.virtual_memory().available)

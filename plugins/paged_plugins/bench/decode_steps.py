@@ -14,6 +14,7 @@ from paged_core.sampling_params import SamplingParams
 from paged_core.text.generation import Generation
 from paged_plugins.bench.gpu_activity import GpuActivity, gpu_activity
 from paged_plugins.bench.workloads import Workload, drawn
+from paged_plugins.workloads.request import token_ids
 
 _WARM_UP = 8
 """Steps after the prefill that are not measured: graphs are captured, sizes are tuned."""
@@ -53,11 +54,13 @@ class DecodeSteps:
             SettingsError: the engine does not decode all sequences together.
         """
         vocab_size = llm.engine.capacity.vocab_size
-        items = self.workload.items(**({"vocab_size": vocab_size} if vocab_size else {}))
+        requests = self.workload.requests(**({"vocab_size": vocab_size} if vocab_size else {}))
         sampling = SamplingParams(
-            max_tokens=items[0].num_output, ignore_eos=True, temperature=self.temperature
+            max_tokens=requests[0].output, ignore_eos=True, temperature=self.temperature
         )
-        generations = llm.submit([item.prompt for item in items], sampling)
+        generations = llm.submit(
+            [token_ids(request.prompt, None) for request in requests], sampling
+        )
         try:
             self._prefill(llm, generations)
             seconds, phases, tokens = self._run(llm, generations)
@@ -68,7 +71,7 @@ class DecodeSteps:
 
     def _prefill(self, llm: LLM, generations: list[Generation]) -> None:
         """Run steps until all sequences decode, and the warm-up."""
-        limit = self.workload.items()[0].num_output - self.num_steps
+        limit = self.workload.requests()[0].output - self.num_steps
         before = llm.engine.num_steps
         while not all(_outputs(generations)):
             llm.driver.step()

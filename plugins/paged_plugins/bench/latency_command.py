@@ -42,7 +42,7 @@ def latency_command(
     ):
         runs = []
         for turn in range(repeats):
-            runs.append(bench.run(workload.items(turn, vocab_size=bench.vocab_size)))
+            runs.append(bench.run(workload.requests(turn, vocab_size=bench.vocab_size)))
             done()
         found: dict[str, Any] = {
             "machine": machine(bench.device or "cpu"),

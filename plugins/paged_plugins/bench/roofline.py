@@ -8,22 +8,24 @@ together. A conversation is one sequence that stays cached: each turn computes o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from paged_core.interfaces.model_size import ModelSize
 from paged_plugins.bench.rates import Rates
-from paged_plugins.bench.turns import conversations
-from paged_plugins.bench.workloads import Item
+from paged_plugins.workloads.request import WorkloadRequest
 
 
-def least_seconds(items: Sequence[Item], model: ModelSize, rates: Rates, num_shared: int) -> float:
-    """Return the least time that ``items`` can take.
+def least_seconds(
+    firsts: Sequence[WorkloadRequest], model: ModelSize, rates: Rates, num_shared: int
+) -> float:
+    """Return the least time that requests can take.
 
     Args:
+        firsts: those that follow no other; what follows one is a chain.
         num_shared: length of the prefix that all prompts share; it is computed once.
     """
     layers, head = model.layer_weights, model.head_weights
-    sequences = [_chunks(items, turns) for turns in conversations(items)]
+    sequences = [_chunks(first.family()) for first in firsts]
     total = 0.0
     for step in range(max(map(len, sequences))):
         running = [chunks[step] for chunks in sequences if len(chunks) > step]
@@ -43,7 +45,7 @@ def least_seconds(items: Sequence[Item], model: ModelSize, rates: Rates, num_sha
     return total
 
 
-def _chunks(items: Sequence[Item], turns: Sequence[int]) -> list[tuple[int, int]]:
+def _chunks(turns: Iterable[WorkloadRequest]) -> list[tuple[int, int]]:
     """Return the computed and the cached tokens of every step of a conversation.
 
     A decoded token attends to itself, too. The last token of a turn is computed with the next turn.
@@ -51,10 +53,10 @@ def _chunks(items: Sequence[Item], turns: Sequence[int]) -> list[tuple[int, int]
     chunks: list[tuple[int, int]] = []
     length = 0
     for turn in turns:
-        new = len(items[turn].prompt) + bool(length)
+        new = turn.num_new + bool(length)
         cached = length - bool(length)
         chunks.append((new, cached))
         length = new + cached
-        chunks += [(1, length + place) for place in range(1, items[turn].num_output)]
-        length += items[turn].num_output
+        chunks += [(1, length + place) for place in range(1, turn.output)]
+        length += turn.output
     return chunks

@@ -13,17 +13,19 @@ import typer
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
-from paged_plugins.bench.drawn_options import (
+from paged_plugins.bench.machine import machine, machine_line
+from paged_plugins.bench.measurement import Bench
+from paged_plugins.bench.workloads import (
+    NAMED,
     InputLength,
+    LabWorkload,
     NumRequests,
     OutputLength,
     SharedPrefix,
+    Workload,
+    by_turn,
     drawing,
 )
-from paged_plugins.bench.lab_workload import LabWorkload
-from paged_plugins.bench.machine import machine, machine_line
-from paged_plugins.bench.measurement import Bench
-from paged_plugins.bench.workloads import NAMED, Workload
 from paged_plugins.output_file import write_text
 from paged_plugins.output_option import JsonFile
 from paged_plugins.progress import progress
@@ -76,7 +78,7 @@ def throughput_command(
         counted = [LabWorkload.counted(each, bench.llm.tokenizer) for each in from_lab]
         bench.check_lengths(counted)
         chosen = [*chosen, *counted] or _fitting(bench)
-        total = repeats * sum(len(some.items()) for some in chosen)
+        total = repeats * sum(sum(1 for _ in by_turn(some.requests())) for some in chosen)
         with progress(total, "measuring") as advance:
             for some in chosen:
                 rows.append(

@@ -11,9 +11,7 @@ from paged_core.config.documents import DocumentError, parse_yaml
 from paged_core.config.entry import Layer
 from paged_core.errors import SettingsError
 from paged_core.settings import Resolved
-from paged_plugins.bench.peer_choice import Choice
-from paged_plugins.bench.peer_python import PeerPython
-from paged_plugins.bench.peers.table import OURS, PEERS
+from paged_plugins.bench.peers import OURS, PEERS, Choice
 
 _EXAMPLE = "--variant 'torch={attention: torch}'"
 
@@ -98,5 +96,5 @@ def variants(texts: Sequence[str], given: Given) -> list[Choice]:
             settings = variant.resolve(given).settings
         except SettingsError as error:
             raise SettingsError(f"--variant {variant.name}: {error}") from error
-        found.append(Choice(OURS, PeerPython(), settings, variant.name))
+        found.append(Choice(OURS, None, settings, variant.name))
     return found

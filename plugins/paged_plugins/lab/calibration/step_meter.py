@@ -13,8 +13,8 @@ from paged_core.sampling_params import SamplingParams
 from paged_plugins.lab.calibration.scene import Scene
 from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.runs.run_collector import RunCollector
-from paged_plugins.lab.runs.watched_executor import WatchedExecutor
-from paged_plugins.workloads.content import token_ids
+from paged_plugins.lab.runs.work_count import WatchedExecutor
+from paged_plugins.workloads.request import token_ids
 
 
 @dataclass(frozen=True, slots=True)

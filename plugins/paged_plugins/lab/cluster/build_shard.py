@@ -12,7 +12,7 @@ from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
 from paged_plugins.lab.cluster.replica import Replica
 from paged_plugins.lab.cluster.shard import Shard
-from paged_plugins.lab.runs.watched_executor import CountsWork
+from paged_plugins.lab.runs.work_count import CountsWork
 
 
 def build_shard(numbers: Iterable[int], settings: EngineSettings, registry: Registry) -> Shard:

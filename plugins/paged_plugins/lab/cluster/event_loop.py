@@ -13,8 +13,7 @@ from paged_plugins.lab.cluster.pauses import Pauses
 from paged_plugins.lab.cluster.step_end import EndedRequest
 from paged_plugins.lab.cluster.watch import Watch
 from paged_plugins.lab.router import Router
-from paged_plugins.lab.runs.arrivals import Arrival, Arrivals
-from paged_plugins.lab.runs.engine_request import engine_request
+from paged_plugins.workloads.serving import Arrival, Arrivals
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ class EventLoop:
 
     def _route(self, arrival: Arrival) -> None:
         """Send a request to a replica."""
-        request = engine_request(arrival, 0.0)
+        request = arrival.asked(0.0)
         self._watch.arrived(arrival)
         number = self._router.route(request, arrival.request.session, self._loads)
         load = self._loads[number]

@@ -15,7 +15,7 @@ from paged_plugins.lab.cluster.replica import ReplicaCounts
 from paged_plugins.lab.cluster.shard import Progress
 from paged_plugins.lab.cluster.shard_link import ShardLink
 from paged_plugins.lab.cluster.step_end import StepEnd
-from paged_plugins.lab.runs.arrivals import Arrival
+from paged_plugins.workloads.serving import Arrival
 
 
 class Fleet:

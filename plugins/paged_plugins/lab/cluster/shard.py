@@ -12,9 +12,8 @@ from paged_core.interfaces.executor import Capacity
 from paged_core.sequence import SequenceGroup
 from paged_plugins.lab.cluster.replica import Replica, ReplicaCounts
 from paged_plugins.lab.cluster.step_end import EndedRequest, StepEnd
-from paged_plugins.lab.runs.arrivals import Arrival
-from paged_plugins.lab.runs.engine_request import engine_request
-from paged_plugins.lab.runs.request_records import ended_record
+from paged_plugins.lab.runs.run_record import ended_record
+from paged_plugins.workloads.serving import Arrival
 
 _MOST_ENDS = 2048
 """Of steps, after which a shard reports before it goes on, so that memory is bounded."""
@@ -67,7 +66,7 @@ class Shard:
         """
         replica = self._replicas[number]
         try:
-            replica.add(engine_request(arrival, 0.0))
+            replica.add(arrival.asked(0.0))
         except RequestError as error:
             return str(error)
         self._live[arrival.request.id] = arrival, wants_answer

@@ -20,7 +20,7 @@ from paged_plugins.lab.cluster.shard_process import ShardProcess
 from paged_plugins.lab.cluster.watch import OnRequest, Watch
 from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.router import RouterParts
-from paged_plugins.lab.runs.arrivals import Arrivals
+from paged_plugins.workloads.serving import Arrivals
 from paged_plugins.workloads.workload import Workload
 
 MAX_REPLICAS = 100_000

@@ -10,9 +10,8 @@ from paged_plugins.lab.cluster.timeline import Timeline
 from paged_plugins.lab.measures.run_measures import meets
 from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.router import ReplicaLoad
-from paged_plugins.lab.runs.arrivals import Arrival
-from paged_plugins.lab.runs.request_records import refused_records
-from paged_plugins.lab.runs.run_record import RequestRecord
+from paged_plugins.lab.runs.run_record import RequestRecord, refused_records
+from paged_plugins.workloads.serving import Arrival
 
 OnRequest = Callable[[RequestRecord, int], None]
 """Called with each request that ended, and the number of its replica."""

@@ -29,7 +29,7 @@ from paged_plugins.lab.calibration.processor_clock import ProcessorClock
 from paged_plugins.lab.calibration.scene import Scene
 from paged_plugins.lab.commands.options import AsJson, CpuTime
 from paged_plugins.lab.cost_models.weights_file import write_weights
-from paged_plugins.lab.runs.warm_up import warm_up
+from paged_plugins.lab.runs.run_workload import warm_up
 from paged_plugins.machine import cpu_model
 from paged_plugins.output_option import check_writable
 from paged_plugins.progress import progress

@@ -18,12 +18,12 @@ from paged_plugins.output_option import check_writable
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 from paged_plugins.workloads.summary import WorkloadSummary
-from paged_plugins.workloads.traces.request_lines import request_lines
-from paged_plugins.workloads.traces.token_count import (
+from paged_plugins.workloads.traces.files import (
     CHARACTERS_PER_TOKEN,
     TokenCount,
     estimated_tokens,
 )
+from paged_plugins.workloads.traces.request_lines import request_lines
 
 
 def workload_command(

@@ -9,22 +9,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, Strict, StrictInt, StrictStr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from paged_plugins.workloads.content import FIRST_OWN_ID, ContentIds
-from paged_plugins.workloads.prefixes import MOST_FAMILY
-from paged_plugins.workloads.request import WorkloadRequest
-from paged_plugins.workloads.spec_model import SpecModel
-from paged_plugins.workloads.traces.token_count import TokenCount
-from paged_plugins.workloads.traces.trace_lines import TraceError, json_lines
+from paged_plugins.workloads.amount import SpecModel
+from paged_plugins.workloads.request import (
+    FIRST_OWN_ID,
+    MOST_FAMILY,
+    ContentIds,
+    Part,
+    WorkloadRequest,
+    linked,
+)
+from paged_plugins.workloads.traces.files import MAX_TOKENS, TokenCount, TraceError, json_lines
 
-MAX_TOKENS = 10_000_000
-"""Of a prompt, and of an answer; more is taken for a typing error."""
 _MAX_SECONDS = 1e12
 _RANGE = re.compile(r"(\d{1,16}):(\d{1,16})", re.ASCII)
 
@@ -107,7 +108,7 @@ def read_requests(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
                 )
             time = request.at
             if family:
-                yield _linked(family)
+                yield from linked(family.values())
             family = {}
         elif line.follows not in family:
             raise TraceError(
@@ -120,16 +121,14 @@ def read_requests(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
             raise TraceError(path, number, f"more than {MOST_FAMILY:,} requests follow each other")
         family[line.id] = (request, line.follows)
     if family:
-        yield _linked(family)
+        yield from linked(family.values())
 
 
 def request_lines(requests: Iterable[WorkloadRequest]) -> Iterator[str]:
     """Yield the lines of a file that reads back as equal requests."""
     for first in requests:
-        predecessors: dict[str, str] = {}
-        for request in first.family():
-            predecessors.update((each.id, request.id) for each in request.followers)
-            yield json.dumps(_values(request, predecessors.get(request.id))) + "\n"
+        for request, follows in first.links():
+            yield json.dumps(_values(request, follows)) + "\n"
 
 
 def _values(request: WorkloadRequest, follows: str | None) -> dict[str, Any]:
@@ -145,10 +144,15 @@ def _values(request: WorkloadRequest, follows: str | None) -> dict[str, Any]:
     return {
         "id": request.id,
         **timing,
-        "prompt": " ".join(f"{part.start}:{part.stop}" for part in request.prompt),
+        "prompt": " ".join(f"{run.start}:{run.stop}" for run in _runs(request.prompt)),
         "output": request.output,
         **{key: value for key, value in optional.items() if value is not None},
     }
+
+
+def _runs(parts: Iterable[Part]) -> Iterator[range]:
+    for part in parts:
+        yield from [part] if isinstance(part, range) else (range(each, each + 1) for each in part)
 
 
 def _line(path: Path, number: int, values: dict[str, Any]) -> RequestLine:
@@ -158,15 +162,6 @@ def _line(path: Path, number: int, values: dict[str, Any]) -> RequestLine:
         item = error.errors(include_url=False)[0]
         where = f"{'.'.join(map(str, item['loc'])):.80}: " if item["loc"] else ""
         raise TraceError(path, number, f"{where}{item['msg']:.200}") from None
-
-
-def _linked(family: dict[str, tuple[WorkloadRequest, str | None]]) -> WorkloadRequest:
-    """Return the first request with the others as its followers, in the order of the file."""
-    followers: dict[str | None, list[WorkloadRequest]] = {}
-    for request, follows in reversed(family.values()):
-        below = tuple(reversed(followers.pop(request.id, [])))
-        followers.setdefault(follows, []).append(replace(request, followers=below))
-    return followers[None][0]
 
 
 def _ranges(prompt: str) -> list[range]:

@@ -9,8 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from paged_plugins.bench.peers.peer_engine import PeerEngine, Task
-from paged_plugins.bench.workloads import Item
+from peer import Item, PeerEngine, Task, main
 
 _FORMATS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 _ERROR = 4
@@ -44,6 +43,8 @@ class LlamaCpp(PeerEngine):
     The cache of a sequence is kept for the next call, where the prompt with the longest common
     prefix reuses it; a prefix that all prompts share is computed once.
     """
+
+    package = "llama_cpp"
 
     @staticmethod
     def missing(model: str, dtype: str) -> str | None:
@@ -206,3 +207,7 @@ class LlamaCpp(PeerEngine):
 def _show_errors(level: int, text: bytes, _: object) -> None:
     if level == _ERROR:
         sys.stderr.write(text.decode(errors="replace"))
+
+
+if __name__ == "__main__":
+    main(LlamaCpp)

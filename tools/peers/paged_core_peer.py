@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from paged_plugins.bench.peers.peer_engine import PeerEngine, Task
-from paged_plugins.bench.workloads import Item
+from peer import Item, PeerEngine, Task, main
 
 
 class PagedCore(PeerEngine):
     """An ``LLM`` with the settings of the task."""
+
+    package = "paged_core"
 
     @staticmethod
     def problem(temperature: float) -> str | None:
@@ -47,3 +48,7 @@ class PagedCore(PeerEngine):
             ],
         )
         return [output.outputs[0].token_ids for output in outputs]
+
+
+if __name__ == "__main__":
+    main(PagedCore)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from ctypes.util import find_library
 from importlib import import_module
 from pathlib import Path
 
-from paged_plugins.bench.peers.peer_engine import PeerEngine, Task
-from paged_plugins.bench.workloads import Item
+from peer import Item, PeerEngine, Task, main
 
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
@@ -17,8 +17,10 @@ _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 class Vllm(PeerEngine):
     """vLLM's offline interface with its defaults of scheduling and prefix caching."""
 
+    package = "vllm"
+
     @staticmethod
-    def environment(task: Task, prefix: str) -> dict[str, str]:
+    def environment(task: Task) -> dict[str, str]:
         """Bind its threads, and preload the libraries that its documentation recommends."""
         found = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -28,7 +30,7 @@ class Vllm(PeerEngine):
             "VLLM_NO_USAGE_STATS": "1",
         }
         libraries = [library] if (library := find_library("tcmalloc_minimal")) else []
-        openmp = Path(prefix, "lib", "libiomp5.so")
+        openmp = Path(sys.prefix, "lib", "libiomp5.so")
         if openmp.is_file():
             libraries.append(str(openmp))
         if preloaded := ":".join(filter(None, [*libraries, os.environ.get("LD_PRELOAD")])):
@@ -90,3 +92,7 @@ def cores_to_use(threads: int) -> list[int]:
         (others if core in taken else first).append(processor)
         taken.add(core)
     return sorted((first + others)[:threads])
+
+
+if __name__ == "__main__":
+    main(Vllm)

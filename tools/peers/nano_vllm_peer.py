@@ -7,12 +7,13 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from paged_plugins.bench.peers.peer_engine import PeerEngine, Task
-from paged_plugins.bench.workloads import Item
+from peer import Item, PeerEngine, Task, main
 
 
 class NanoVllm(PeerEngine):
     """Its offline interface with its defaults; CUDA graphs are on."""
+
+    package = "nanovllm"
 
     @staticmethod
     def missing(model: str, dtype: str) -> str | None:
@@ -47,3 +48,7 @@ class NanoVllm(PeerEngine):
             use_tqdm=False,
         )
         return [list(output["token_ids"]) for output in outputs]
+
+
+if __name__ == "__main__":
+    main(NanoVllm)

@@ -7,8 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from paged_plugins.bench.peers.peer_engine import PeerEngine, Task
-from paged_plugins.bench.workloads import Item
+from peer import Item, PeerEngine, Task, main
 
 _PRECISIONS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 _MODEL = "openvino_model.xml"
@@ -25,6 +24,8 @@ def converted(model: str) -> Path | None:
 
 class OpenVino(PeerEngine):
     """``ContinuousBatchingPipeline`` with prefix caching, in the task's precision."""
+
+    package = "openvino_genai"
 
     @staticmethod
     def missing(model: str, dtype: str) -> str | None:
@@ -75,3 +76,7 @@ class OpenVino(PeerEngine):
         config.ignore_eos = True
         config.do_sample = False
         return config
+
+
+if __name__ == "__main__":
+    main(OpenVino)
