@@ -18,9 +18,8 @@ from paged_core.cli import main
 from paged_core.errors import EngineError
 from paged_core.settings import EngineSettings
 from paged_plugins.bench import compare_command, peers
-from paged_plugins.bench.compare_command import task_for
+from paged_plugins.bench.compare_command import memory, print_comparison, speeds, task_for
 from paged_plugins.bench.comparison import compare
-from paged_plugins.bench.comparison_table import memory, print_comparison, speeds
 from paged_plugins.bench.peers import OURS, PEERS, Choice, PeerProcess, Task
 from paged_plugins.bench.workloads import NAMED, BatchWorkload, Draw, by_turn
 from paged_plugins.workloads.request import WorkloadRequest
@@ -53,8 +52,8 @@ def run(capfd: Capture, *argv: str, status: int = 0) -> str:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NAMED, "W7", BatchWorkload("W7", "", lambda _: CHAT))
-    monkeypatch.setattr("paged_plugins.bench.rates._OTHER_BYTES", 1 << 20)
-    monkeypatch.setattr("paged_plugins.bench.rates._OTHER_SIZE", 64)
+    monkeypatch.setattr("paged_plugins.bench.device._OTHER_BYTES", 1 << 20)
+    monkeypatch.setattr("paged_plugins.bench.device._OTHER_SIZE", 64)
 
 
 @pytest.mark.usefixtures("small")

@@ -11,9 +11,8 @@ import pytest
 from paged_core.cli import main
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.model_size import ModelSize
+from paged_plugins.bench.device import Rates, least_seconds, measure_rates
 from paged_plugins.bench.measurement import peak_memory, reset_peak
-from paged_plugins.bench.rates import Rates, measure_rates
-from paged_plugins.bench.roofline import least_seconds
 from paged_plugins.bench.workloads import NAMED, BatchWorkload, Draw, by_turn, drawn
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
 
@@ -135,8 +134,8 @@ class TestRoofline:
         assert apart - together == pytest.approx(saved / 1e6)
 
     def test_rates_are_those_of_a_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("paged_plugins.bench.rates._OTHER_BYTES", 1 << 20)
-        monkeypatch.setattr("paged_plugins.bench.rates._OTHER_SIZE", 64)
+        monkeypatch.setattr("paged_plugins.bench.device._OTHER_BYTES", 1 << 20)
+        monkeypatch.setattr("paged_plugins.bench.device._OTHER_SIZE", 64)
         rates = measure_rates("bfloat16", "cpu")
         assert rates.read > 0
         assert rates.copy > 0

@@ -28,8 +28,7 @@ from paged_core.testing.evictor_cost import evictor_cost
 from paged_core.testing.policy_subjects import empty_cache, waiting_groups
 from paged_core.testing.work import Watched, work
 from paged_core.testing.workload import simple_request
-from paged_plugins.bench.null_executor import NULL_EXECUTOR
-from paged_plugins.bench.steady_state import SteadyState
+from paged_plugins.bench.scheduler_command import NULL_EXECUTOR, SteadyState
 
 REGISTRY = Registry.discover()
 SMALL, LARGE = 1 << 8, 1 << 11

@@ -25,9 +25,8 @@ from paged_core.testing.situations import SITUATIONS, Situation
 from paged_core.testing.workload import Workload, simple_request
 from paged_core.wiring import build_engine
 from paged_plugins.block_history import BlockHistory, Span
-from paged_plugins.metrics.instruments import Counter, Gauge, Histogram, exposition
+from paged_plugins.metrics.instruments import Counter, Gauge, Histogram, exposition, length_bounds
 from paged_plugins.metrics.metrics import Metrics
-from paged_plugins.metrics.request_instruments import length_bounds
 
 REGISTRY = Registry.discover()
 

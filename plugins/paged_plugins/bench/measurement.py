@@ -21,8 +21,7 @@ from paged_core.llm import LLM
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_core.text.generation import Generation
-from paged_plugins.bench.rates import measure_rates
-from paged_plugins.bench.roofline import least_seconds
+from paged_plugins.bench.device import least_seconds, measure_rates
 from paged_plugins.bench.workloads import Workload, by_turn, is_batch, longest
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
 from paged_plugins.workloads.serving import Arrival, Arrivals, ServingLoop

@@ -31,6 +31,7 @@ _ANSWER_SECONDS = 60
 _WINDOW = 0.05
 _IDLE_SHARE = 0.2
 """A process is idle if it uses at most this share of a core during ``_WINDOW`` seconds."""
+_OF_TRANSFORMERS = ("transformers", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,6 @@ def _table(*peers: tuple[str, ...]) -> dict[str, Peer]:
     return {name: Peer(name, *rest) for name, *rest in peers}
 
 
-_OF_TRANSFORMERS = ("transformers", "transformers")
 OURS = Peer(
     "paged_core",
     "this engine, with the settings given",

@@ -13,8 +13,8 @@ import typer
 
 from paged_core.cli.options import Given
 from paged_core.errors import SettingsError
+from paged_plugins.command_options import refuse_settings
 from paged_plugins.decisions.trace import DECISIONS, KEYS, differing_keys, read_traces
-from paged_plugins.given_settings import refuse_settings
 
 Line = dict[str, Any]
 Trace = Sequence[Line]

@@ -25,7 +25,7 @@ from pydantic import (
 from paged_core.config.documents import parse_json, parse_yaml
 from paged_core.errors import SettingsError
 from paged_plugins.decisions.trace import trace_problem
-from paged_plugins.input_file import mistakes, read_file
+from paged_plugins.files import mistakes, read_file
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.request import WorkloadRequest, linked
 from paged_plugins.workloads.spec import WorkloadSpec

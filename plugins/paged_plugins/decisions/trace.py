@@ -13,8 +13,7 @@ from paged_core.config.documents import parse_json
 from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
 from paged_plugins.decisions.plugin import DecisionLogSettings
-from paged_plugins.input_file import read_file
-from paged_plugins.output_file import open_file
+from paged_plugins.files import open_file, read_file
 
 VERSION = 2
 """Of the format that is written."""

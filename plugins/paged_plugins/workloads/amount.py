@@ -22,6 +22,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+T = TypeVar("T")
+_NORMAL = NormalDist()
+MOST = 10_000_000
+"""Largest amount; a larger one is taken for a typing error."""
+_MOST_RANKS = 100_000
+_NORMAL = NormalDist()
+
 
 class SpecModel(BaseModel):
     """A part of a specification: frozen, comparable, picklable; unknown keys are refused."""
@@ -93,10 +100,6 @@ def single(key: str) -> Callable[[Any], Mapping[str, Any]]:
     return lambda value: {key: value}
 
 
-T = TypeVar("T")
-_NORMAL = NormalDist()
-
-
 def stream(seed: int, aspect: str) -> Random:
     """Return the stream of an aspect, independent of all others.
 
@@ -146,11 +149,6 @@ def gamma(chance: Random, shape: float) -> float:
         if v > 0 and log(1 - chance.random()) < x * x / 2 + d - d * v + d * log(v):
             return d * v
 
-
-MOST = 10_000_000
-"""Largest amount; a larger one is taken for a typing error."""
-_MOST_RANKS = 100_000
-_NORMAL = NormalDist()
 
 Bounded = Annotated[float, Field(ge=0, le=MOST)]
 Positive = Annotated[float, Field(gt=0, le=MOST)]

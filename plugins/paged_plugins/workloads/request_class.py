@@ -19,6 +19,8 @@ from paged_plugins.workloads.traces.trace import TraceSpec
 LengthDraw = Callable[[float, float], tuple[int, int]]
 """From two shares (0 to 1, below 1), tokens of a prompt and of its answer."""
 _MOST_PAIRS = 1_000_000
+MOST_PREFIXES = 100_000
+"""Shared texts of a workload, each of which takes memory for its whole run."""
 
 
 class Lengths(SpecModel):
@@ -101,9 +103,6 @@ LengthsSpec = Annotated[
 ]
 """``sharegpt``, ``alpaca``, ``{prompt: AMOUNT, output: AMOUNT}`` or ``{trace: trace.csv}``."""
 
-
-MOST_PREFIXES = 100_000
-"""Shared texts of a workload, each of which takes memory for its whole run."""
 
 Prefixes_ = Annotated[int, Field(ge=1, le=MOST_PREFIXES)]
 

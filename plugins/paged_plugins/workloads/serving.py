@@ -169,7 +169,7 @@ class ServingLoop(ABC):
             for arrival in arrivals.due(now):
                 self._offer(arrival, now)
             if engine.has_unfinished:
-                outcome = self.driver.step()
+                outcome = self.step()
                 ended = clock() - start
                 self.stepped(outcome, now, ended)
                 for group in outcome.finished:
@@ -186,6 +186,14 @@ class ServingLoop(ABC):
             RequestError: it can never be served.
         """
         self.driver.add(arrival.asked(self.start))
+
+    def step(self) -> StepOutcome:
+        """Run a step of the engine; pause if nothing could be planned.
+
+        Raises:
+            EngineError: that has been so for too long.
+        """
+        return self.driver.step()
 
     @abstractmethod
     def refused(self, arrival: Arrival, now: float, error: RequestError) -> None:

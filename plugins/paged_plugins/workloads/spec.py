@@ -9,7 +9,7 @@ from pydantic import Field, Strict, StrictStr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from paged_core.errors import SettingsError
-from paged_plugins.input_file import mistakes
+from paged_plugins.files import mistakes
 from paged_plugins.workloads.arrivals import Arrivals, AtOnce, Replay
 from paged_plugins.workloads.request_class import (
     MOST_PREFIXES,

@@ -24,6 +24,8 @@ from paged_plugins.workloads.request_class import (
 from paged_plugins.workloads.traces.files import TokenCount
 from paged_plugins.workloads.traces.trace import Trace
 
+_ASPECTS = ("prompt", "output", "n", "deadline", "turns", "think", "tenant", "priority")
+
 
 class Workload(Protocol):
     """Something that draws requests. Equal seeds draw equal requests, in every process."""
@@ -101,9 +103,6 @@ def _of_class(seed: int, place: int, mixed: MixedClass) -> Iterator[tuple[float,
         times = mixed.arrivals.times(stream(seed, f"class {place} arrivals"))
         for time in islice(times, mixed.first):
             yield time, place
-
-
-_ASPECTS = ("prompt", "output", "n", "deadline", "turns", "think", "tenant", "priority")
 
 
 @dataclass(slots=True)

@@ -94,15 +94,17 @@ class Replica:
         clock = self._clock
         while (started := clock()) < now:  # a sum of differences may fall short by a rounding
             clock.sleep(now - started)
+        self._under_way = outcome = self.engine.step()
+        ended = clock()
+        self._busy_seconds += ended - started
+        self._gaps.step(outcome.advanced, ended)
+        if outcome.progressed or not self.engine.has_unfinished:
+            return ended
         try:
-            self._under_way = outcome = self._driver.step()
+            self._under_way = self._driver.step()  # it pauses, and reports a stall
         except EngineError as error:
             raise EngineError(f"replica {self.number}: {error}") from error
-        ended = clock()
-        if outcome.progressed:
-            self._busy_seconds += ended - started
-            self._gaps.step(outcome.advanced, ended)
-        return ended
+        return clock()
 
     def end_step(self) -> tuple[int, Sequence[SequenceGroup]]:
         """End the step under way.

@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any
 
 from paged_core.errors import SettingsError
+from paged_plugins.files import unwritable
 from paged_plugins.lab.cluster.watch import OnRequest
 from paged_plugins.lab.runs.run_record import RequestRecord
-from paged_plugins.output_file import unwritable
 
 _ROWS = 10_000
 """That are gathered before they are written to Parquet, which keeps columns."""

@@ -18,6 +18,7 @@ from paged_core.interfaces.executor import SupportsClock
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
+from paged_plugins.command_options import check_writable
 from paged_plugins.lab.calibration.calibrate import Calibration, calibrate
 from paged_plugins.lab.calibration.chosen_scenes import (
     choose_scenes,
@@ -31,7 +32,6 @@ from paged_plugins.lab.commands.options import AsJson, CpuTime
 from paged_plugins.lab.cost_models.weights_file import write_weights
 from paged_plugins.lab.runs.run_workload import warm_up
 from paged_plugins.machine import cpu_model
-from paged_plugins.output_option import check_writable
 from paged_plugins.progress import progress
 
 

@@ -17,7 +17,7 @@ from paged_core.cli.options import Given
 from paged_core.cli.output import print_json
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_plugins.counted import counted
+from paged_plugins.command_options import check_writable
 from paged_plugins.lab.commands.chosen_measures import chosen_measures
 from paged_plugins.lab.commands.options import AsJson, Limit, Workers, WorkloadName
 from paged_plugins.lab.commands.real_option import Real, check_executor, executor_layer
@@ -32,8 +32,7 @@ from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.study.ablation import MAX_RUNS
 from paged_plugins.lab.study.cache_sizes import block_size_note
 from paged_plugins.lab.tasks.workers import num_workers
-from paged_plugins.output_option import check_writable
-from paged_plugins.progress import progress
+from paged_plugins.progress import counted, progress
 from paged_plugins.workloads.named import workload_spec
 
 _PLAIN_WIDTH = 100

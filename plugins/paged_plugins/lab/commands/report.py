@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paged_plugins.output_option import check_writable
+from paged_plugins.command_options import check_writable
 
 
 def report_command(

@@ -9,8 +9,7 @@ import typer
 
 from paged_core.cli import FAILED, OK
 from paged_core.cli.options import Given
-from paged_plugins.counted import counted
-from paged_plugins.given_settings import refuse_settings
+from paged_plugins.command_options import refuse_settings
 from paged_plugins.lab.commands.options import STUDY_FILE, Workers
 from paged_plugins.lab.commands.ray_option import OnRay
 from paged_plugins.lab.results.results_folder import ResultsFolder
@@ -19,7 +18,7 @@ from paged_plugins.lab.study.plan import Plan, read_plan
 from paged_plugins.lab.tasks.run_tasks import open_runner
 from paged_plugins.lab.tasks.task import Ran
 from paged_plugins.lab.tasks.workers import num_workers
-from paged_plugins.progress import progress
+from paged_plugins.progress import counted, progress
 
 Ablation = Annotated[
     Path, typer.Argument(metavar="FILE", help="The ablation, YAML.", show_default=False)

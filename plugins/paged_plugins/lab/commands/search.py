@@ -9,7 +9,8 @@ import typer
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json
-from paged_plugins.given_settings import refuse_settings
+from paged_plugins.command_options import JsonFile, refuse_settings
+from paged_plugins.files import write_json
 from paged_plugins.lab.commands.options import STUDY_FILE, AsJson, Workers
 from paged_plugins.lab.commands.ray_option import OnRay
 from paged_plugins.lab.search.search_file import arms_of, read_search
@@ -18,8 +19,6 @@ from paged_plugins.lab.search.search_run import num_runs, planned_rungs, run_sea
 from paged_plugins.lab.study.cache_sizes import block_size_note
 from paged_plugins.lab.tasks.run_tasks import open_runner
 from paged_plugins.lab.tasks.workers import num_workers
-from paged_plugins.output_file import write_json
-from paged_plugins.output_option import JsonFile
 from paged_plugins.progress import progress
 
 

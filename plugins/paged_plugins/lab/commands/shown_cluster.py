@@ -8,10 +8,10 @@ from typing import Any
 import typer
 
 from paged_core.cli.output import print_table
-from paged_plugins.counted import counted
 from paged_plugins.lab.cluster.record import ClusterRecord, ReplicaTotals
 from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.statistics.wording import value_text
+from paged_plugins.progress import counted
 
 _EXTREMES = 3
 """Replicas that are shown of each end."""

@@ -8,10 +8,10 @@ import typer
 
 from paged_core.cli.output import print_table
 from paged_core.settings import EngineSettings
-from paged_plugins.counted import counted
 from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.statistics.wording import value_text
+from paged_plugins.progress import counted
 
 
 def print_run(

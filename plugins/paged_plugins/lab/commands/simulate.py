@@ -12,6 +12,7 @@ from paged_core.cli.options import Given
 from paged_core.cli.output import print_json
 from paged_core.errors import SettingsError
 from paged_core.settings import Resolved
+from paged_plugins.command_options import check_writable
 from paged_plugins.lab.cluster.request_log import request_log
 from paged_plugins.lab.cluster.simulate_cluster import router_options, simulate_cluster
 from paged_plugins.lab.cluster.workers import num_workers
@@ -22,7 +23,6 @@ from paged_plugins.lab.commands.shown_run import print_run
 from paged_plugins.lab.measures.run_measures import measures
 from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.runs.run_workload import run_workload
-from paged_plugins.output_option import check_writable
 from paged_plugins.progress import counting
 from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec

@@ -12,9 +12,9 @@ import typer
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
+from paged_plugins.command_options import check_writable
 from paged_plugins.lab.commands.options import AsJson
 from paged_plugins.lab.results.atomic_file import replacing
-from paged_plugins.output_option import check_writable
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 from paged_plugins.workloads.summary import WorkloadSummary

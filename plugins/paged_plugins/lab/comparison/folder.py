@@ -6,13 +6,13 @@ from pathlib import Path
 
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
+from paged_plugins.files import unwritable
 from paged_plugins.lab.comparison.comparison import Comparison
 from paged_plugins.lab.results.manifest import Manifest, RunEntry, new_manifest, now, write_manifest
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.results.results_folder import RECORDS
 from paged_plugins.lab.results.run_store import RunStore
 from paged_plugins.lab.results.tables import write_tables
-from paged_plugins.output_file import unwritable
 
 
 def make_folder(folder: Path) -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from paged_core.config.documents import parse_yaml, read_text
 from paged_core.errors import SettingsError
-from paged_plugins.output_file import write_text
+from paged_plugins.files import write_text
 
 _HEADER = "# Written by `paged-core calibrate`: weights of the cost model `linear`, in seconds.\n"
 _MOST_SECONDS = 1e6

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from paged_plugins.counted import counted
 from paged_plugins.lab.measures.measure import Measure
 from paged_plugins.lab.report.difference_table import (
     DifferenceTable,
@@ -20,6 +19,7 @@ from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.differences import Difference, differences
 from paged_plugins.lab.statistics.sentences import answers, arm_sentences
 from paged_plugins.lab.statistics.wording import listed
+from paged_plugins.progress import counted
 
 _MOST_COLUMNS = 6
 """Arms in one table, and in one picture."""

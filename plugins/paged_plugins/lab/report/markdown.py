@@ -6,12 +6,12 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from paged_plugins.files import write_text
 from paged_plugins.lab.measures.measure import MEASURES
 from paged_plugins.lab.report.contents import Contents, contents
 from paged_plugins.lab.report.difference_table import Cell, DifferenceTable
 from paged_plugins.lab.report.pictures.svg import printable
 from paged_plugins.lab.results.results import Results
-from paged_plugins.output_file import write_text
 
 _SPECIAL = re.compile(r"([\\`*<>#|~$&]|(?<!\w)_|_(?!\w)|\](?=[(\[:]))")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paged_core.cli.output import show
-from paged_plugins.counted import counted
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.simultaneous import minimum_seeds
+from paged_plugins.progress import counted
 
 
 def notes(results: Results, confidence: float, num_differences: int) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paged_plugins.output_file import unwritable
+from paged_plugins.files import unwritable
 
 PARTIAL = ".partial"
 """End of the name of a file that is being written."""

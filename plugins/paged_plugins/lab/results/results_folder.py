@@ -11,7 +11,7 @@ from typing import IO, Self
 
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_plugins.input_file import read_file
+from paged_plugins.files import read_file, unwritable
 from paged_plugins.lab.measures.run_measures import measures
 from paged_plugins.lab.results.atomic_file import PARTIAL, write_bytes
 from paged_plugins.lab.results.manifest import Manifest, RunEntry, new_manifest, now, write_manifest
@@ -22,7 +22,6 @@ from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.ablation import parse_ablation
 from paged_plugins.lab.study.plan import Plan
 from paged_plugins.lab.tasks.task import Ran, Task
-from paged_plugins.output_file import unwritable
 from paged_plugins.progress import MANY, progress
 
 ABLATION, RECORDS = "ablation.yaml", "runs"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from paged_plugins.counted import counted
+from paged_plugins.progress import counted
 
 MIN_REQUESTS = 40
 """The least work by which arms are told apart, in requests of a workload."""

@@ -12,7 +12,7 @@ from pydantic import Field, StrictInt, model_validator
 from paged_core.config.suggest import did_you_mean
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_plugins.input_file import read_file
+from paged_plugins.files import read_file
 from paged_plugins.lab.measures.measure import GOODPUT, MEASURES
 from paged_plugins.lab.statistics.simultaneous import minimum_seeds
 from paged_plugins.lab.study.ablation import SIMULATED, Study

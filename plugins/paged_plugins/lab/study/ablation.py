@@ -12,10 +12,10 @@ from pydantic import BeforeValidator, Field, StrictInt, field_validator, model_v
 from paged_core.config.entry import Layer
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_plugins.counted import counted
 from paged_plugins.lab.measures.service_level import ServiceLevel
 from paged_plugins.lab.study.arms import PlannedArm, layer, plan_arms
 from paged_plugins.lab.study.yaml_file import Strict, parse
+from paged_plugins.progress import counted
 from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 

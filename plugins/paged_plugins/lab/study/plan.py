@@ -9,12 +9,11 @@ from pathlib import Path
 
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_plugins.counted import counted
-from paged_plugins.input_file import read_file
+from paged_plugins.files import read_file
 from paged_plugins.lab.study.ablation import SIMULATED, Ablation, parse_ablation
 from paged_plugins.lab.study.arms import PlannedArm
 from paged_plugins.lab.tasks.task import Task
-from paged_plugins.progress import MANY, progress
+from paged_plugins.progress import MANY, counted, progress
 
 
 @dataclass(frozen=True, slots=True)

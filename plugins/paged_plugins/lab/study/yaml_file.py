@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paged_core.config.documents import DocumentError, parse_yaml
 from paged_core.errors import SettingsError
-from paged_plugins.input_file import mistakes
+from paged_plugins.files import mistakes
 
 
 class Strict(BaseModel):

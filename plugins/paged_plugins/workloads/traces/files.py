@@ -17,6 +17,11 @@ MAX_LINE = 2**22
 """Bytes of a line."""
 MAX_TOKENS = 10_000_000
 """Of a prompt, and of an answer; more is taken for a typing error."""
+MAX_ELEMENT = 2**24
+"""Characters of an element."""
+_CHUNK = 2**18
+CHARACTERS_PER_TOKEN = 4
+"""Of English text, roughly, with vocabularies of 30,000 to 200,000 tokens."""
 
 
 class TraceError(SettingsError):
@@ -146,11 +151,6 @@ def csv_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
             yield CsvRow(path, number, found)
 
 
-MAX_ELEMENT = 2**24
-"""Characters of an element."""
-_CHUNK = 2**18
-
-
 def array_items(path: Path) -> Iterator[Any]:
     """Yield the elements of the array that a file holds.
 
@@ -223,9 +223,6 @@ class _Elements:
 
 TokenCount = Callable[[str], int]
 """Counts with a model's tokenizer, or estimates."""
-
-CHARACTERS_PER_TOKEN = 4
-"""Of English text, roughly, with vocabularies of 30,000 to 200,000 tokens."""
 
 
 def estimated_tokens(text: str) -> int:

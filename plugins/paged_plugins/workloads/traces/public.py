@@ -23,6 +23,13 @@ from paged_plugins.workloads.traces.files import (
 )
 
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
+_MOONCAKE_BLOCK = 512
+"""Tokens of a block."""
+_SHAREGPT_ANSWERS = ("gpt", "assistant", "chatgpt", "bing", "bard")
+"""Who answers; all others ask."""
+_VLLM_BENCH_OUTPUT = 256
+"""Tokens of an answer whose length is not given: the default of ``--custom-output-len``."""
 
 
 def read_azure(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
@@ -58,9 +65,6 @@ def _azure_time(row: CsvRow) -> datetime:
             f"{row.fields[0]!r:.40} is no time such as 2023-11-16 18:17:03.97"
         ) from None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
-
-
-_BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 
 
 def read_burstgpt(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
@@ -102,10 +106,6 @@ def _burstgpt_seconds(row: CsvRow) -> float:
     if not isfinite(time) or abs(time) > 1e12:
         raise row.error(f"{row.fields[0]!r:.40} is no number of seconds")
     return time
-
-
-_MOONCAKE_BLOCK = 512
-"""Tokens of a block."""
 
 
 class _MooncakeLine(BaseModel):
@@ -167,10 +167,6 @@ def _mooncake_line(path: Path, number: int, values: object) -> _MooncakeLine:
         raise TraceError(path, number, f"{where:.80}: {item['msg']:.200}") from None
 
 
-_SHAREGPT_ANSWERS = ("gpt", "assistant", "chatgpt", "bing", "bard")
-"""Who answers; all others ask."""
-
-
 def read_sharegpt(path: Path, count_tokens: TokenCount) -> Iterator[WorkloadRequest]:
     """Yield the first requests of ShareGPT's conversations, all at once; further turns follow them.
 
@@ -220,10 +216,6 @@ def _sharegpt_turns(path: Path, number: int, item: Any) -> Iterator[tuple[str, s
             asked = []
         else:
             asked.append(text)
-
-
-_VLLM_BENCH_OUTPUT = 256
-"""Tokens of an answer whose length is not given: the default of ``--custom-output-len``."""
 
 
 def read_vllm_bench(path: Path, count_tokens: TokenCount) -> Iterator[WorkloadRequest]:

@@ -27,6 +27,15 @@ from paged_plugins.workloads.traces.public import (
 )
 from paged_plugins.workloads.traces.request_lines import read_requests
 
+_BY_KEY = {
+    "output": "requests",
+    "output_length": "mooncake",
+    "prompt": "vllm_bench",
+    "contexttokens": "azure",
+    "request tokens": "burstgpt",
+}
+"""The format of a file whose first line has a key or column; the first one found is taken."""
+
 
 class Trace(SpecModel):
     """Requests in a file."""
@@ -86,14 +95,6 @@ FORMATS: Mapping[str, TraceFormat] = {
     "mooncake": TraceFormat(read_mooncake),
     "vllm_bench": TraceFormat(read_vllm_bench, has_text=True),
 }
-_BY_KEY = {
-    "output": "requests",
-    "output_length": "mooncake",
-    "prompt": "vllm_bench",
-    "contexttokens": "azure",
-    "request tokens": "burstgpt",
-}
-"""The format of a file whose first line has a key or column; the first one found is taken."""
 
 
 def recognise(path: Path) -> TraceFormat:
