@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,9 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     Strict,
     StrictInt,
@@ -26,15 +23,15 @@ from paged_core.config.documents import parse_json, parse_yaml
 from paged_core.errors import SettingsError
 from paged_plugins.decisions.trace import trace_problem
 from paged_plugins.files import mistakes, read_file
+from paged_plugins.workloads.amount import SpecModel
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.request import WorkloadRequest, linked
 from paged_plugins.workloads.spec import WorkloadSpec
+from paged_plugins.workloads.traces.request_lines import Seconds, WrittenRequest, prompt_ranges
 
 FIRST_OWN_ID = 10**9
 """Token ids from here on are those of prompts given by their length, and generated ones."""
 IDS_PER_REQUEST = FIRST_OWN_ID
-MAX_PROMPT = 10_000_000
-"""Largest prompt in tokens; a larger one is taken for a typing error."""
 MAX_TOKENS = 100_000_000
 """Prompts and outputs of a scenario together."""
 MAX_READS = 10**11
@@ -50,38 +47,9 @@ _MAX_PREFIXES = 10_000
 _DRAWN_STEPS = 1_000_000
 """The default of ``max_steps`` of a scenario with a workload."""
 _MAX_STEPS = 10**12
-_MAX_SECONDS = 1e12
-_RANGE = re.compile(r"(\d{1,18}):(\d{1,18})", re.ASCII)
 
 Step = Annotated[int, Strict(), Field(ge=0, lt=_MAX_STEPS)]
-Seconds = Annotated[float, Strict(), Field(ge=0, le=_MAX_SECONDS, allow_inf_nan=False)]
 Count = Annotated[int, Strict(), Field(gt=0, le=MAX_TOKENS)]
-
-
-def _ranges(prompt: str) -> list[range]:
-    found = [_RANGE.fullmatch(part) for part in prompt.split()]
-    if not all(found):
-        raise ValueError(
-            f"the prompt {prompt!r:.80} is neither a length nor ranges such as "
-            "'1000:1048 2000:2007'"
-        )
-    return [range(int(each[1]), int(each[2])) for each in found if each]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-def _check_prompt(prompt: int | str) -> int | str:
-    """Return a prompt that is a length or ranges of ids, and not too long."""
-    ranges = [range(prompt)] if isinstance(prompt, int) else _ranges(prompt)
-    if not ranges or not all(ranges):
-        raise ValueError(f"the prompt {prompt!r:.80} has no tokens, or an empty range")
-    if sum(each.stop - each.start for each in ranges) > MAX_PROMPT:
-        raise ValueError(f"the prompt {prompt!r:.80} has more than {MAX_PROMPT:,} tokens")
-    if max(each.stop for each in ranges) > FIRST_OWN_ID:
-        raise ValueError(f"the prompt {prompt!r:.80} has a token id of {FIRST_OWN_ID:,} or more")
-    return prompt
 
 
 def _named_workload(value: Any) -> Any:
@@ -106,26 +74,16 @@ def _without_files(workload: WorkloadSpec) -> WorkloadSpec:
 
 
 Workload = Annotated[WorkloadSpec, BeforeValidator(_named_workload), AfterValidator(_without_files)]
-Prompt = StrictInt | StrictStr
-"""A length, or ranges of token ids."""
 
 
-class ScenarioRequest(_Strict):
+class ScenarioRequest(WrittenRequest):
     """One request of a scenario."""
 
-    id: StrictStr
+    output: Count
+    n: Count = 1
     step: Step = 0
-    at: Seconds | None = None
-    follows: StrictStr | None = None
     after: Seconds = 0.0
     prefix: StrictStr | None = None
-    prompt: Prompt
-    output: Count
-    priority: Annotated[int, Strict(), Field(gt=-(2**63), lt=2**63)] = 0
-    n: Count = 1
-    cache_salt: StrictStr | None = None
-    tenant: StrictStr = ""
-    deadline: Seconds | None = None
 
     @model_validator(mode="after")
     def _can_be_served(self) -> ScenarioRequest:
@@ -142,40 +100,36 @@ class ScenarioRequest(_Strict):
             raise ValueError(
                 "`prefix` and `follows` exclude each other: it begins with the other's prompt"
             )
-        _check_prompt(self.prompt)
+        prompt_ranges(self.prompt, FIRST_OWN_ID)
         return self
 
     def asked(self, number: int, prefixes: Mapping[str, tuple[range, ...]]) -> WorkloadRequest:
         """Return what it asks, as the ``number``-th request of a replay."""
-        is_length, known = isinstance(self.prompt, int), prefixes.get(self.prefix or "", ())
-        own = [_own_ids(number, int(self.prompt))] if is_length else _ranges(str(self.prompt))
-        return WorkloadRequest(
-            id=self.id,
+        own = prompt_ranges(self.prompt, FIRST_OWN_ID)
+        if isinstance(self.prompt, int):
+            own = [_own_ids(number, self.prompt)]
+        return self.written(
+            *prefixes.get(self.prefix or "", ()),
+            *own,
             at=self.after if self.follows is not None else self.at or 0.0,
-            prompt=(*known, *own),
-            output=self.output,
-            n=self.n,
-            priority=self.priority,
-            tenant=self.tenant,
-            cache_salt=self.cache_salt,
             deadline=None if self.follows is None else self.deadline,
         )
 
 
-class ScenarioAbort(_Strict):
+class ScenarioAbort(SpecModel):
     """A request that is aborted just before a step is scheduled."""
 
     id: StrictStr
     step: Step
 
 
-class Scenario(_Strict):
+class Scenario(SpecModel):
     """Settings and requests. ``settings`` are the engine's own, by keyword."""
 
     name: StrictStr
     about: StrictStr = ""
     settings: dict[StrictStr, Any]
-    prefixes: Annotated[dict[StrictStr, Prompt], Field(max_length=_MAX_PREFIXES)] = {}
+    prefixes: dict[StrictStr, StrictInt | StrictStr] = Field(default={}, max_length=_MAX_PREFIXES)
     requests: tuple[ScenarioRequest, ...] = ()
     workload: Workload | None = None
     seed: Annotated[int, Strict(), Field(ge=0, lt=2**63)] = 0
@@ -205,7 +159,7 @@ class Scenario(_Strict):
         prefixes = {
             name: (_prefix_ids(number, prompt),)
             if isinstance(prompt, int)
-            else tuple(_ranges(prompt))
+            else tuple(prompt_ranges(prompt, FIRST_OWN_ID))
             for number, (name, prompt) in enumerate(self.prefixes.items())
         }
         own = linked(
@@ -227,7 +181,7 @@ class Scenario(_Strict):
         if "seed" in self.model_fields_set and self.workload is None:
             raise ValueError("`seed` is of the `workload`, and there is none; leave it out")
         for prompt in self.prefixes.values():
-            _check_prompt(prompt)
+            prompt_ranges(prompt, FIRST_OWN_ID)
         self._check_requests()
         self._check_aborts()
         if "num_blocks" not in self.settings:
