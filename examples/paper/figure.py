@@ -12,7 +12,7 @@ from pydantic import Field
 
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, settings_class
-from paged_plugins.input_file import read_file
+from paged_plugins.files import read_file
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.study.arms import layer

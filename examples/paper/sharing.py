@@ -11,8 +11,7 @@ from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
-from paged_plugins.workloads.content import token_ids
-from paged_plugins.workloads.request import WorkloadRequest
+from paged_plugins.workloads.request import WorkloadRequest, token_ids
 from paged_plugins.workloads.spec import WorkloadSpec
 
 

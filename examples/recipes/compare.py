@@ -19,9 +19,8 @@ from paged_core_example import plugin as example  # noqa: E402
 from parts import CHEAPEST  # noqa: E402
 
 from paged_core.registry import Registry  # noqa: E402
-from paged_plugins.decisions.case import read_case  # noqa: E402
 from paged_plugins.decisions.replay import replay  # noqa: E402
-from paged_plugins.decisions.scenario import Scenario  # noqa: E402
+from paged_plugins.decisions.scenario import Scenario, read_case  # noqa: E402
 
 Trace = list[dict[str, Any]]
 Measure = Callable[[Trace, Scenario], int]

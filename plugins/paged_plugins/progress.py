@@ -1,4 +1,4 @@
-"""Progress on standard error, where that is a terminal."""
+"""Progress of a command on standard error, if that is a terminal, and counts in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
 
 MANY = 1000
 """Items that are checked in milliseconds: from so many on it is shown how far that is."""
@@ -58,3 +57,8 @@ def _display(*columns: Any) -> Progress:
     from rich.progress import Progress
 
     return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: ``1 seed``, ``1,200 runs``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

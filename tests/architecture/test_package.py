@@ -26,6 +26,7 @@ PACKAGES = {
     "paged_backends": ROOT / "backends",
     "paged_plugins": ROOT / "plugins",
 }
+PEERS = tuple((ROOT / "tools" / "peers").glob("*.py"))
 PINNED_BY_TORCH = ("triton", "nvidia", "cuda")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
@@ -66,6 +67,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_no_other(wheel: ZipFile)
         for path in (folder / name).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+    there |= {PurePosixPath("paged_plugins/bench/peers", path.name) for path in PEERS}
     assert shipped - info == there
     names = {path.name for path in info}
     assert {"LICENSE", "NOTICE", "entry_points.txt", "METADATA"} <= names

@@ -11,9 +11,9 @@ import pytest
 
 from paged_core.cli import main
 from paged_core.registry import Registry
-from paged_plugins.decisions.case import read_case
 from paged_plugins.decisions.diff import first_difference
 from paged_plugins.decisions.replay import replay
+from paged_plugins.decisions.scenario import read_case
 
 CASES = Path(__file__).parent / "cases"
 FILES = sorted(CASES.glob("*/*.json"))

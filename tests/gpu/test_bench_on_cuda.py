@@ -10,11 +10,9 @@ import torch
 
 from paged_core.cli import main
 from paged_core.interfaces.layer import LayerSpec
-from paged_plugins.bench import bare_attention
-from paged_plugins.bench.attention_case import AttentionCase
-from paged_plugins.bench.bare_attention import BARE
-from paged_plugins.bench.rates import measure_rates
-from paged_plugins.bench.timing import seconds_on
+from paged_plugins.bench import attention_case
+from paged_plugins.bench.attention_case import BARE, AttentionCase
+from paged_plugins.bench.device import measure_rates, seconds_on
 
 Capture = pytest.CaptureFixture[str]
 LAYER = LayerSpec(
@@ -68,8 +66,8 @@ def test_libraries_compute_the_same(
     if problem := library.problem(LAYER):
         pytest.skip(problem)
     case = AttentionCase.parse(text)
-    rows = bare_attention._random_rows(case, LAYER)
-    monkeypatch.setattr(bare_attention, "_random_rows", lambda *_: rows)
+    rows = attention_case._random_rows(case, LAYER)
+    monkeypatch.setattr(attention_case, "_random_rows", lambda *_: rows)
     expected = BARE[0].run(case, LAYER)()
     assert isinstance(expected, torch.Tensor)
     found: Any = library.run(case, LAYER)()

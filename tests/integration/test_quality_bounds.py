@@ -22,7 +22,7 @@ from paged_backends.quantization import quantize
 from paged_core.cli import main
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
-from paged_plugins.bench.quality_variants import default_variants
+from paged_plugins.bench.quality_command import default_variants
 from unit import cpu_kernels
 
 Capture = pytest.CaptureFixture[str]

@@ -17,8 +17,8 @@ from paged_core.step import StepResult
 from paged_core.wiring import build_engine
 from paged_plugins.lab.runs.run_collector import RunCollector
 from paged_plugins.lab.runs.run_record import RunRecord
-from paged_plugins.lab.runs.serving_loop import ServingLoop
-from paged_plugins.lab.runs.watched_executor import WatchedExecutor
+from paged_plugins.lab.runs.run_workload import RecordedLoop
+from paged_plugins.lab.runs.work_count import WatchedExecutor
 from paged_plugins.workloads.request import WorkloadRequest
 
 REGISTRY = Registry.discover()
@@ -134,7 +134,7 @@ def decide(values: Mapping[str, Any], seed: int) -> tuple[list[object], RunRecor
     try:
         if is_real:
             engine.executor = Metronome(engine.executor, clock)
-        record = ServingLoop(engine, collector, iter(workload(seed))).run(lambda count: None)
+        record = RecordedLoop(engine, collector, iter(workload(seed))).record()
     finally:
         engine.close()
     return decisions.steps, record

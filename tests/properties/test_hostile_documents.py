@@ -15,10 +15,9 @@ from paged_core.cli.options import Given
 from paged_core.errors import PagedCoreError
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings, load_settings, settings_class
-from paged_plugins.decisions.case import read_case
-from paged_plugins.decisions.outcome import Outcome
-from paged_plugins.decisions.replay import replay
-from paged_plugins.decisions.replay_settings import check_settings, settings_layer
+from paged_plugins.decisions.replay import check_settings, replay, settings_layer
+from paged_plugins.decisions.replay_run import Outcome
+from paged_plugins.decisions.scenario import read_case
 from paged_plugins.decisions.trace import KEYS, TIMES, read_traces
 from properties.hostile_documents import HOSTILE, contents, values
 

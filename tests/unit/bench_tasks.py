@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paged_plugins.bench.peers.peer_engine import Task
+from paged_plugins.bench.peers import Task
 
 
 def bench_task(model: object = "m", **changes: Any) -> Task:

@@ -7,9 +7,7 @@ up or left over change it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from paged_plugins.bench.turns import full_prompt
-from paged_plugins.bench.workloads import Item
+from typing import Any
 
 VOCAB_SIZE = 97
 
@@ -30,9 +28,12 @@ def generated(prompt: Sequence[int], num_output: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def expected(items: Sequence[Item]) -> list[list[int]]:
+def expected(items: Sequence[Any]) -> list[list[int]]:
     """Return what every engine must generate for a workload."""
-    outputs: dict[int, list[int]] = {}
+    texts: dict[int | None, list[int]] = {None: []}
+    outputs = []
     for place, item in enumerate(items):
-        outputs[place] = generated(full_prompt(items, place, outputs), item.num_output)
-    return list(outputs.values())
+        prompt = texts[item.follows] + item.prompt
+        outputs.append(generated(prompt, item.num_output))
+        texts[place] = prompt + outputs[-1]
+    return outputs

@@ -18,11 +18,9 @@ from paged_plugins.lab.cluster.replica import Replica
 from paged_plugins.lab.cluster.simulate_cluster import router_options
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.router import Load, Router, RouterParts
-from paged_plugins.lab.runs.arrivals import Arrival, Arrivals
-from paged_plugins.lab.runs.engine_request import engine_request
-from paged_plugins.lab.runs.request_records import ended_record
-from paged_plugins.lab.runs.run_record import RequestRecord
+from paged_plugins.lab.runs.run_record import RequestRecord, ended_record
 from paged_plugins.lab.simulation import SimulatedExecutor
+from paged_plugins.workloads.serving import Arrival, Arrivals
 from paged_plugins.workloads.workload import Workload
 
 
@@ -101,7 +99,7 @@ class SequentialCluster:
         self._arrivals.follow(arrival.request, now, tuple(first.tokens))
 
     def _arrive(self, arrival: Arrival) -> int:
-        request = engine_request(arrival, 0.0)
+        request = arrival.asked(0.0)
         self._watch.arrived(arrival)
         number = self._router.route(request, arrival.request.session, self._loads)
         try:

@@ -18,10 +18,9 @@ from paged_core.interfaces.attention import AttentionBatch, AttentionParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
-from paged_plugins.bench import attention_command, bare_attention
-from paged_plugins.bench.attention_case import AttentionCase
-from paged_plugins.bench.bare_attention import BARE, BareAttention
-from paged_plugins.bench.rates import Rates
+from paged_plugins.bench import attention_case, attention_command
+from paged_plugins.bench.attention_case import BARE, AttentionCase, BareAttention
+from paged_plugins.bench.device import Rates
 
 Capture = pytest.CaptureFixture[str]
 
@@ -120,7 +119,7 @@ def test_a_library_computes_what_a_backend_does(text: str, monkeypatch: pytest.M
         torch.randn(case.num_sequences * count, heads, 8, generator=generator)
         for count, heads in ((case.num_new, 4), (case.length, 2), (case.length, 2))
     )
-    monkeypatch.setattr(bare_attention, "_random_rows", lambda *_: [query, key, value])
+    monkeypatch.setattr(attention_case, "_random_rows", lambda *_: [query, key, value])
     out = BARE[0].run(case, layer)()
     assert isinstance(out, torch.Tensor)
     expected = _attend(batch, num_blocks, case, (query, key, value))
@@ -186,7 +185,7 @@ def test_one_that_fails_does_not_take_the_others(
         raise RuntimeError("no more registers\nat line 3")
 
     argv = [*SMALL, "--bare", "--backends", "torch", "--batch", "2x9"]
-    monkeypatch.setattr("paged_plugins.bench.bare_attention.BareSdpa.run", lambda *_: fails)
+    monkeypatch.setattr("paged_plugins.bench.attention_case.BareSdpa.run", lambda *_: fails)
     rows = json.loads(run(capsys, *argv, "--json"))["rows"]  # a library is no component
     assert [row["component"] for row in rows] == ["torch", "bare sdpa"]
     assert rows[1]["error"] == "RuntimeError: no more registers"

@@ -17,22 +17,18 @@ from integration import tiny_models
 from paged_core.cli import main
 from paged_core.errors import EngineError
 from paged_core.settings import EngineSettings
-from paged_plugins.bench import compare_command, peer_choice
-from paged_plugins.bench.compare_command import task_for
+from paged_plugins.bench import compare_command, peers
+from paged_plugins.bench.compare_command import memory, print_comparison, speeds, task_for
 from paged_plugins.bench.comparison import compare
-from paged_plugins.bench.comparison_table import memory, print_comparison, speeds
-from paged_plugins.bench.peer_choice import Choice
-from paged_plugins.bench.peer_process import PeerProcess
-from paged_plugins.bench.peer_python import PeerPython
-from paged_plugins.bench.peers.peer_engine import Task
-from paged_plugins.bench.peers.table import OURS, PEERS
-from paged_plugins.bench.workloads import NAMED, BatchWorkload, Item
+from paged_plugins.bench.peers import OURS, PEERS, Choice, PeerProcess, Task
+from paged_plugins.bench.workloads import NAMED, BatchWorkload, Draw, by_turn
+from paged_plugins.workloads.request import WorkloadRequest
 from unit import foreign_python
 from unit.bench_tasks import bench_task
 
 Capture = pytest.CaptureFixture[str]
 
-CHAT = [Item([5, 6, 7], 3), Item([8, 9], 5), Item([4], 2, follows=1), Item([3, 2], 4, follows=0)]
+CHAT: list[Draw] = [([5, 6, 7], 3, None), ([8, 9], 5, None), ([4], 2, 1), ([3, 2], 4, 0)]
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +52,8 @@ def run(capfd: Capture, *argv: str, status: int = 0) -> str:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NAMED, "W7", BatchWorkload("W7", "", lambda _: CHAT))
-    monkeypatch.setattr("paged_plugins.bench.rates._OTHER_BYTES", 1 << 20)
-    monkeypatch.setattr("paged_plugins.bench.rates._OTHER_SIZE", 64)
+    monkeypatch.setattr("paged_plugins.bench.device._OTHER_BYTES", 1 << 20)
+    monkeypatch.setattr("paged_plugins.bench.device._OTHER_SIZE", 64)
 
 
 @pytest.mark.usefixtures("small")
@@ -110,7 +106,7 @@ def test_a_peer_of_another_environment(model: str, capfd: Capture, tmp_path: Pat
     )
     lines = [line.split() for line in out.splitlines()]
     assert ["engine", "W7"] in lines
-    assert any(line[:4] == ["vllm", "paged_plugins", "4", "GiB"] for line in lines)
+    assert any(line[:4] == ["vllm", "peer", "4", "GiB"] for line in lines)
     assert any(line[:5] == ["this", "engine", "/", "best", "other"] for line in lines)
     assert "Peak MiB" in out
 
@@ -161,14 +157,13 @@ def test_a_comparison_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     program = (
         "import os\n"
         "from unit.bench_tasks import bench_task\n"
-        "from paged_plugins.bench.peer_process import PeerProcess\n"
-        "from paged_plugins.bench.peer_python import PeerPython\n"
-        "from paged_plugins.bench.peers.table import PEERS\n"
-        f"python = PeerPython({foreign_python.make(tmp_path)!r})\n"
+        "from paged_plugins.bench.peers import PEERS, PeerProcess\n"
+        f"python = {foreign_python.make(tmp_path)!r}\n"
         "print(PeerProcess(PEERS['vllm'], bench_task(), python)._process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    path = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=False
     )
@@ -215,7 +210,7 @@ def test_an_engine_that_cannot_load_says_why() -> None:
 
 def test_an_engine_that_fails_says_why(model: str) -> None:
     with PeerProcess(OURS, own_task(model)) as ours, pytest.raises(EngineError, match="vocabulary"):
-        ours.run([Item([100_000], 2)])
+        ours.run([WorkloadRequest(id="0", prompt=((100_000,),), output=2)])
 
 
 @pytest.mark.slow
@@ -279,9 +274,9 @@ class PeerEngine:
         self.name = name
         self._elapsed, self._order, self._extra = iter(elapsed), order, extra
 
-    def run(self, items: list[Item]) -> dict[str, Any]:
+    def run(self, firsts: list[WorkloadRequest]) -> dict[str, Any]:
         self._order.append(self.name)
-        outputs = [[1] * (item.num_output + self._extra) for item in items]
+        outputs = [[1] * (request.output + self._extra) for request, _ in by_turn(firsts)]
         return {"elapsed": next(self._elapsed), "peak_memory": 5 << 20, "outputs": outputs}
 
     def settle(self) -> bool:
@@ -333,11 +328,11 @@ class TestRows:
             "transformers_static": PeerEngine("transformers_static", [9.0] * 3, order, extra=1),
             "vllm": PeerEngine("vllm", [1.0, 6.0, 4.0], order),
         }
-        monkeypatch.setattr(peer_choice, "PeerProcess", lambda peer, *_: engines[peer.name])
-        peers = [OURS, *(PEERS[name] for name in list(engines)[1:])]
+        monkeypatch.setattr(peers, "PeerProcess", lambda peer, *_: engines[peer.name])
+        chosen = [OURS, *(PEERS[name] for name in list(engines)[1:])]
         workloads = [BatchWorkload("W7", "", lambda _: CHAT)]
         told: list[str] = []
-        choices = [Choice(one, PeerPython()) for one in peers]
+        choices = [Choice(one) for one in chosen]
         (row,) = compare_command._alone(bench_task(), workloads, choices, 2, told.append)
         assert order == [
             *("start", OURS.name, "rest", OURS.name, OURS.name, "end"),
@@ -351,7 +346,7 @@ class TestRows:
         assert (row["best_peer"], row["ratio_to_best"]) == ("vllm", 2.5)
         assert list(speeds([row]))[1] == ["transformers_static", "failed"]
         assert list(memory([row]))[1] == ["transformers_static", "failed", "failed"]
-        monkeypatch.setattr(peer_choice, "PeerProcess", _cannot_start)
+        monkeypatch.setattr(peers, "PeerProcess", _cannot_start)
         with pytest.raises(EngineError):
             list(compare_command._alone(bench_task(), workloads, choices[:1], 1, told.append))
 

@@ -14,10 +14,8 @@ from paged_core.interfaces.attention import AttentionBackend, AttentionBatch
 from paged_core.interfaces.layer import LayerSpec
 from paged_plugins.bench import attention_grid
 from paged_plugins.bench.attention_case import AttentionCase
-from paged_plugins.bench.attention_grid import AttentionGrid
-from paged_plugins.bench.attention_run import AttentionRun
-from paged_plugins.bench.rates import Rates
-from paged_plugins.bench.timing import seconds_on
+from paged_plugins.bench.attention_grid import AttentionGrid, AttentionRun
+from paged_plugins.bench.device import Rates, seconds_on
 
 LAYER = LayerSpec(
     num_heads=4,

@@ -13,10 +13,9 @@ from paged_core import LLM
 from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_core.interfaces.runner import SupportsModelSize
-from paged_plugins.bench import decode_command, decode_steps
-from paged_plugins.bench.decode_steps import DecodeSteps
-from paged_plugins.bench.gpu_activity import GpuActivity, gpu_activity
-from paged_plugins.bench.rates import Rates
+from paged_plugins.bench import decode_command
+from paged_plugins.bench.decode_command import DecodeSteps, GpuActivity, gpu_activity
+from paged_plugins.bench.device import Rates
 
 Capture = pytest.CaptureFixture[str]
 
@@ -77,7 +76,7 @@ def test_what_a_gpu_did_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         steps.append(llm.engine.num_steps)
         return GpuActivity((("gemm", 0.0, 6.0), ("copy", 8.0, 10.0)))
 
-    monkeypatch.setattr(decode_steps, "gpu_activity", profiled)
+    monkeypatch.setattr(decode_command, "gpu_activity", profiled)
     with LLM(model="demo", num_blocks=40) as llm:
         executor = llm.engine.executor
         assert isinstance(executor, SupportsModelSize)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,10 @@ from paged_backends.text.tokenizer import CheckpointTokenizer
 from paged_core import LLM
 from paged_core.cli import main
 from paged_core.clock import VirtualClock
-from paged_plugins.bench.completion import complete
-from paged_plugins.bench.lab_workload import LabWorkload
-from paged_plugins.bench.turns import full_prompt, is_batch
-from paged_plugins.bench.workloads import NAMED, Item
+from paged_plugins.bench.measurement import complete
+from paged_plugins.bench.workloads import NAMED, LabWorkload, by_turn, is_batch
 from paged_plugins.workloads.named import names, workload_spec
+from paged_plugins.workloads.request import WorkloadRequest, token_ids
 
 Capture = pytest.CaptureFixture[str]
 
@@ -35,45 +35,53 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_requests_arrive_at_their_times(path: Path) -> None:
-    items = LabWorkload(workload_spec(str(path))).items()
+    firsts = LabWorkload(workload_spec(str(path))).requests()
     clock = VirtualClock(100.0)
     with LLM(executor="memory", num_blocks=64, max_model_len=64, clock=clock) as llm:
-        done = complete(llm, items, lambda: None)
-    groups = [each.generation.group for each in done]
-    assert [group.arrival for group in groups] == [101.5, 103.5, 101.5, 130.0]
-    assert [each.arrival for each in done] == [101.5, 103.5, 101.5, 130.0]
-    first, second, third, _ = (group.request for group in groups)
+        done = complete(llm, firsts, lambda: None)
+    groups = {name: each.generation.group for name, each in done.items()}
+    arrivals = {"a": 101.5, "b": 103.5, "c": 101.5, "d": 130.0}
+    assert {name: group.arrival for name, group in groups.items()} == arrivals
+    assert {name: each.arrival for name, each in done.items()} == arrivals
+    first, second, third = (groups[name].request for name in "abc")
     assert (first.tenant, first.priority, second.deadline) == ("t", 4, 113.0)
-    assert (third.cache_salt, third.sampling.n, len(groups[2].sequences)) == ("s", 2, 2)
-    outputs = {place: group.sequences[0].output for place, group in enumerate(groups)}
-    for place, group in enumerate(groups):
-        assert list(group.request.prompt) == full_prompt(items, place, outputs)
+    assert (third.cache_salt, third.sampling.n, len(groups["c"].sequences)) == ("s", 2, 2)
+    for request, follows in by_turn(firsts):
+        before = [] if follows is None else groups[follows].sequences[0].tokens
+        own = token_ids(request.prompt, None)
+        assert list(groups[request.id].request.prompt) == [*before, *own]
 
 
 def test_what_prompts_share_they_share_in_one_repeat_only(path: Path) -> None:
     workload = LabWorkload(workload_spec(str(path)))
-    first, again = workload.items(0, vocab_size=5000), workload.items(1, vocab_size=5000)
-    assert first[0].prompt[:20] == first[3].prompt
-    assert first == workload.items(0, vocab_size=5000)
+    first, again = workload.requests(0, vocab_size=5000), workload.requests(1, vocab_size=5000)
+    assert first[0].prompt[0][:20] == first[1].prompt[0]
+    assert first == workload.requests(0, vocab_size=5000)
     for one, other in zip(first, again, strict=True):
-        assert len(one.prompt) == len(other.prompt)
+        assert one.num_new == other.num_new
         assert one.prompt != other.prompt
-        assert max(one.prompt) < 5000
+        assert max(one.prompt[0]) < 5000
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_named_workload_becomes_items(name: str) -> None:
     spec = workload_spec(name).model_copy(update={"requests": 60})
-    items = LabWorkload(spec).items()
-    assert len(items) == 60
-    assert all(item.follows is None or item.follows < place for place, item in enumerate(items))
+    links = list(by_turn(LabWorkload(spec).requests()))
+    assert len(links) == 60
+    known: set[str | None] = {None}
+    for request, follows in links:
+        assert follows in known
+        known.add(request.id)
 
 
 def test_the_roofline_is_that_of_batches() -> None:
-    assert all(is_batch(workload.items()) for workload in NAMED.values())
-    assert not is_batch([Item([1], 1, at=1.0)])
-    assert not is_batch([Item([1], 1, n=2)])
-    assert not is_batch([Item([1], 1), Item([2], 1, follows=0), Item([3], 1, follows=0)])
+    assert all(is_batch(workload.requests()) for workload in NAMED.values())
+    one = WorkloadRequest(id="1", prompt=((1,),), output=1)
+    assert is_batch([one])
+    assert not is_batch([replace(one, at=1.0)])
+    assert not is_batch([replace(one, n=2)])
+    assert not is_batch([replace(one, followers=(one, one))])
+    assert not is_batch([replace(one, followers=(replace(one, at=1.0),))])
 
 
 def test_measured_beside_each_other(path: Path, capsys: Capture) -> None:
@@ -103,9 +111,9 @@ def test_texts_are_counted_with_a_tokenizer(tmp_path: Path) -> None:
     path.write_text('{"prompt": "What is the capital of India?", "output_tokens": 2}')
     spec = workload_spec(str(path))
     by_bytes = CheckpointTokenizer(lambda text, _: list(text.encode()), str, frozenset())
-    (counted,) = LabWorkload.counted(spec, by_bytes).items()
-    (estimated,) = LabWorkload.counted(spec, None).items()
-    assert (len(counted.prompt), len(estimated.prompt)) == (29, 8)
+    (counted,) = LabWorkload.counted(spec, by_bytes).requests()
+    (estimated,) = LabWorkload.counted(spec, None).requests()
+    assert (counted.num_new, estimated.num_new) == (29, 8)
 
 
 @pytest.mark.parametrize(

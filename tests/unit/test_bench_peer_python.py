@@ -10,11 +10,8 @@ import pytest
 
 from paged_core.errors import EngineError, SettingsError
 from paged_plugins.bench.comparison import warm_up
-from paged_plugins.bench.peer_choice import installed_peers, named_peers
-from paged_plugins.bench.peer_process import PeerProcess
-from paged_plugins.bench.peer_python import PeerPython
-from paged_plugins.bench.peers.table import PEERS
-from paged_plugins.bench.workloads import Item
+from paged_plugins.bench.peers import OURS, PEERS, PeerProcess, ask, installed_peers, named_peers
+from paged_plugins.workloads.request import WorkloadRequest, linked
 from unit import foreign_python
 from unit.bench_tasks import bench_task
 
@@ -30,55 +27,69 @@ def script(path: Path, body: str) -> str:
     return str(path)
 
 
+def installed(name: str, python: str | None = None) -> bool:
+    found = ask(OURS if name == OURS.name else PEERS[name], python, "m", "float32", 0.0)
+    return bool(found["installed"])
+
+
 class TestPython:
     def test_finds_what_is_installed_there_alone(self, python: str) -> None:
-        assert PeerPython(python).has("vllm")
-        assert not PeerPython(python).has("paged_core")
-        assert not PeerPython(python).has("psutil")
-        assert PeerPython().has("psutil")
+        assert installed("vllm", python)
+        assert not installed(OURS.name, python)
+        assert not installed("transformers_static", python)
+        assert installed(OURS.name)
+        assert installed("transformers_static")
 
     def test_nothing_meant_for_ours_reaches_it(
-        self, python: str, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("PYTHONPATH", "/somewhere")
-        assert "PYTHONPATH" not in PeerPython(python).environ({})
-        assert PeerPython().environ({"A": "1"}).items() >= {
-            ("PYTHONPATH", "/somewhere"),
-            ("A", "1"),
-        }
+        answer = '{"python": [3, 12], "installed": false, "problem": "'
+        shown = f'printf \'{answer}%s"}}\' "$PYTHONPATH"'
+        found = ask(PEERS["vllm"], script(tmp_path / "python3", shown), "m", "float32", 0.0)
+        assert found["problem"] == ""
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python3"))
+        assert ask(PEERS["vllm"], None, "m", "float32", 0.0)["problem"] == "/somewhere"
 
     def test_a_package_in_the_working_folder_does_not_count(
         self, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "llama_cpp").mkdir()
         monkeypatch.chdir(tmp_path)
-        assert not PeerPython(python).has("llama_cpp")
+        assert not installed("llama_cpp", python)
 
     @pytest.mark.parametrize(
         ("body", "message"),
         [
             ("echo rubbish", r"python3 does not work as a Python \(JSONDecodeError"),
             ("exit 4", r"python3 does not work as a Python \(CalledProcessError"),
-            ("echo '[[3, 9], \"/old\", []]'", r"python3 is Python 3\.9, and .* needs 3\.11 or"),
+            ("echo '{\"python\": [3, 9]}'", r"python3 is Python 3\.9, and .* needs 3\.11 or"),
         ],
     )
     def test_one_that_will_not_do(self, body: str, message: str, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=message):
-            PeerPython(script(tmp_path / "python3", body))
+            installed("vllm", script(tmp_path / "python3", body))
 
     def test_none_at_all(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=r"none does not work .*FileNotFoundError.*; give"):
-            PeerPython(str(tmp_path / "none"))
+            installed("vllm", str(tmp_path / "none"))
 
 
 class TestProcess:
     def test_runs_with_the_standard_library_alone(
         self, python: str, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        items = [Item([1, 2, 3], 2), Item([4], 1), Item([5], 3, follows=0)]
-        with PeerProcess(PEERS["vllm"], bench_task(cache_gib=5), PeerPython(python)) as engine:
-            answer = engine.run(items)
-        assert engine.version == "paged_plugins 5 GiB"
+        firsts = linked(
+            (WorkloadRequest(id=name, prompt=(prompt,), output=output), follows)
+            for name, prompt, output, follows in [
+                ("0", (1, 2, 3), 2, None),
+                ("1", (4,), 1, None),
+                ("2", (5,), 3, "0"),
+            ]
+        )
+        with PeerProcess(PEERS["vllm"], bench_task(cache_gib=5), python) as engine:
+            answer = engine.run(firsts)
+        assert engine.version == "peer 5 GiB"
         assert engine.vocab_size is None
         assert answer["outputs"] == [[6, 6], [4], [23, 23, 23]]
         assert answer["elapsed"] > 0
@@ -94,11 +105,11 @@ class TestProcess:
     )
     def test_one_that_does_not_start(self, model: str, message: str, python: str) -> None:
         with pytest.raises(EngineError, match=message):
-            PeerProcess(PEERS["vllm"], bench_task(model), PeerPython(python))
+            PeerProcess(PEERS["vllm"], bench_task(model), python)
 
     def test_settles(self, python: str) -> None:
         messages: list[str] = []
-        with PeerProcess(PEERS["vllm"], bench_task(cache_gib=5), PeerPython(python)) as engine:
+        with PeerProcess(PEERS["vllm"], bench_task(cache_gib=5), python) as engine:
             warm_up([engine], messages.append)
             assert engine.settle(5)
         assert messages == []
@@ -110,7 +121,7 @@ class TestProcess:
         messages: list[str] = []
         used = itertools.count()  # a second of the processor with every look
         monkeypatch.setattr(PeerProcess, "_processor_seconds", lambda self: float(next(used)))
-        with PeerProcess(PEERS["vllm"], bench_task(cache_gib=5), PeerPython(python)) as engine:
+        with PeerProcess(PEERS["vllm"], bench_task(cache_gib=5), python) as engine:
             assert not engine.settle(0.1)
             warm_up([engine], messages.append)
         (line,) = messages
@@ -120,7 +131,7 @@ class TestProcess:
 class TestChoice:
     def test_of_another_environment(self, python: str) -> None:
         (chosen,) = named_peers([f"vllm={python}"], "m", "float32")
-        assert (chosen.peer, chosen.python.path) == (PEERS["vllm"], python)
+        assert (chosen.peer, chosen.python) == (PEERS["vllm"], python)
 
     @pytest.mark.parametrize(
         ("named", "message"),
@@ -140,14 +151,16 @@ class TestChoice:
             named_peers([name.format(python=python) for name in named], "m", "float32")
 
     def test_a_checkpoint_that_is_missing(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(PeerPython, "has", lambda _, package: package != "vllm")
+        monkeypatch.setattr(
+            "paged_plugins.bench.peers.find_spec", lambda package: None if package == "vllm" else 1
+        )
         model, messages = str(tmp_path / "model"), []
         chosen = installed_peers(model, "bfloat16", messages.append)
         names = ["transformers_static", "transformers_single", "transformers_continuous"]
         assert [one.peer.name for one in chosen] == names
-        assert {one.python.path for one in chosen} == {sys.executable}
+        assert {one.python for one in chosen} == {None}
         assert [line.partition(":")[0] for line in messages] == [
             "left out nano_vllm",
             "left out openvino",
@@ -155,10 +168,11 @@ class TestChoice:
         ]
         assert f"{model}.bf16.gguf does not exist; make it with" in messages[-1]
         assert not any("\n" in line for line in messages)
+        (tmp_path / "packages" / "llama_cpp.py").touch()
         with pytest.raises(SettingsError, match=r"peer 'llama_cpp' has no checkpoint: .*\.gguf"):
-            named_peers(["llama_cpp"], model, "bfloat16")
+            named_peers([f"llama_cpp={python}"], model, "bfloat16")
         (tmp_path / "model.bf16.gguf").touch()
-        assert named_peers(["llama_cpp"], model, "bfloat16")
+        assert named_peers([f"llama_cpp={python}"], model, "bfloat16")
         assert "llama_cpp" in {
             one.peer.name for one in installed_peers(model, "bfloat16", messages.append)
         }

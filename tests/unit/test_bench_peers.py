@@ -11,21 +11,33 @@ from typing import Any
 import pytest
 
 from integration import tiny_models
-from paged_plugins.bench.peers.llama_cpp import LlamaCpp, num_common
-from paged_plugins.bench.peers.nano_vllm import NanoVllm
-from paged_plugins.bench.peers.openvino import OpenVino
-from paged_plugins.bench.peers.peer_engine import Task
-from paged_plugins.bench.peers.server import measure
-from paged_plugins.bench.peers.transformers_continuous import TransformersContinuous
-from paged_plugins.bench.peers.vllm import Vllm, cores_to_use
-from paged_plugins.bench.workloads import NAMED, Item
+from paged_plugins.bench.peers import Task
+from paged_plugins.bench.workloads import NAMED, by_turn
+from paged_plugins.workloads.request import token_ids
 from unit.bench_tasks import bench_task
 from unit.fake_llama_cpp import LlamaLibrary
 from unit.fake_openvino import ContinuousBatchingPipeline, openvino_modules
 from unit.made_up_model import VOCAB_SIZE, expected, generated
+from unit.peer_scripts import Item, measure, script
+
+LlamaCpp, num_common = script("llama_cpp_peer").LlamaCpp, script("llama_cpp_peer").num_common
+NanoVllm = script("nano_vllm_peer").NanoVllm
+OpenVino = script("openvino_peer").OpenVino
+TransformersContinuous = script("transformers_peer").TransformersContinuous
+Vllm, cores_to_use = script("vllm_peer").Vllm, script("vllm_peer").cores_to_use
 
 ITEMS = [Item([5, 6, 7], 3), Item([8, 9], 5)]
 CHAT = [*ITEMS, Item([4, 4], 2, follows=1), Item([1, 2, 3], 4, follows=0), Item([7], 1, follows=2)]
+
+
+def items_of(name: str, repeat: int = 0) -> list[Item]:
+    """The requests of a workload as the script of a peer gets them."""
+    links = list(by_turn(NAMED[name].requests(repeat, vocab_size=VOCAB_SIZE)))
+    places = {request.id: place for place, (request, _) in enumerate(links)}
+    return [
+        Item(token_ids(request.prompt, None), request.output, places[follows] if follows else None)
+        for request, follows in links
+    ]
 
 
 def task(model: object, dtype: str = "bfloat16", **changes: Any) -> Task:
@@ -68,13 +80,14 @@ class TestVllm:
         assert (asked["max_model_len"], asked["distributed_executor_backend"]) == (64, "uni")
 
     def test_environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("paged_plugins.bench.peers.vllm.find_library", lambda _: "libtc.so.4")
-        monkeypatch.setattr("paged_plugins.bench.peers.vllm.cores_to_use", lambda _: [0, 2])
+        monkeypatch.setattr("vllm_peer.find_library", lambda _: "libtc.so.4")
+        monkeypatch.setattr("vllm_peer.cores_to_use", lambda _: [0, 2])
         monkeypatch.setenv("LD_PRELOAD", "/lib/other.so")
+        monkeypatch.setattr(sys, "prefix", str(tmp_path))
         (tmp_path / "lib").mkdir()
         openmp = tmp_path / "lib" / "libiomp5.so"
         openmp.touch()
-        found = Vllm.environment(task(tmp_path), str(tmp_path))
+        found = Vllm.environment(task(tmp_path))
         assert found["LD_PRELOAD"] == f"libtc.so.4:{openmp}:/lib/other.so"
         assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
         assert (found["VLLM_CPU_OMP_THREADS_BIND"], found["VLLM_CPU_KVCACHE_SPACE"]) == ("0,2", "3")
@@ -83,9 +96,10 @@ class TestVllm:
     def test_environment_without_these_libraries(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("paged_plugins.bench.peers.vllm.find_library", lambda _: None)
+        monkeypatch.setattr("vllm_peer.find_library", lambda _: None)
         monkeypatch.delenv("LD_PRELOAD", raising=False)
-        found = Vllm.environment(task("some/model"), str(tmp_path))
+        monkeypatch.setattr(sys, "prefix", str(tmp_path))
+        found = Vllm.environment(task("some/model"))
         assert not found.keys() & {"LD_PRELOAD", "HF_HUB_OFFLINE"}
 
     def test_cores_come_before_their_second_threads(
@@ -94,10 +108,10 @@ class TestVllm:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
         for processor, siblings in enumerate(("0-1", "0-1", "2-3", "2-3")):
             (tmp_path / str(processor)).write_text(siblings)
-        monkeypatch.setattr("paged_plugins.bench.peers.vllm._TOPOLOGY", f"{tmp_path}/{{}}")
+        monkeypatch.setattr("vllm_peer._TOPOLOGY", f"{tmp_path}/{{}}")
         assert cores_to_use(2) == [0, 2]
         assert cores_to_use(3) == [0, 1, 2]
-        monkeypatch.setattr("paged_plugins.bench.peers.vllm._TOPOLOGY", f"{tmp_path}/none{{}}")
+        monkeypatch.setattr("vllm_peer._TOPOLOGY", f"{tmp_path}/none{{}}")
         assert cores_to_use(2) == [0, 1]
 
 
@@ -147,14 +161,14 @@ class TestTransformersContinuous:
 
 class TestOpenVino:
     @pytest.fixture
-    def load(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[OpenVino]:
+    def load(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         for name, module in openvino_modules().items():
             monkeypatch.setitem(sys.modules, name, module)
         (tmp_path / "model.ov").mkdir()
         (tmp_path / "model.ov" / "openvino_model.xml").touch()
         return OpenVino
 
-    def test_generates(self, load: type[OpenVino], tmp_path: Path) -> None:
+    def test_generates(self, load: Any, tmp_path: Path) -> None:
         engine = load(task(tmp_path / "model"))
         assert engine.version == "2026.4.1.0"
         assert measure(engine, CHAT)["outputs"] == expected(CHAT)
@@ -162,7 +176,7 @@ class TestOpenVino:
     @pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", "bf16"), ("float32", "f32")])
     def test_what_it_is_asked(
         self,
-        load: type[OpenVino],
+        load: Any,
         dtype: str,
         precision: str,
         tmp_path: Path,
@@ -217,12 +231,12 @@ class TestLlamaCpp:
     def test_workloads(self, name: str, library: LlamaLibrary, tmp_path: Path) -> None:
         engine = LlamaCpp(task(tmp_path / "model"))
         for turn in range(2):
-            items = NAMED[name].items(turn, vocab_size=VOCAB_SIZE)
+            items = items_of(name, turn)
             assert measure(engine, items)["outputs"] == expected(items)
         assert max(map(len, library.batches)) <= 2048
 
     def test_a_common_prefix_is_computed_once(self, library: LlamaLibrary, tmp_path: Path) -> None:
-        items = NAMED["W3"].items(vocab_size=VOCAB_SIZE)
+        items = items_of("W3")
         measure(LlamaCpp(task(tmp_path / "model")), items)
         assert sum(map(len, library.batches)) == 512 + 24 * 32 + 24 * 31
 

@@ -22,11 +22,9 @@ from paged_core.cli import main
 from paged_core.cli.options import Given
 from paged_core.errors import EngineError, SettingsError
 from paged_core.registry import Registry
-from paged_plugins.bench.quality_engines import QualityEngines
-from paged_plugins.bench.quality_scores import score
-from paged_plugins.bench.quality_tally import RowDifference, Tally
-from paged_plugins.bench.quality_text import Window, quality_text, windows_of
-from paged_plugins.bench.quality_variants import base_changes, default_variants
+from paged_plugins.bench.quality_command import base_changes, default_variants
+from paged_plugins.bench.quality_engines import QualityEngines, Window, quality_text, windows_of
+from paged_plugins.bench.quality_scores import RowDifference, Tally, score
 from paged_plugins.bench.variants import Variant
 
 Capture = pytest.CaptureFixture[str]

@@ -13,8 +13,7 @@ from paged_core.cli.options import Given
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.registry import Registry
 from paged_core.sequence import SequenceGroup
-from paged_plugins.bench.null_executor import NULL_EXECUTOR, NullExecutor
-from paged_plugins.bench.steady_state import SteadyState
+from paged_plugins.bench.scheduler_command import NULL_EXECUTOR, NullExecutor, SteadyState
 
 Capture = pytest.CaptureFixture[str]
 

@@ -11,11 +11,10 @@ import pytest
 from paged_core.cli import main
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.model_size import ModelSize
-from paged_plugins.bench.memory_peak import peak_memory, reset_peak
-from paged_plugins.bench.rates import Rates, measure_rates
-from paged_plugins.bench.roofline import least_seconds
-from paged_plugins.bench.turns import rounds
-from paged_plugins.bench.workloads import NAMED, Item, drawn
+from paged_plugins.bench.device import Rates, least_seconds, measure_rates
+from paged_plugins.bench.measurement import peak_memory, reset_peak
+from paged_plugins.bench.workloads import NAMED, BatchWorkload, Draw, by_turn, drawn
+from paged_plugins.workloads.request import WorkloadRequest, token_ids
 
 Capture = pytest.CaptureFixture[str]
 
@@ -29,6 +28,14 @@ LAYER = LayerSpec(
     block_size=16,
 )
 SIZE = ModelSize(layer_weights=1000, head_weights=500, layers=(LAYER, LAYER))
+
+
+def requests(*items: Draw) -> list[WorkloadRequest]:
+    return BatchWorkload("listed", "", lambda _: items).requests()
+
+
+def prompts(firsts: list[WorkloadRequest]) -> list[list[int]]:
+    return [token_ids(request.prompt, None) for request, _ in by_turn(firsts)]
 
 
 class TestWorkloads:
@@ -47,45 +54,43 @@ class TestWorkloads:
     def test_named(
         self, name: str, requests: int, shortest: int, longest: int, outputs: tuple[int, int]
     ) -> None:
-        items = NAMED[name].items()
-        assert len(items) == requests
-        assert all(shortest <= len(item.prompt) <= longest for item in items)
-        assert all(outputs[0] <= item.num_output <= outputs[1] for item in items)
+        found = NAMED[name].requests()
+        assert len(found) == requests
+        assert all(shortest <= request.num_new <= longest for request in found)
+        assert all(outputs[0] <= request.output <= outputs[1] for request in found)
 
     def test_conversations(self) -> None:
-        items = NAMED["W7"].items()
-        assert [len(turn) for turn in rounds(items)] == [8, 8, 8, 8]
-        for turn, indices in enumerate(rounds(items)):
-            shortest, most = (20, 80) if turn else (150, 400)
-            assert all(shortest <= len(items[place].prompt) <= most for place in indices)
-        assert all(48 <= item.num_output <= 96 for item in items)
+        links = list(by_turn(NAMED["W7"].requests()))
+        assert [request.id for request, _ in links] == [str(place) for place in range(4 * 8)]
+        for place, (request, follows) in enumerate(links):
+            assert follows == (str(place - 8) if place >= 8 else None)
+            shortest, most = (20, 80) if follows else (150, 400)
+            assert shortest <= request.num_new <= most
+            assert 48 <= request.output <= 96
 
     @pytest.mark.parametrize("name", NAMED)
     def test_a_workload_is_the_same_every_time(self, name: str) -> None:
-        assert NAMED[name].items(2) == NAMED[name].items(2)
-        assert [item.follows for item in NAMED[name].items(0)] == [
-            item.follows for item in NAMED[name].items(1)
-        ]
+        assert NAMED[name].requests(2) == NAMED[name].requests(2)
+        first, second = (by_turn(NAMED[name].requests(repeat)) for repeat in (0, 1))
+        assert [follows for _, follows in first] == [follows for _, follows in second]
 
     def test_the_first_tokens_are_those_that_others_measure_with(self) -> None:
-        assert NAMED["W2"].items()[0].prompt[:4] == [6311, 6890, 663, 4242]
-        assert [len(NAMED["W1"].items()[place].prompt) for place in (0, 1)] == [496, 437]
+        assert prompts(NAMED["W2"].requests())[0][:4] == [6311, 6890, 663, 4242]
+        assert [NAMED["W1"].requests()[place].num_new for place in (0, 1)] == [496, 437]
 
     def test_repeats_have_other_tokens_and_the_same_lengths(self) -> None:
-        first, second = (NAMED["W1"].items(turn) for turn in (0, 1))
-        assert [len(item.prompt) for item in first] == [len(item.prompt) for item in second]
-        assert all(
-            one.prompt[0] != other.prompt[0] for one, other in zip(first, second, strict=True)
-        )
+        first, second = (prompts(NAMED["W1"].requests(turn)) for turn in (0, 1))
+        assert list(map(len, first)) == list(map(len, second))
+        assert all(one[0] != other[0] for one, other in zip(first, second, strict=True))
 
     def test_token_ids_fit_a_small_vocabulary(self) -> None:
-        assert max(max(item.prompt) for item in NAMED["W1"].items(vocab_size=300)) < 300
+        assert max(map(max, prompts(NAMED["W1"].requests(vocab_size=300)))) < 300
 
     def test_requests_share_a_prefix(self) -> None:
-        items = drawn(3, (4, 4), (2, 5), num_shared=10).items()
-        assert len({tuple(item.prompt[:10]) for item in items}) == 1
-        assert len({tuple(item.prompt) for item in items}) == 3
-        assert all(len(item.prompt) == 14 and 2 <= item.num_output <= 5 for item in items)
+        found = drawn(3, (4, 4), (2, 5), num_shared=10).requests()
+        assert len({tuple(prompt[:10]) for prompt in prompts(found)}) == 1
+        assert len({tuple(prompt) for prompt in prompts(found)}) == 3
+        assert all(request.num_new == 14 and 2 <= request.output <= 5 for request in found)
 
 
 class TestRoofline:
@@ -94,36 +99,43 @@ class TestRoofline:
         cache = SIZE.cache_bytes_per_token
         assert cache == 2 * 2 * 2 * 8 * 2
         expected = 2 * 1500 / 1e6 + (2 * 1500 + 4 * cache) / 1e6
-        assert least_seconds([Item([1, 2, 3], 2)], SIZE, rates, 0) == pytest.approx(expected)
+        assert least_seconds(requests(([1, 2, 3], 2, None)), SIZE, rates, 0) == pytest.approx(
+            expected
+        )
 
     def test_a_later_turn_computes_what_it_adds(self) -> None:
         rates = Rates(read=1e6, copy=1e6, sums=1e15)
         cache = SIZE.cache_bytes_per_token
-        items = [Item([1, 2, 3], 2), Item([4, 5], 1, follows=0)]
-        alone = least_seconds(items[:1], SIZE, rates, 0)
-        both = least_seconds(items, SIZE, rates, 0)  # 4 of the first turn's 5 tokens are cached
+        items: list[Draw] = [([1, 2, 3], 2, None), ([4, 5], 1, 0)]
+        alone = least_seconds(requests(items[0]), SIZE, rates, 0)
+        both = least_seconds(
+            requests(*items), SIZE, rates, 0
+        )  # 4 of the first turn's 5 tokens are cached
         assert both - alone == pytest.approx((2 * 1500 + 4 * cache) / 1e6)
         rates = Rates(read=1e15, copy=1e15, sums=1e6)
-        added = least_seconds(items, SIZE, rates, 0) - least_seconds(items[:1], SIZE, rates, 0)
+        added = least_seconds(requests(*items), SIZE, rates, 0)
+        added -= least_seconds(requests(items[0]), SIZE, rates, 0)
         attended = SIZE.attention_operations * (3 * 4 + 3 * 3 / 2)
         assert added == pytest.approx((2 * (1000 * 3 + 500) + attended) / 1e6)
 
     def test_arithmetic_bounds_long_prompts(self) -> None:
         rates = Rates(read=1e15, copy=1e15, sums=1e6)
         sums = 2 * (1000 * 10 + 500) + SIZE.attention_operations * 50
-        assert least_seconds([Item([1] * 10, 1)], SIZE, rates, 0) == pytest.approx(sums / 1e6)
+        assert least_seconds(requests(([1] * 10, 1, None)), SIZE, rates, 0) == pytest.approx(
+            sums / 1e6
+        )
 
     def test_a_shared_prefix_is_computed_once(self) -> None:
         rates = Rates(read=1e15, copy=1e15, sums=1e6)
-        items = [Item([1] * 10, 1), Item([1] * 10, 1)]
+        items = requests(([1] * 10, 1, None), ([1] * 10, 1, None))
         apart = least_seconds(items, SIZE, rates, 0)
         together = least_seconds(items, SIZE, rates, 8)
         saved = 2 * 1000 * 8 + SIZE.attention_operations * 32
         assert apart - together == pytest.approx(saved / 1e6)
 
     def test_rates_are_those_of_a_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("paged_plugins.bench.rates._OTHER_BYTES", 1 << 20)
-        monkeypatch.setattr("paged_plugins.bench.rates._OTHER_SIZE", 64)
+        monkeypatch.setattr("paged_plugins.bench.device._OTHER_BYTES", 1 << 20)
+        monkeypatch.setattr("paged_plugins.bench.device._OTHER_SIZE", 64)
         rates = measure_rates("bfloat16", "cpu")
         assert rates.read > 0
         assert rates.copy > 0

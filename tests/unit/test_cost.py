@@ -24,8 +24,7 @@ from paged_core.interfaces.future import Future
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsQuantum
 from paged_core.interfaces.service import service_of
 from paged_core.registry import Registry
-from paged_plugins.bench.null_executor import NULL_EXECUTOR
-from paged_plugins.bench.steady_state import SteadyState
+from paged_plugins.bench.scheduler_command import NULL_EXECUTOR, SteadyState
 from paged_testing.evictor_model import Watched, evictor_cost, work
 from paged_testing.policy_subjects import empty_cache, waiting_groups
 from paged_testing.workloads import simple_request

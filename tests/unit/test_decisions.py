@@ -20,14 +20,10 @@ from paged_core.errors import RequestError, SettingsError
 from paged_core.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
-from paged_plugins.decisions.case import read_case
-from paged_plugins.decisions.diff import first_difference
-from paged_plugins.decisions.outcome import Outcome
-from paged_plugins.decisions.replay import replay
-from paged_plugins.decisions.replay_request import own_ids
-from paged_plugins.decisions.replay_settings import settings_of
-from paged_plugins.decisions.scenario import Scenario, ScenarioRequest
-from paged_plugins.decisions.side_by_side import side_by_side, totals
+from paged_plugins.decisions.diff import first_difference, side_by_side, totals
+from paged_plugins.decisions.replay import replay, settings_of
+from paged_plugins.decisions.replay_run import Outcome
+from paged_plugins.decisions.scenario import Scenario, ScenarioRequest, read_case
 from paged_plugins.decisions.trace import (
     DECISIONS,
     KEYS,
@@ -87,7 +83,7 @@ class TestScenario:
             {"id": "B", "prompt": "10:13 20:22", "output": 1},
         ]
         first, second = Scenario.model_validate({**SMALL, "requests": requests}).asked
-        assert first.prompt == (own_ids(0, 3),)
+        assert first.prompt == (range(10**9, 10**9 + 3),)
         assert second.prompt == (range(10, 13), range(20, 22))
 
     @pytest.mark.parametrize("prompt", ["ten", "1:2:3", "5", "1:x"])

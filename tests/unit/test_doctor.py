@@ -14,7 +14,7 @@ import pytest
 from paged_core.cli import main
 from paged_core.component import Component
 from paged_core.registry import Plugin, Registry
-from paged_plugins import cuda_toolkit, machine
+from paged_plugins import machine
 
 Capture = pytest.CaptureFixture[str]
 
@@ -137,20 +137,20 @@ class TestCudaToolkit:
         monkeypatch.delenv("CUDA_HOME", raising=False)
         monkeypatch.delenv("CUDA_PATH", raising=False)
         monkeypatch.setenv("PATH", "/nowhere")
-        monkeypatch.setattr(cuda_toolkit, "_USUAL", Path("/nowhere"))
-        monkeypatch.setattr(cuda_toolkit, "find_spec", lambda _: None)
+        monkeypatch.setattr(machine, "_USUAL", Path("/nowhere"))
+        monkeypatch.setattr(machine, "find_spec", lambda _: None)
 
     def test_there_is_none(self) -> None:
-        assert cuda_toolkit.cuda_folder() is cuda_toolkit.nvcc() is cuda_toolkit.nvrtc() is None
+        assert machine.cuda_folder() is machine.nvcc() is machine.nvrtc() is None
 
     def test_of_the_toolkit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_HOME", str(tmp_path))
         compiler = program(tmp_path / "bin", "nvcc")
         (tmp_path / "lib64").mkdir()
         (tmp_path / "lib64" / "libnvrtc.so.13").touch()
-        assert cuda_toolkit.cuda_folder() == tmp_path
-        assert cuda_toolkit.nvcc() == compiler
-        assert cuda_toolkit.nvrtc() == tmp_path / "lib64" / "libnvrtc.so.13"
+        assert machine.cuda_folder() == tmp_path
+        assert machine.nvcc() == compiler
+        assert machine.nvrtc() == tmp_path / "lib64" / "libnvrtc.so.13"
         assert machine._nvcc() == f"{compiler}, release 13.0, V13.0.88"
 
     def test_of_the_path_and_of_packages(
@@ -158,13 +158,13 @@ class TestCudaToolkit:
     ) -> None:
         compiler = program(tmp_path / "bin", "nvcc")
         monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-        assert cuda_toolkit.nvcc() == compiler
+        assert machine.nvcc() == compiler
         library = tmp_path / "nvidia" / "cu13" / "lib" / "libnvrtc.so.13"
         library.parent.mkdir(parents=True)
         library.touch()
         spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "nvidia")])
-        monkeypatch.setattr(cuda_toolkit, "find_spec", lambda _: spec)
-        assert cuda_toolkit.nvrtc() == library
+        monkeypatch.setattr(machine, "find_spec", lambda _: spec)
+        assert machine.nvrtc() == library
 
 
 def program(folder: Path, name: str) -> Path:

@@ -22,9 +22,8 @@ from paged_core.settings import settings_class
 from paged_core.step import StepInput
 from paged_core.wiring import build_engine
 from paged_plugins.block_history import BlockHistory, Span
-from paged_plugins.metrics.instruments import Counter, Gauge, Histogram, exposition
+from paged_plugins.metrics.instruments import Counter, Gauge, Histogram, exposition, length_bounds
 from paged_plugins.metrics.metrics import Metrics
-from paged_plugins.metrics.request_instruments import length_bounds
 from paged_testing.engines import build_memory_engine, serve
 from paged_testing.workloads import SITUATIONS, Situation, Workload, simple_request
 

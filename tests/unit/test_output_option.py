@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer import BadParameter
 
-from paged_plugins.output_option import check_writable
+from paged_plugins.command_options import check_writable
 
 
 def test_a_file_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

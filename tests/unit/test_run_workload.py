@@ -17,9 +17,8 @@ from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.schedule import Schedule
 from paged_core.sequence import SequenceGroup
 from paged_core.wiring import build_engine
-from paged_plugins.lab.runs.memory_use import memory_use
-from paged_plugins.lab.runs.run_collector import RunCollector
-from paged_plugins.lab.runs.serving_loop import ServingLoop
+from paged_plugins.lab.runs.run_collector import RunCollector, memory_use
+from paged_plugins.lab.runs.run_workload import RecordedLoop
 from paged_plugins.lab.runs.time_histogram import bucket
 from paged_plugins.workloads.request import WorkloadRequest
 from unit.lab_runs import REGISTRY, asks, run, simulated
@@ -91,7 +90,7 @@ def test_samples_are_thinned_out_evenly() -> None:
     requests = [asks(name, 4, 40, at=41.0 * i) for i, name in enumerate("ABCDEFGH")]
     collector = RunCollector(16)
     engine = build_engine(simulated(), REGISTRY, observers=[collector])
-    record = ServingLoop(engine, collector, iter(requests)).run(lambda count: None)
+    record = RecordedLoop(engine, collector, iter(requests)).record()
     engine.close()
     times = [sample.time for sample in record.steps]
     assert 8 <= len(times) < 16
@@ -123,7 +122,7 @@ def test_an_observer_that_was_dropped_makes_no_record() -> None:
     collector = Failing(16)
     engine = build_engine(simulated(), REGISTRY, observers=[collector])
     with pytest.raises(Exception, match="record of the run is incomplete"):
-        ServingLoop(engine, collector, iter([asks("A", 4, 2)])).run(lambda count: None)
+        RecordedLoop(engine, collector, iter([asks("A", 4, 2)])).record()
 
 
 # ---------------------------------------------------------------------- against plain counting
@@ -198,7 +197,7 @@ def test_gaps_and_slots_are_as_plain_counting_says(
     values = simulated(num_blocks=num_blocks, scheduler=scheduler)
     engine = build_engine(values, REGISTRY, observers=[collector])
     ordered = iter(sorted(requests, key=lambda request: request.at))
-    record = ServingLoop(engine, collector, ordered).run(lambda count: None)
+    record = RecordedLoop(engine, collector, ordered).record()
     engine.close()
     assert record.token_gaps == plain.gaps
     assert len(record.requests) == len(requests)
@@ -232,13 +231,13 @@ def test_belady_knows_the_future_from_a_rehearsal() -> None:
 
 def test_the_rehearsal_is_made_only_if_an_evictor_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    plain = ServingLoop.run
+    plain = RecordedLoop.record
 
-    def counted(self: ServingLoop, *args: Any) -> Any:
+    def counted(self: RecordedLoop, *args: Any) -> Any:
         made.append(1)
         return plain(self, *args)
 
-    monkeypatch.setattr(ServingLoop, "run", counted)
+    monkeypatch.setattr(RecordedLoop, "record", counted)
     hits("lru")
     assert len(made) == 1
     hits("belady")
@@ -249,5 +248,5 @@ def test_a_scheduler_that_never_plans_is_reported(monkeypatch: pytest.MonkeyPatc
     engine = build_engine(simulated(), REGISTRY, observers=[collector := RunCollector(16)])
     monkeypatch.setattr(engine.scheduler, "schedule", lambda now: Schedule())
     with pytest.raises(EngineError, match="planned nothing for 30 s although 1 requests wait"):
-        ServingLoop(engine, collector, iter([asks("A", 4, 2)])).run(lambda count: None)
+        RecordedLoop(engine, collector, iter([asks("A", 4, 2)])).record()
     assert 30 < engine.clock() < 31

@@ -15,7 +15,7 @@ from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.wiring import build_engine
 from paged_plugins.lab.cost_model import StepWork
-from paged_plugins.lab.runs.watched_executor import WatchedExecutor
+from paged_plugins.lab.runs.work_count import WatchedExecutor
 from unit.lab_runs import REGISTRY, simulated
 
 

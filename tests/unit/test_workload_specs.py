@@ -19,10 +19,9 @@ from pydantic import TypeAdapter
 
 from paged_core.errors import SettingsError
 from paged_plugins.workloads.amount import Amount
-from paged_plugins.workloads.content import FIRST_OWN_ID, token_ids
-from paged_plugins.workloads.lengths import NAMED_LENGTHS
 from paged_plugins.workloads.named import names, workload_spec
-from paged_plugins.workloads.request import WorkloadRequest
+from paged_plugins.workloads.request import FIRST_OWN_ID, WorkloadRequest, token_ids
+from paged_plugins.workloads.request_class import NAMED_LENGTHS
 from paged_plugins.workloads.spec import parse_spec
 
 

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from paged_core.cli import main
 from paged_core.errors import SettingsError
-from paged_plugins.workloads.content import FIRST_OWN_ID
 from paged_plugins.workloads.named import names, workload_spec
-from paged_plugins.workloads.request import WorkloadRequest
+from paged_plugins.workloads.request import FIRST_OWN_ID, WorkloadRequest
 from paged_plugins.workloads.spec import parse_spec
-from paged_plugins.workloads.traces import json_array, trace_lines
+from paged_plugins.workloads.traces import files
 from paged_plugins.workloads.traces.request_lines import request_lines
 
 Capture = pytest.CaptureFixture[str]
@@ -89,7 +88,7 @@ class TestPublicTraces:
     def test_a_conversation_may_be_anywhere_in_the_file(
         self, tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(json_array, "_CHUNK", chunk)
+        monkeypatch.setattr(files, "_CHUNK", chunk)
         text = json.dumps(SHAREGPT * 5, indent=1)
         assert len(read(tmp_path / "sharegpt.json", text)) == 10
 
@@ -166,11 +165,11 @@ class TestPublicTraces:
             workload_spec("/dev/zero").build().draw(0).__next__()
         with pytest.raises(SettingsError, match="no workload is called"):
             workload_spec(str(tmp_path / "missing.jsonl"))
-        monkeypatch.setattr(trace_lines, "MAX_LINE", 20)
+        monkeypatch.setattr(files, "MAX_LINE", 20)
         with pytest.raises(SettingsError, match="line 1: it is longer than 20 bytes"):
             read(tmp_path / "long.jsonl", MOONCAKE)
-        monkeypatch.setattr(json_array, "MAX_ELEMENT", 20)
-        monkeypatch.setattr(json_array, "_CHUNK", 8)
+        monkeypatch.setattr(files, "MAX_ELEMENT", 20)
+        monkeypatch.setattr(files, "_CHUNK", 8)
         with pytest.raises(SettingsError, match="longer than 20 characters"):
             read(tmp_path / "long.json", json.dumps(SHAREGPT))
 
@@ -245,11 +244,14 @@ class TestRequestLines:
             ({"id": "b", "prompt": 1, "output": 1, "follows": "x"}, "it follows 'x', which is not"),
             ({"id": "b", "prompt": 1, "output": 1, "after": 1}, "`after` is for requests with"),
             ({"id": "b", "prompt": 1, "output": 1, "follows": "a", "at": 1}, "give `after`"),
-            ({"id": "b", "prompt": 0, "output": 1}, "the prompt has no tokens"),
-            ({"id": "b", "prompt": "5:5", "output": 1}, "the prompt has no tokens"),
+            ({"id": "b", "prompt": 0, "output": 1}, "the prompt 0 has no tokens"),
+            ({"id": "b", "prompt": "5:5", "output": 1}, "the prompt '5:5' has no tokens"),
             ({"id": "b", "prompt": "a:b", "output": 1}, "neither a length nor ranges"),
             ({"id": "b", "prompt": 10**8, "output": 1}, "more than 10,000,000 tokens"),
-            ({"id": "b", "prompt": f"{10**15}:{10**15 + 1}", "output": 1}, "a content id is"),
+            (
+                {"id": "b", "prompt": f"{10**15}:{10**15 + 1}", "output": 1},
+                "has an id of 1,000,000",
+            ),
             ({"id": "b", "prompt": 1, "output": "1"}, "output: Input should be a valid integer"),
             ({"id": "b", "prompt": 1, "output": 1, "at": True}, "at: Input should be a valid"),
             ({"id": "b", "prompt": 1, "output": 1, "colour": 1}, "colour: Extra inputs"),

@@ -8,7 +8,7 @@ import pytest
 
 from paged_core.llm import LLM
 from paged_core.step import StepInput
-from paged_plugins.bench.written_cache import write_cache
+from paged_plugins.bench.measurement import Bench
 
 
 def test_every_block_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,5 +22,5 @@ def test_every_block_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
             return submit(step)
 
         monkeypatch.setattr(executor, "submit", note)
-        write_cache(llm)
+        Bench(llm).write_cache()
     assert written == list(range(600))

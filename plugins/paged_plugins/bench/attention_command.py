@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
 
 import typer
 
 from paged_core.cli.options import Given
-from paged_core.cli.output import print_json, print_table
+from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings import EngineSettings
-from paged_plugins.bench.attention_case import AttentionCase
+from paged_plugins.bench.attention_case import BARE, AttentionCase
 from paged_plugins.bench.attention_grid import WARM_UP, AttentionGrid, told
-from paged_plugins.bench.attention_heads import AttentionHeads
-from paged_plugins.bench.bare_attention import BARE
-from paged_plugins.bench.device import device_of
-from paged_plugins.bench.machine import machine, machine_line
-from paged_plugins.bench.rates import Rates, measure_rates
-from paged_plugins.output_file import write_json
-from paged_plugins.output_option import JsonFile
+from paged_plugins.bench.device import Rates, device_of, machine, machine_line, measure_rates
+from paged_plugins.command_options import JsonFile, report
 from paged_plugins.progress import progress
 
 _CASES = ("16x255", "1x2047", "1x0+512", "8x512+32")
 _HEADS = "16:8:128"
 _FAILED = "it failed"
 """How the reason of a component that should serve begins."""
+_PATTERN = re.compile(r"(\d+):(\d+):(\d+)")
 
 
 def attention_command(
@@ -112,12 +110,7 @@ def attention_command(
                     called.append(one)
             rows += grid.rows(layer, parts, called, advance)
     found = {"machine": _described(layers[0].device, rates), "refused": refused, "rows": rows}
-    if output is not None:
-        write_json(output, found)
-    if as_json:
-        print_json(found)
-    else:
-        _print(found, repeats)
+    report(found, output, as_json, lambda found: _print(found, repeats))
     names = given.registry.of("attention")
     failed = any("error" in row and row["component"] in names for row in rows)
     if failed or any(one["reason"].startswith(_FAILED) for one in refused):
@@ -226,3 +219,36 @@ def _line(row: dict[str, Any]) -> list[object]:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.0f}%"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionHeads:
+    """Query heads, key/value heads, and the dimension of each."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``HEADS:KV_HEADS:DIM``.
+
+        Raises:
+            SettingsError: the text has another form, a number is 0, or the query heads cannot be
+                shared evenly.
+        """
+        found = _PATTERN.fullmatch(text)
+        if found is None or not all(map(int, found.groups())):
+            raise SettingsError(
+                f"--heads {text}: give query heads, key/value heads and their dimension, such as "
+                "16:8:128"
+            )
+        heads = cls(*map(int, found.groups()))
+        if heads.num_heads % heads.num_kv_heads:
+            raise SettingsError(
+                f"--heads {text}: {heads.num_heads} is not a multiple of {heads.num_kv_heads}"
+            )
+        return heads
+
+    def __str__(self) -> str:
+        return f"{self.num_heads}:{self.num_kv_heads}:{self.head_dim}"

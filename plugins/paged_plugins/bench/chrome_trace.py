@@ -7,8 +7,8 @@ from typing import Any
 
 from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
 from paged_core.sequence import SequenceGroup
-from paged_plugins.bench.settings import ChromeTraceSettings
-from paged_plugins.output_file import open_file
+from paged_plugins.bench.plugin import ChromeTraceSettings
+from paged_plugins.files import open_file
 
 _ORDER = ("schedule", "prepare", "model", "sample", "apply")
 

@@ -7,10 +7,9 @@ import typer
 from paged_plugins.bench.attention_command import attention_command
 from paged_plugins.bench.compare_command import compare_command
 from paged_plugins.bench.decode_command import decode_command
-from paged_plugins.bench.latency_command import latency_command
 from paged_plugins.bench.quality_command import quality_command
 from paged_plugins.bench.scheduler_command import scheduler_command
-from paged_plugins.bench.throughput_command import throughput_command
+from paged_plugins.bench.throughput_command import latency_command, throughput_command
 
 app = typer.Typer(rich_markup_mode=None)
 app.command("throughput")(throughput_command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,34 +15,40 @@ import psutil
 import typer
 
 from paged_core.cli.options import Given
+from paged_core.cli.output import print_table
 from paged_core.errors import EngineError, SettingsError
 from paged_core.settings import EngineSettings
 from paged_plugins.bench.comparison import EngineRuns, compare, row_of, run_alone, warm_up
-from paged_plugins.bench.comparison_table import print_comparison
-from paged_plugins.bench.device import device_of
-from paged_plugins.bench.drawn_options import (
+from paged_plugins.bench.device import device_of, machine, machine_line, measure_rates
+from paged_plugins.bench.peers import (
+    OURS,
+    PEERS,
+    Choice,
+    Task,
+    installed_peers,
+    named_peers,
+    task_settings,
+)
+from paged_plugins.bench.throughput_command import WriteCache, chosen_workloads
+from paged_plugins.bench.variants import parse_variants
+from paged_plugins.bench.workloads import (
+    NAMED,
     InputLength,
     NumRequests,
     OutputLength,
     SharedPrefix,
+    Workload,
     drawing,
+    longest,
 )
-from paged_plugins.bench.peer_choice import Choice, installed_peers, named_peers, task_settings
-from paged_plugins.bench.peer_python import PeerPython
-from paged_plugins.bench.peers.peer_engine import Task
-from paged_plugins.bench.peers.table import OURS, PEERS
-from paged_plugins.bench.rates import measure_rates
-from paged_plugins.bench.throughput_command import WriteCache, chosen_workloads
-from paged_plugins.bench.turns import longest
-from paged_plugins.bench.variants import variants
-from paged_plugins.bench.workloads import NAMED, Workload
-from paged_plugins.output_file import open_file
-from paged_plugins.output_option import JsonFile
+from paged_plugins.command_options import JsonFile
+from paged_plugins.files import open_file
 from paged_plugins.progress import progress
 
 _LENGTH_STEP = 1024
 _CACHE_GIB = 4
 _PEERS = "; ".join(f"{name}: {peer.summary}" for name, peer in PEERS.items())
+_FAILED = "failed"
 
 
 def compare_command(
@@ -96,7 +102,7 @@ def compare_command(
     --variant, this engine is compared with itself under other settings.
     """
     settings = given.resolve().settings
-    again = variants(variant or (), given)
+    again = _variants(variant or (), given)
     _check(settings.model, settings.dtype, alone=bool(again and not peer))
     described = drawing(num_requests, input_len, output_len, shared_prefix)
     chosen = chosen_workloads(workload, described) or list(NAMED.values())
@@ -108,7 +114,7 @@ def compare_command(
     device = device_of(settings)
     task = task_for(settings, chosen, device=device, temperature=temperature)
     task = replace(task, write_cache=write_cache)
-    engines = [Choice(OURS, PeerPython()), *again, *peers]
+    engines = [Choice(OURS), *again, *peers]
     measured = _alone if one_at_a_time or device != "cpu" else _in_turns
     rows = []
     try:
@@ -188,6 +194,22 @@ def _check(model: str, dtype: str, *, alone: bool) -> None:
         )
 
 
+def _variants(texts: Sequence[str], given: Given) -> list[Choice]:
+    """Return this engine with the settings of each ``NAME={KEY: VALUE, ...}`` on top of its own.
+
+    Raises:
+        SettingsError: a text is not written so, its settings are wrong, or its name is taken.
+    """
+    found = []
+    for variant in parse_variants(texts, {OURS.name, *PEERS}):
+        try:
+            settings = variant.resolve(given).settings
+        except SettingsError as error:
+            raise SettingsError(f"--variant {variant.name}: {error}") from error
+        found.append(Choice(OURS, None, settings, variant.name))
+    return found
+
+
 def task_for(
     settings: EngineSettings,
     workloads: Sequence[Workload],
@@ -198,7 +220,7 @@ def task_for(
     """Return the task of all engines; ``max_model_len`` is the longest request, rounded up to a
     multiple of 1,024 tokens.
     """
-    length = max(longest(workload.items()) for workload in workloads)
+    length = max(longest(workload.requests()) for workload in workloads)
     memory = settings.kv_cache_memory
     if isinstance(memory, float):
         memory = int(memory * psutil.virtual_memory().available)
@@ -219,3 +241,48 @@ def _threads() -> int:
     """Physical cores that this process may use, counted as the engine does."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(psutil.cpu_count(logical=False) or 1, usable or 1)
+
+
+def print_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the speeds, then the peak memory and the start-up times.
+
+    Args:
+        rows: results of :func:`~paged_plugins.bench.comparison.compare`, with ``model``,
+            ``dtype`` and ``repeats``.
+    """
+    first = rows[0]
+    computer = machine(first.get("device", "cpu"))
+    typer.echo(
+        f"{first['model']} in {first['dtype']}: output tokens/s, median of {first['repeats']}\n"
+        f"{machine_line(computer)}"
+    )
+    engines = [one for one in first["contenders"] if not one.get("error")]
+    written = [one["name"] for one in engines if one["cache_written"]]
+    typer.echo(f"caches written before: {', '.join(written) or 'none that is known of'}")
+    names = [row["workload"] for row in rows]
+    print_table("", ["engine", *names], speeds(rows))
+    print_table("\nPeak MiB", ["engine", *names, "seconds to start"], memory(rows))
+
+
+def speeds(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[object]]:
+    """Yield a row per engine, and one with our speed as a multiple of the best other engine's."""
+    yield from _lines(rows, lambda engine: engine["output_tokens_per_s"])
+    if rows[0]["best_peer"] is not None:
+        ratios = [f"{row['ratio_to_best']:.2f}" for row in rows]
+        yield ["this engine / best other", *ratios]
+
+
+def memory(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[object]]:
+    """Yield a row per engine: peak MiB after each workload, and the seconds to start."""
+    lines = _lines(rows, lambda engine: engine["peak_memory_bytes"] >> 20)
+    for line, engine in zip(lines, rows[0]["contenders"], strict=True):
+        yield [*line, engine.get("start_s", _FAILED)]
+
+
+def _lines(
+    rows: Sequence[Mapping[str, Any]], figure: Callable[[Mapping[str, Any]], object]
+) -> Iterator[list[object]]:
+    for place, engine in enumerate(rows[0]["contenders"]):
+        name = engine["name"] + (f" {engine['version']}" if engine["version"] else "")
+        entries = (row["contenders"][place] for row in rows)
+        yield [name, *(_FAILED if one.get("error") else figure(one) for one in entries)]

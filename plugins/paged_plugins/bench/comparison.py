@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any, Self
 
 from paged_core.errors import EngineError
-from paged_plugins.bench.peer_process import PeerProcess
-from paged_plugins.bench.peers.table import OURS
-from paged_plugins.bench.workloads import Item, Workload
+from paged_plugins.bench.peers import OURS, PeerProcess
+from paged_plugins.bench.workloads import Workload, by_turn
+from paged_plugins.workloads.request import WorkloadRequest
 
 _ANY_TOKEN = 1 << 31
 
@@ -21,8 +21,10 @@ def warm_up(engines: Sequence[PeerProcess], tell: Callable[[str], None]) -> None
     Args:
         tell: called with a message for each engine that is not idle afterwards.
     """
+    prompt = (range(3, 27),)
+    short = [WorkloadRequest(id=str(i), prompt=prompt, output=4) for i in range(2)]
     for engine in engines:
-        engine.run([Item(list(range(3, 27)), 4)] * 2)
+        engine.run(short)
         if not engine.settle():
             tell(
                 f"{engine.name} uses the processor while it waits for requests, which slows down "
@@ -52,14 +54,14 @@ class EngineRuns:
         """Begin the runs of an engine."""
         return cls(engine.name, engine.version, engine.start_seconds, engine.cache_written)
 
-    def add(self, engine: PeerProcess, items: Sequence[Item]) -> None:
+    def add(self, engine: PeerProcess, firsts: Sequence[WorkloadRequest]) -> None:
         """Run one repeat.
 
         Raises:
             EngineError: the engine failed, or generated a wrong number of tokens.
         """
-        answer = engine.run(items)
-        _check_lengths(engine.name, answer["outputs"], items)
+        answer = engine.run(firsts)
+        _check_lengths(engine.name, answer["outputs"], firsts)
         self.elapsed.append(answer["elapsed"])
         self.peak_memory = answer["peak_memory"]
         self.outputs = self.outputs or answer["outputs"]
@@ -85,10 +87,10 @@ def compare(
     """
     runs = {engine.name: EngineRuns.of(engine) for engine in engines}
     for turn in range(repeats):
-        items = workload.items(turn, vocab_size=engines[0].vocab_size or _ANY_TOKEN)
+        firsts = workload.requests(turn, vocab_size=engines[0].vocab_size or _ANY_TOKEN)
         first = turn % len(engines)
         for engine in [*engines[first:], *engines[:first]]:
-            runs[engine.name].add(engine, items)
+            runs[engine.name].add(engine, firsts)
             engine.settle()
             advance()
     return row_of(workload, list(runs.values()))
@@ -113,7 +115,7 @@ def run_alone(
     for workload in workloads:
         runs = EngineRuns.of(engine)
         for turn in range(repeats):
-            runs.add(engine, workload.items(turn, vocab_size=vocab_size or _ANY_TOKEN))
+            runs.add(engine, workload.requests(turn, vocab_size=vocab_size or _ANY_TOKEN))
             advance()
         found.append(runs)
     return found
@@ -125,9 +127,9 @@ def row_of(workload: Workload, runs: Sequence[EngineRuns]) -> dict[str, Any]:
     Args:
         runs: of our own engine first; another one may have failed.
     """
-    items = workload.items()
+    requests = [request for request, _ in by_turn(workload.requests())]
     medians = {one.name: median(one.elapsed) for one in runs if one.error is None}
-    num_output = sum(item.num_output for item in items)
+    num_output = sum(request.output for request in requests)
 
     def entry(one: EngineRuns) -> dict[str, Any]:
         if one.error is not None:
@@ -146,7 +148,7 @@ def row_of(workload: Workload, runs: Sequence[EngineRuns]) -> dict[str, Any]:
 
     return {
         "workload": workload.name,
-        "requests": len(items),
+        "requests": len(requests),
         "output_tokens": num_output,
         "contenders": [entry(one) for one in runs],
         **_against_best(medians),
@@ -162,11 +164,13 @@ def _against_best(medians: dict[str, float]) -> dict[str, Any]:
     return {"best_peer": best, "ratio_to_best": round(others[best] / medians[OURS.name], 3)}
 
 
-def _check_lengths(name: str, outputs: Sequence[list[int]], items: Sequence[Item]) -> None:
-    for output, item in zip(outputs, items, strict=True):
-        if len(output) != item.num_output:
+def _check_lengths(
+    name: str, outputs: Sequence[list[int]], firsts: Sequence[WorkloadRequest]
+) -> None:
+    for output, (request, _) in zip(outputs, by_turn(firsts), strict=True):
+        if len(output) != request.output:
             raise EngineError(
-                f"{name} generated {len(output)} tokens instead of {item.num_output}, so its time "
+                f"{name} generated {len(output)} tokens instead of {request.output}, so its time "
                 "cannot be compared; leave it out with --peer, or update it"
             )
 

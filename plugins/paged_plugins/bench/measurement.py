@@ -1,31 +1,59 @@
-"""Runs workloads on an engine and measures them."""
+"""Workloads served by an engine, and measured."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any, Self
 
 from paged_core.component import ComponentSettings
-from paged_core.errors import SettingsError
+from paged_core.errors import EngineError, RequestError, SettingsError
+from paged_core.ids import BlockId
 from paged_core.interfaces.executor import SupportsClock
 from paged_core.interfaces.model_size import ModelSize
 from paged_core.interfaces.runner import SupportsModelSize
 from paged_core.llm import LLM
-from paged_plugins.bench.completion import Completed, complete
-from paged_plugins.bench.memory_peak import peak_memory, reset_peak
-from paged_plugins.bench.rates import measure_rates
-from paged_plugins.bench.roofline import least_seconds
-from paged_plugins.bench.turns import is_batch, longest, prompt_lengths
-from paged_plugins.bench.workloads import Item, Workload
-from paged_plugins.bench.written_cache import write_cache
+from paged_core.sampling_params import SamplingParams
+from paged_core.sequence import SequenceGroup
+from paged_core.step import StepInput
+from paged_core.text.generation import Generation
+from paged_plugins.bench.device import least_seconds, measure_rates
+from paged_plugins.bench.workloads import Workload, by_turn, is_batch, longest
+from paged_plugins.workloads.request import WorkloadRequest, token_ids
+from paged_plugins.workloads.serving import Arrival, Arrivals, ServingLoop
 
 _ANY_VOCABULARY = 10_000
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_WRITTEN_BLOCKS = 256
+"""Blocks of the cache written in one step."""
 _PHASES = ("schedule", "prepare", "model", "sample", "apply")
+
+
+def peak_memory() -> int:
+    """Return the peak resident size in bytes since the start or the last :func:`reset_peak`."""
+    if _STATUS.is_file():
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1 << 10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def reset_peak() -> None:
+    """Reset the peak; where the system does not support that, it stays the peak since the start."""
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +110,7 @@ class Bench:
 
     def fits(self, workload: Workload) -> bool:
         """Whether the workload's longest request is within ``max_model_len``."""
-        return longest(workload.items()) <= self.llm.engine.capacity.max_model_len
+        return longest(workload.requests()) <= self.llm.engine.capacity.max_model_len
 
     def check_lengths(self, workloads: Sequence[Workload]) -> None:
         """Check that every request fits before any is run.
@@ -93,7 +121,7 @@ class Bench:
         for workload in workloads:
             if not self.fits(workload):
                 raise SettingsError(
-                    f"workload {workload.name} has a request of {longest(workload.items())} "
+                    f"workload {workload.name} has a request of {longest(workload.requests())} "
                     f"tokens, and the engine serves {self.llm.engine.capacity.max_model_len}; use "
                     "a model with more positions, raise max_model_len or num_blocks, or draw a "
                     "shorter workload with --num-requests"
@@ -101,29 +129,45 @@ class Bench:
 
     def warm_up(self) -> None:
         """Run two short requests, so that one-time work is not measured."""
-        self.run([Item([place % self.vocab_size for place in range(24)], 4)] * 2)
+        prompt = (tuple(place % self.vocab_size for place in range(24)),)
+        self.run([WorkloadRequest(id=str(place), prompt=prompt, output=4) for place in range(2)])
 
     def write_cache(self) -> None:
-        """Write the whole cache once, so that no step waits for its memory; before any request."""
-        write_cache(self.llm)
+        """Write the whole cache once, so that no step waits for its memory; before any request.
+
+        A system provides memory when it is first written to, and that can take longer than what is
+        to be measured. All of the cache is resident afterwards.
+        """
+        executor, num_blocks = self.llm.engine.executor, self.llm.engine.capacity.num_blocks
+        for begin in range(0, num_blocks, _WRITTEN_BLOCKS):
+            end = min(begin + _WRITTEN_BLOCKS, num_blocks)
+            targets = [BlockId(block) for block in range(begin, end)]
+            copies = StepInput(
+                number=0, copy_sources=[BlockId(0)] * len(targets), copy_targets=targets
+            )
+            executor.collect(executor.submit(copies))
         self.cache_written = True
 
-    def run(self, items: Sequence[Item], advance: Callable[[], None] = lambda: None) -> Run:
-        """Complete ``items``: greedy, ignoring end-of-sequence tokens, each from its arrival on.
+    def run(
+        self, firsts: Sequence[WorkloadRequest], advance: Callable[[], None] = lambda: None
+    ) -> Run:
+        """Complete requests: greedy, ignoring end-of-sequence tokens, each from its arrival on.
 
         Args:
+            firsts: those that follow no other, with token ids in their prompts.
             advance: called once for each finished request.
 
         Raises:
-            RequestError: an item does not fit the engine.
+            RequestError: a request does not fit the engine.
             EngineError: a request failed.
         """
         llm = self.llm
         before = dict(llm.engine.seconds)
         num_steps = llm.engine.num_steps
         started = perf_counter()
-        completed = complete(llm, items, advance)
+        found = complete(llm, firsts, advance)
         elapsed = perf_counter() - started
+        completed = [found[request.id] for request, _ in by_turn(firsts)]
         outputs = [each.generation.output() for each in completed]
         detokenise = perf_counter() - started - elapsed
         seconds = {
@@ -131,7 +175,7 @@ class Bench:
         }
         seconds["other"] = max(0.0, elapsed - sum(seconds.values()))
         seconds["detokenise"] = detokenise
-        first, each = _latencies(completed, items)
+        first, each = _latencies(completed)
         return Run(
             elapsed=elapsed,
             seconds=seconds,
@@ -153,21 +197,22 @@ class Bench:
     ) -> dict[str, Any]:
         """Return the result row of a workload: medians over the repeats."""
         reset_peak()
-        items = [workload.items(turn, vocab_size=self.vocab_size) for turn in range(repeats)]
-        runs = [self.run(items[0], advance)]
+        each = [workload.requests(turn, vocab_size=self.vocab_size) for turn in range(repeats)]
+        runs = [self.run(each[0], advance)]
         peak = max(self.load_peak, peak_memory())  # later repeats only add cached prefixes
-        runs += [self.run(some, advance) for some in items[1:]]
+        runs += [self.run(firsts, advance) for firsts in each[1:]]
         return {
-            **self._of_runs(workload, items[0], runs),
+            **self._of_runs(workload, each[0], runs),
             "peak_memory_bytes": peak,
-            "roofline": self._roofline(items[0], runs) if roofline else None,
+            "roofline": self._roofline(each[0], runs) if roofline else None,
         }
 
     def _of_runs(
-        self, workload: Workload, items: Sequence[Item], runs: list[Run]
+        self, workload: Workload, firsts: Sequence[WorkloadRequest], runs: list[Run]
     ) -> dict[str, Any]:
-        num_output = sum(item.n * item.num_output for item in items)
-        num_input = sum(prompt_lengths(items))
+        requests = [each for first in firsts for each in first.whole_prompts()]
+        num_output = sum(request.n * request.output for request, _ in requests)
+        num_input = sum(length for _, length in requests)
         elapsed = median(run.elapsed for run in runs)
         phases = {
             phase: round(median(run.seconds[phase] for run in runs), 6) for phase in runs[0].seconds
@@ -178,7 +223,7 @@ class Bench:
             "model": self.llm.settings.model,
             "dtype": self.dtype,
             "device": self.device,
-            "requests": len(items),
+            "requests": len(requests),
             "input_tokens": num_input,
             "output_tokens": num_output,
             "repeats": len(runs),
@@ -198,13 +243,15 @@ class Bench:
             "digest": digest.hexdigest()[:10],
         }
 
-    def _roofline(self, items: Sequence[Item], runs: list[Run]) -> dict[str, Any] | None:
+    def _roofline(
+        self, firsts: Sequence[WorkloadRequest], runs: list[Run]
+    ) -> dict[str, Any] | None:
         size = self.size()
-        if size is None or not is_batch(items):
+        if size is None or not is_batch(firsts):
             return None
         rates = measure_rates(size.layers[0].dtype, size.layers[0].device)
-        least = least_seconds(items, size, rates, _num_shared(items))
-        num_output = sum(item.num_output for item in items)
+        least = least_seconds(firsts, size, rates, _num_shared(firsts))
+        num_output = sum(each.output for first in firsts for each in first.family())
         return {
             "ceiling_tokens_per_s": round(num_output / least, 1),
             "share": round(least / median(run.elapsed for run in runs), 3),
@@ -229,28 +276,104 @@ class Bench:
         return executor.model_size() if isinstance(executor, SupportsModelSize) else None
 
 
-def _latencies(
-    completed: Sequence[Completed], items: Sequence[Item]
-) -> tuple[list[float], list[float]]:
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A finished request."""
+
+    request: WorkloadRequest
+    generation: Generation
+    arrival: float
+    """On the engine's clock; the engine got it up to a step later."""
+
+
+def complete(
+    llm: LLM, firsts: Sequence[WorkloadRequest], advance: Callable[[], None]
+) -> dict[str, Completed]:
+    """Return requests completed, by id.
+
+    Args:
+        firsts: those that follow no other, with token ids in their prompts.
+        advance: called once for each request that ends.
+
+    Raises:
+        RequestError: a request does not fit the engine.
+        EngineError: a request failed, or ended early.
+    """
+    loop = _Completion(llm, firsts, advance)
+    try:
+        loop.run()
+    finally:
+        for request_id in loop.in_flight:
+            llm.driver.abort(request_id)
+    return loop.done
+
+
+class _Completion(ServingLoop):
+    """Completes requests, joined with their text; the first that cannot ends all."""
+
+    def __init__(
+        self, llm: LLM, firsts: Sequence[WorkloadRequest], advance: Callable[[], None]
+    ) -> None:
+        by_time = sorted(firsts, key=lambda first: first.at)
+        super().__init__(llm.driver, Arrivals(by_time))
+        self.done: dict[str, Completed] = {}
+        self._tokenizer = llm.tokenizer
+        self._advance = advance
+        self._generations: dict[str, Generation] = {}
+
+    def add(self, arrival: Arrival) -> None:
+        generation = Generation(None, self._tokenizer)
+        request = arrival.asked(self.start, sampling=_sampling(arrival.request))
+        generation.group = self.driver.add(request)
+        self._generations[request.id] = generation
+
+    def refused(self, arrival: Arrival, now: float, error: RequestError) -> None:
+        raise error
+
+    def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
+        for sequence in group.sequences:
+            if sequence.error is not None or len(sequence.output) != arrival.request.output:
+                raise EngineError(
+                    f"request {group.id} ended after {len(sequence.output)} of "
+                    f"{arrival.request.output} tokens "
+                    f"({sequence.error or sequence.finish_reason}); raise max_model_len or "
+                    "num_blocks"
+                )
+        self.done[group.id] = Completed(
+            arrival.request, self._generations.pop(group.id), self.start + arrival.at
+        )
+        self._advance()
+
+
+def _sampling(request: WorkloadRequest) -> SamplingParams:
+    """Greedy; several sequences of a request are sampled, or they would be equal."""
+    return SamplingParams(
+        n=request.n,
+        temperature=0.0 if request.n == 1 else 1.0,
+        max_tokens=request.output,
+        ignore_eos=True,
+    )
+
+
+def _latencies(completed: Sequence[Completed]) -> tuple[list[float], list[float]]:
     """Return the times to first token and the times per further token, in seconds."""
     first, each = [], []
-    for one, item in zip(completed, items, strict=True):
+    for one in completed:
         times = one.generation.output().metrics
         assert times.first_token is not None
         assert times.finished is not None
         first.append(times.first_token - one.arrival)
-        if item.num_output > 1:
-            each.append((times.finished - times.first_token) / (item.num_output - 1))
+        if one.request.output > 1:
+            each.append((times.finished - times.first_token) / (one.request.output - 1))
     return first, each
 
 
-def _num_shared(items: Sequence[Item]) -> int:
+def _num_shared(firsts: Sequence[WorkloadRequest]) -> int:
     """Return the length of the common prefix of the prompts of all first turns."""
-    prompts = [item.prompt for item in items if item.follows is None]
-    if len(prompts) < 2:
+    if len(firsts) < 2:
         return 0
     count = 0
-    for tokens in zip(*prompts, strict=False):
+    for tokens in zip(*(token_ids(first.prompt, None) for first in firsts), strict=False):
         if len(set(tokens)) > 1:
             break
         count += 1

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
 
-from paged_core.component import Command, Component
+from pydantic import Field
+
+from paged_core.component import Command, Component, ComponentSettings
 from paged_core.hookspecs import hookimpl
-from paged_plugins.bench.settings import ChromeTraceSettings
+
+
+class ChromeTraceSettings(ComponentSettings):
+    """Options of :class:`~paged_plugins.bench.chrome_trace.ChromeTrace`."""
+
+    name: Literal["chrome_trace"] = "chrome_trace"
+    path: Path = Field(
+        default=Path("trace.json"), description="the file to write; it is overwritten"
+    )
 
 
 @hookimpl

@@ -1,30 +1,32 @@
-"""``paged-core bench quality``: what quantised weights and a quantised cache do to predictions."""
+"""``paged-core bench quality``: predictions with quantised weights and a quantised cache."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 from paged_core.cli.options import Given
-from paged_core.cli.output import print_json, print_table
+from paged_core.cli.output import print_table
+from paged_core.component import ComponentSettings
 from paged_core.errors import SettingsError
 from paged_core.llm import LLM
+from paged_core.registry import Registry
 from paged_core.settings import EngineSettings
-from paged_plugins.bench.device import device_of
-from paged_plugins.bench.machine import machine, machine_line
-from paged_plugins.bench.quality_comparison import compare_predictions
-from paged_plugins.bench.quality_engines import QualityEngines
-from paged_plugins.bench.quality_text import Window, quality_text, windows_of
-from paged_plugins.bench.quality_variants import base_changes, default_variants, quantised_parts
+from paged_plugins.bench.device import device_of, machine, machine_line
+from paged_plugins.bench.quality_engines import QualityEngines, Window, quality_text, windows_of
+from paged_plugins.bench.quality_scores import compare_predictions
 from paged_plugins.bench.variants import Variant, parse_changes, parse_variants
-from paged_plugins.output_file import write_json
-from paged_plugins.output_option import JsonFile
+from paged_plugins.command_options import JsonFile, report
 from paged_plugins.progress import progress
 
 _BASE = "base"
+_QUANTIZATION = "quantization"
+"""The option of a runner that says in how many bits it keeps weights; ``off``: as they are."""
+_CACHE = "kv_cache_dtype"
+"""The setting that says how keys and values are stored; ``auto``: in the model's dtype."""
 
 
 def quality_command(
@@ -95,12 +97,7 @@ def quality_command(
             "machine": machine(device_of(settings)),
             "text": str(text or "the package's own"),
         }
-    if output is not None:
-        write_json(output, found)
-    if as_json:
-        print_json(found)
-    else:
-        _print(found)
+    report(found, output, as_json, _print)
 
 
 def _base(settings: EngineSettings, given: str | None) -> Variant:
@@ -161,3 +158,51 @@ def _line(row: dict[str, Any]) -> list[object]:
         *(f"{row[key]:.2e}" for key in ("divergence_mean", "divergence_max")),
         f"{100 * row['same_best_token']:.2f}%",
     ]
+
+
+def base_changes(settings: EngineSettings) -> dict[str, Any]:
+    """Return what takes quantised weights and a quantised cache back to the model's dtype."""
+    changes: dict[str, Any] = {_CACHE: "auto"}
+    if _QUANTIZATION in type(settings.runner).model_fields:
+        changes["runner"] = {"name": settings.runner.name, _QUANTIZATION: "off"}
+    return changes
+
+
+def quantised_parts(settings: EngineSettings) -> list[str]:
+    """Return what the settings quantise, as in ``["int8 weights", "fp8_e4m3 cache"]``."""
+    weights = getattr(settings.runner, _QUANTIZATION, "off")
+    cache = settings.kv_cache_dtype
+    return [f"{weights} weights"] * (weights != "off") + [f"{cache} cache"] * (cache != "auto")
+
+
+def default_variants(settings: EngineSettings, registry: Registry) -> list[Variant]:
+    """Return a variant for the settings of the command, if they quantise anything, and one for
+    each kind of weights and of cache that there is, one at a time.
+
+    Weights are those of the chosen runner; with ``auto``, of the runner of the highest rank that
+    quantises any.
+    """
+    found = []
+    if quantised_parts(settings):
+        found.append(Variant("as given", {}))
+    base = base_changes(settings)
+    for options in _quantising(settings, registry)[:1]:
+        for value in _values(options, _QUANTIZATION, "off"):
+            table = {"name": options.model_fields["name"].default, _QUANTIZATION: value}
+            found.append(Variant(value, base | {"runner": table}))
+    caches = _values(type(settings), _CACHE, "auto")
+    return found + [Variant(f"{value} cache", base | {_CACHE: value}) for value in caches]
+
+
+def _quantising(settings: EngineSettings, registry: Registry) -> list[type[ComponentSettings]]:
+    """Return the options of the runners that may quantise, best first."""
+    if settings.runner.name == "auto":
+        classes = [component.settings for component in registry.candidates("runner")]
+    else:
+        classes = [type(settings.runner)]
+    return [options for options in classes if _QUANTIZATION in options.model_fields]
+
+
+def _values(model: Any, key: str, none: str) -> list[str]:
+    """Return what a setting may be other than ``none``."""
+    return [value for value in get_args(model.model_fields[key].annotation) if value != none]

@@ -1,4 +1,4 @@
-"""What an engine predicts of a text: log-probabilities of its tokens, and logits.
+"""Predictions of engines for a text: log-probabilities, logits, and how far they are apart.
 
 A window of the text is one request. Its prompt is prefilled through the paged cache, and its
 log-probabilities are asked for; the rest is decoded token by token, where a logits processor keeps
@@ -10,19 +10,26 @@ Shapes: D decoded tokens of a window, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, inf
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from paged_core.errors import EngineError
 from paged_core.llm import LLM
 from paged_core.sampling_params import SamplingParams
 from paged_core.text.outputs import RequestOutput
-from paged_plugins.bench.forced_tokens import ForcedTokens
-from paged_plugins.bench.quality_text import Window
+from paged_plugins.bench.quality_engines import SIDE_BY_SIDE, Window
+from paged_plugins.progress import Advance
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_LARGEST_LOGARITHM = 700.0
+"""Of a perplexity: of more there is no floating-point number."""
+_MAX_LOGITS = 1 << 26
+"""Held at once of an engine, beside as many of the base: 256 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +90,141 @@ def _scores(window: Window, output: RequestOutput, processor: ForcedTokens) -> W
         best + logits_DV.argmax(1).tolist(),
         logits_DV,
     )
+
+
+class ForcedTokens:
+    """A logits processor that makes a request generate the given tokens, and keeps its logits."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+        self._logits_DV: Tensor | None = None
+
+    def __call__(self, output: Sequence[int], logits: Tensor, /) -> Tensor:
+        if self._logits_DV is None:
+            self._logits_DV = logits.new_empty(len(self._tokens), len(logits), device="cpu")
+        place = len(output)
+        self._logits_DV[place] = logits
+        forced = logits.new_full(logits.shape, -inf)
+        forced[self._tokens[place]] = 0
+        return forced
+
+    @property
+    def logits_DV(self) -> Tensor:  # noqa: N802
+        """The logits of all tokens, once the request has ended."""
+        assert self._logits_DV is not None
+        return self._logits_DV
+
+
+@dataclass(frozen=True, slots=True)
+class RowDifference:
+    """How far two rows of logits [V] are apart."""
+
+    mean: float
+    """Of the absolute differences."""
+    largest: float
+    divergence: float
+    """Kullback-Leibler divergence of the row from the base's, in nats."""
+
+    @classmethod
+    def between(cls, base: Tensor, other: Tensor) -> RowDifference:
+        """Compare in float64: the divergence of close rows is near the rounding of float32."""
+        base, other = base.double(), other.double()
+        apart = (base - other).abs()
+        expected = base.log_softmax(0)
+        divergence = (expected.exp() * (expected - other.log_softmax(0))).sum()
+        return cls(float(apart.mean()), float(apart.max()), max(0.0, float(divergence)))
+
+
+@dataclass(slots=True)
+class Tally:
+    """Collects what one engine predicts, window by window."""
+
+    prefilled: list[float] = field(default_factory=list)
+    decoded: list[float] = field(default_factory=list)
+    num_same: int = 0
+    """Places where the base's best token is the best here."""
+    differences: list[RowDifference] = field(default_factory=list)
+    """Of each decoded token."""
+
+    def add(self, scores: WindowScores, base: WindowScores) -> None:
+        """Take the scores of a window, and those of the base of the same window."""
+        self.prefilled += scores.prefilled
+        self.decoded += scores.decoded
+        pairs = zip(scores.best_tokens, base.best_tokens, strict=True)
+        self.num_same += sum(ours == theirs for ours, theirs in pairs)
+        if scores is not base:
+            self.differences += map(RowDifference.between, base.logits_DV, scores.logits_DV)
+
+    def figures(self) -> dict[str, Any]:
+        """Return perplexities."""
+        return {
+            "perplexity": _perplexity(self.prefilled + self.decoded),
+            "perplexity_prefilled": _perplexity(self.prefilled),
+            "perplexity_decoded": _perplexity(self.decoded),
+        }
+
+    def figures_beside(self, base: Tally) -> dict[str, Any]:
+        """Return perplexities, and how far all is from the base."""
+        found = self.figures()
+        count = len(self.prefilled) + len(self.decoded)
+        rows = self.differences
+        return found | {
+            "perplexity_ratio": _rounded(found["perplexity"] / base.figures()["perplexity"]),
+            "logprob_difference_prefilled": _mean_difference(self.prefilled, base.prefilled),
+            "logprob_difference_decoded": _mean_difference(self.decoded, base.decoded),
+            "logit_difference_mean": _rounded(fmean(row.mean for row in rows)),
+            "logit_difference_max": _rounded(max(row.largest for row in rows)),
+            "divergence_mean": _rounded(fmean(row.divergence for row in rows)),
+            "divergence_max": _rounded(max(row.divergence for row in rows)),
+            "same_best_token": _rounded(self.num_same / count),
+        }
+
+
+def _perplexity(logprobs: list[float]) -> float | None:
+    return _rounded(exp(min(-fmean(logprobs), _LARGEST_LOGARITHM))) if logprobs else None
+
+
+def _mean_difference(ours: list[float], theirs: list[float]) -> float | None:
+    """Return the mean absolute difference."""
+    if not ours:
+        return None
+    return _rounded(fmean(abs(one - other) for one, other in zip(ours, theirs, strict=True)))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def compare_predictions(
+    base: LLM, others: Mapping[str, LLM], windows: Sequence[Window], advance: Advance
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the figures of the base, and those of each other engine beside it.
+
+    A few windows at a time pass through all engines, so that no more logits are held than theirs.
+
+    Args:
+        advance: called with the windows that an engine has served.
+
+    Raises:
+        EngineError: a window failed.
+    """
+    own, tallies = Tally(), {name: Tally() for name in others}
+    for group in _groups(base, windows):
+        expected = score(base, group)
+        advance(len(group))
+        for scores in expected:
+            own.add(scores, scores)
+        for name, llm in others.items():
+            for scores, wanted in zip(score(llm, group), expected, strict=True):
+                tallies[name].add(scores, wanted)
+            advance(len(group))
+    rows = [{"name": name} | tally.figures_beside(own) for name, tally in tallies.items()]
+    return own.figures(), rows
+
+
+def _groups(llm: LLM, windows: Sequence[Window]) -> Iterator[Sequence[Window]]:
+    """Yield windows to be served side by side."""
+    num_logits = len(windows[0].decoded) * (llm.engine.capacity.vocab_size or 1)
+    size = max(1, min(SIDE_BY_SIDE, _MAX_LOGITS // num_logits))
+    for start in range(0, len(windows), size):
+        yield windows[start : start + size]

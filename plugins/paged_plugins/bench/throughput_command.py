@@ -1,4 +1,4 @@
-"""``paged-core bench throughput``: the throughput of workloads, and where the time goes."""
+"""``paged-core bench throughput`` and ``bench latency``: workloads on one engine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Annotated, Any
 
 import typer
@@ -13,19 +14,22 @@ import typer
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
-from paged_plugins.bench.drawn_options import (
+from paged_plugins.bench.device import machine, machine_line
+from paged_plugins.bench.measurement import Bench, percentiles
+from paged_plugins.bench.workloads import (
+    NAMED,
     InputLength,
+    LabWorkload,
     NumRequests,
     OutputLength,
     SharedPrefix,
+    Workload,
+    by_turn,
     drawing,
+    drawn,
 )
-from paged_plugins.bench.lab_workload import LabWorkload
-from paged_plugins.bench.machine import machine, machine_line
-from paged_plugins.bench.measurement import Bench
-from paged_plugins.bench.workloads import NAMED, Workload
-from paged_plugins.output_file import write_text
-from paged_plugins.output_option import JsonFile
+from paged_plugins.command_options import JsonFile, report
+from paged_plugins.files import write_text
 from paged_plugins.progress import progress
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
@@ -87,7 +91,7 @@ def throughput_command(
         counted = [LabWorkload.counted(each, bench.llm.tokenizer) for each in from_lab]
         bench.check_lengths(counted)
         chosen = [*chosen, *counted] or _fitting(bench)
-        total = repeats * sum(len(some.items()) for some in chosen)
+        total = repeats * sum(sum(1 for _ in by_turn(some.requests())) for some in chosen)
         with progress(total, "measuring") as advance:
             for some in chosen:
                 rows.append(
@@ -241,3 +245,61 @@ def _short(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def latency_command(
+    given: Given,
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests that arrive at once.")] = 1,
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
+    output_len: Annotated[
+        int, typer.Option(min=1, help="Tokens that each request generates.")
+    ] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Batches, one after another.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    output: JsonFile = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a trace of all steps in the Chrome format."),
+    ] = None,
+) -> None:
+    """Measure one batch at a time: time to first token, time per token, and the whole batch."""
+    workload = drawn(batch_size, (input_len, input_len), (output_len, output_len))
+    with (
+        open_bench(given, [workload], trace=trace) as bench,
+        progress(repeats, "measuring") as done,
+    ):
+        runs = []
+        for turn in range(repeats):
+            runs.append(bench.run(workload.requests(turn, vocab_size=bench.vocab_size)))
+            done()
+        found: dict[str, Any] = {
+            "machine": machine(bench.device or "cpu"),
+            "model": bench.llm.settings.model,
+            "dtype": bench.dtype,
+            "batch_size": batch_size,
+            "input_len": input_len,
+            "output_len": output_len,
+            "repeats": repeats,
+            "mean_ms": round(1000 * mean(run.elapsed for run in runs), 3),
+            "latency_ms": percentiles([run.elapsed for run in runs]),
+            "ttft_ms": percentiles([value for run in runs for value in run.first_token]),
+            "tpot_ms": percentiles([value for run in runs for value in run.per_token]),
+        }
+    report(found, output, as_json, _print_latency)
+
+
+def _print_latency(found: dict[str, Any]) -> None:
+    title = (
+        f"{found['model']} in {found['dtype'] or 'no dtype'}: {found['batch_size']} at once, "
+        f"{found['input_len']} tokens in, {found['output_len']} out, {found['repeats']} times\n"
+        f"{machine_line(found['machine'])}"
+    )
+    named = {"whole": "latency_ms", "first token": "ttft_ms", "per token": "tpot_ms"}
+    print_table(
+        title,
+        ["milliseconds", "p50", "p90", "p99"],
+        [
+            [name, *("-" if value is None else f"{value:.2f}" for value in found[key].values())]
+            for name, key in named.items()
+        ],
+    )

@@ -11,9 +11,6 @@ from paged_core.config.documents import DocumentError, parse_yaml
 from paged_core.config.entry import Layer
 from paged_core.errors import SettingsError
 from paged_core.settings import Resolved
-from paged_plugins.bench.peer_choice import Choice
-from paged_plugins.bench.peer_python import PeerPython
-from paged_plugins.bench.peers.table import OURS, PEERS
 
 _EXAMPLE = "--variant 'torch={attention: torch}'"
 
@@ -84,19 +81,3 @@ def parse_variants(texts: Sequence[str], taken: Collection[str]) -> list[Variant
             )
         found[variant.name] = variant
     return list(found.values())
-
-
-def variants(texts: Sequence[str], given: Given) -> list[Choice]:
-    """Return this engine with the settings of each ``NAME={KEY: VALUE, ...}`` on top of its own.
-
-    Raises:
-        SettingsError: a text is not written so, its settings are wrong, or its name is taken.
-    """
-    found = []
-    for variant in parse_variants(texts, {OURS.name, *PEERS}):
-        try:
-            settings = variant.resolve(given).settings
-        except SettingsError as error:
-            raise SettingsError(f"--variant {variant.name}: {error}") from error
-        found.append(Choice(OURS, PeerPython(), settings, variant.name))
-    return found

@@ -1,14 +1,28 @@
-"""The first difference of two traces."""
+"""``paged-core diff``: the first difference of two traces, and how it is shown."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from paged_plugins.decisions.trace import differing_keys
+import typer
+
+from paged_core.cli.options import Given
+from paged_core.errors import SettingsError
+from paged_plugins.command_options import refuse_settings
+from paged_plugins.decisions.trace import DECISIONS, KEYS, differing_keys, read_traces
 
 Line = dict[str, Any]
+Trace = Sequence[Line]
+
+_ALWAYS = ("scheduled", "running", "waiting", "free_blocks")
+_COUNTED = ("cached", "preempted", "swapped_out", "ignored", "finished", "evicted")
+_SHOWN = 12
+"""Items of a long list that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +39,7 @@ class Difference:
     """The last step before it, equal in both."""
 
 
-def first_difference(first: Sequence[Line], second: Sequence[Line]) -> Difference | None:
+def first_difference(first: Trace, second: Trace) -> Difference | None:
     """Return the first difference, or ``None`` if the traces are equal."""
     before: Line | None = None
     for ours, theirs in zip(first, second, strict=False):
@@ -40,3 +54,169 @@ def first_difference(first: Sequence[Line], second: Sequence[Line]) -> Differenc
     theirs_next = second[common] if common < len(second) else None
     goes_on = ours_next or theirs_next or {}
     return Difference(int(goes_on["step"]), (), ours_next, theirs_next, before)
+
+
+def one_step(line: Line) -> Iterator[str]:
+    """The decisions of a step and the state after it, one key per row."""
+    for key in DECISIONS:
+        if key in _ALWAYS or line.get(key):
+            yield f"    {key:12} {_text(line.get(key))}"
+
+
+def side_by_side(sides: tuple[str, str], lines: tuple[Line, Line]) -> Iterator[str]:
+    """The keys that both have of a step, in two columns; a star marks those that differ."""
+    others = [key for key in lines[0] if key not in KEYS]
+    rows = []
+    for key in (*DECISIONS, *others):
+        if key not in lines[0] or key not in lines[1]:
+            continue
+        ours, theirs = lines[0][key], lines[1][key]
+        if key in _ALWAYS or ours or theirs:
+            differs = _items(ours) != _items(theirs)
+            cells = (_beside(ours, theirs), _beside(theirs, ours))
+            rows.append(("*" if differs else " ", key, *cells))
+    return _columns(sides, rows)
+
+
+def totals(sides: tuple[str, str], traces: tuple[Trace, Trace]) -> Iterator[str]:
+    """The totals of both traces."""
+    rows = [(" ", "steps", *(str(len(trace)) for trace in traces))]
+    for what, key in (("tokens", "scheduled"), *((key, key) for key in _COUNTED)):
+        if any(key not in line for trace in traces for line in trace):
+            continue
+        ours, theirs = (sum(_size(line[key]) for line in trace) for trace in traces)
+        if ours or theirs:
+            rows.append((" ", what, str(ours), str(theirs)))
+    return _columns(sides, rows)
+
+
+def _size(value: Any) -> int:
+    """The sum of a dictionary's counts, or the length of a list."""
+    return sum(value.values()) if isinstance(value, Mapping) else len(value or ())
+
+
+def _columns(sides: tuple[str, str], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    width = max(len(sides[0]), *(len(row[2]) for row in rows))
+    yield f"    {'':12} {sides[0]:{width}}  {sides[1]}"
+    for mark, key, ours, theirs in rows:
+        yield f"  {mark} {key:12} {ours:{width}}  {theirs}".rstrip()
+
+
+def _items(value: Any) -> list[str]:
+    """A value as strings: the entries of a dictionary or list, in order."""
+    if isinstance(value, Mapping):
+        return [f"{name}:{_plain(count)}" for name, count in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [str(item) for item in value]
+    return [] if value is None else [str(value)]
+
+
+def _plain(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _text(value: Any) -> str:
+    return listed(_items(value))
+
+
+def _beside(value: Any, other: Any) -> str:
+    """A value as text; of a long list only the items that differ from ``other``."""
+    items, others = _items(value), _items(other)
+    if len(items) <= _SHOWN or items == others:
+        return _text(value)
+    known = set(others)
+    own = [item for item in items if item not in known]
+    if own or len(items) < len(others):
+        return f"{_text(own)} and {len(items) - len(own)} in both"
+    start = next((i for i, item in enumerate(others) if items[i] != item), len(others))
+    return f"from index {start}: {_text(items[start:])}"
+
+
+def show_difference(
+    difference: Difference,
+    name: str,
+    sides: tuple[str, str],
+    traces: tuple[Trace, Trace],
+    as_json: bool,
+) -> None:
+    """Print a difference.
+
+    Args:
+        name: of the scenario; may be empty.
+        sides: what the two traces are called.
+    """
+    if as_json:
+        row: dict[str, Any] = {
+            "equal": False,
+            "step": difference.step,
+            "keys": list(difference.keys),
+            "first": difference.first,
+            "second": difference.second,
+            "before": difference.before,
+        }
+        echo(json.dumps({"scenario": name, **row} if name else row))
+        return
+    where = f" of {name}" if name else ""
+    echo(f"DIFFERENT at step {difference.step}{where}")
+    if difference.before is not None:
+        echo(f"\n  step {difference.before['step']}, the same in both")
+        for text in one_step(difference.before):
+            echo(text)
+    echo(f"\n  step {difference.step}")
+    if difference.first is None or difference.second is None:
+        for side, line in zip(sides, (difference.first, difference.second), strict=True):
+            echo(f"    {side} {'has ended' if line is None else 'goes on'}")
+            for text in one_step(line) if line else ():
+                echo(text)
+    else:
+        for text in side_by_side(sides, (difference.first, difference.second)):
+            echo(text)
+    echo("\n  in all")
+    for text in totals(sides, traces):
+        echo(text)
+
+
+def listed(items: Sequence[str]) -> str:
+    """Return items, and how many more there are of a long list."""
+    more = f" (+{len(items) - _SHOWN})" if len(items) > _SHOWN else ""
+    return (" ".join(items[:_SHOWN]) + more) or "-"
+
+
+def echo(text: str) -> None:
+    """Print a line."""
+    sys.stdout.write(text + "\n")
+
+
+def diff_command(
+    given: Given,
+    first: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace or a recorded case.")],
+    second: Annotated[Path, typer.Argument(metavar="TRACE", help="The one to compare it with.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Show the first step in which two decision traces differ; exit 1 if there is one."""
+    refuse_settings(given, "a trace is compared as it is; leave it out")
+    ours, theirs = read_traces(first), read_traces(second)
+    if len(ours) == len(theirs) == 1:
+        pairs = [("", next(iter(ours.values())), next(iter(theirs.values())))]
+    else:
+        only = sorted(set(ours) ^ set(theirs))
+        if only:
+            named = ", ".join(name or "no name" for name in only)
+            raise SettingsError(
+                f"only one of the two files has a trace of {named}; where a file has several, "
+                "traces are matched by the scenario name, which `replay --json` writes when it is "
+                "given several files"
+            )
+        pairs = [(name, ours[name], theirs[name]) for name in ours]
+    found = False
+    for name, one, other in pairs:
+        difference = first_difference(one, other)
+        if difference is not None:
+            found = True
+            show_difference(difference, name, (str(first), str(second)), (one, other), as_json)
+    if not found:
+        if as_json:
+            echo(json.dumps({"equal": True}))
+        else:
+            echo(f"equal: {sum(len(one) for _, one, _ in pairs)} steps")
+    return int(found)

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
 
-from paged_core.component import Command, Component
+from pydantic import Field
+
+from paged_core.component import Command, Component, ComponentSettings
 from paged_core.hookspecs import hookimpl
-from paged_plugins.decisions.settings import DecisionLogSettings
+
+
+class DecisionLogSettings(ComponentSettings):
+    """Options of :class:`~paged_plugins.decisions.trace.DecisionLog`."""
+
+    name: Literal["decision_log"] = "decision_log"
+    path: Path = Field(
+        default=Path("decisions.jsonl"), description="the file to write; it is overwritten"
+    )
 
 
 @hookimpl
@@ -14,7 +26,7 @@ def paged_core_components() -> Iterator[Component]:
     yield Component(
         "observers",
         DecisionLogSettings,
-        "paged_plugins.decisions.log:DecisionLog",
+        "paged_plugins.decisions.trace:DecisionLog",
         summary="writes the decisions of each step, a line of JSON per step",
     )
 
@@ -28,6 +40,6 @@ def paged_core_commands() -> Iterator[Command]:
     )
     yield Command(
         "diff",
-        "paged_plugins.decisions.diff_command:diff_command",
+        "paged_plugins.decisions.diff:diff_command",
         "Show the first difference of two decision traces.",
     )

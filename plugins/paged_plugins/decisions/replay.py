@@ -7,20 +7,19 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from paged_core.clock import Clock
+from paged_core.config.entry import Entry, Layer, Origin
+from paged_core.errors import SettingsError
 from paged_core.interfaces.future import Future
 from paged_core.interfaces.observer import Observer
 from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
+from paged_core.settings import EngineSettings, settings_class
 from paged_core.step import NewSequence
 from paged_core.wiring import build_engine
-from paged_plugins.decisions.outcome import Outcome
-from paged_plugins.decisions.replay_request import IDS_PER_REQUEST
-from paged_plugins.decisions.replay_run import LastStep, ReplayRun
-from paged_plugins.decisions.replay_settings import settings_of
-from paged_plugins.decisions.scenario import Scenario
-from paged_plugins.decisions.timeline import ClockTime, EqualSteps
+from paged_plugins.decisions.replay_run import ClockTime, EqualSteps, LastStep, Outcome, ReplayRun
+from paged_plugins.decisions.scenario import IDS_PER_REQUEST, MAX_READS, Scenario
 from paged_plugins.workloads.rehearsal import Admissions, RehearsedFuture
 
+_EXECUTORS = ("memory", "simulated")
 _FIRST_GENERATED = 5 * 10**8
 _IDS_PER_SEQUENCE = 10**6
 
@@ -75,8 +74,7 @@ def _run(
     )
     try:
         if is_stepped:
-            numbers = {request.id: request.number for request in scenario.asked}
-            cast("_Drawing", engine.executor).draw = partial(_draw, numbers)
+            cast("_Drawing", engine.executor).draw = partial(_draw, scenario.numbers)
         timeline = steps if is_stepped else ClockTime(cast("Clock", engine.clock))
         yield from ReplayRun(scenario, engine, timeline, record, outcome).lines()
     finally:
@@ -95,3 +93,62 @@ def _draw(
     """A token that no other sequence generates."""
     own = (numbers[sequence.request_id] + 1) * IDS_PER_REQUEST + _FIRST_GENERATED
     return own + index * _IDS_PER_SEQUENCE + len(tokens)
+
+
+def settings_of(scenario: Scenario, registry: Registry) -> EngineSettings:
+    """Return the engine settings of a scenario.
+
+    Raises:
+        SettingsError: they are invalid; the message names the scenario.
+    """
+    try:
+        settings, _ = settings_class(registry).from_layers([settings_layer(scenario)])
+    except SettingsError as error:
+        raise SettingsError(f"scenario {scenario.name!r}: {error}") from None
+    check_settings(scenario, settings)
+    return settings
+
+
+def settings_layer(scenario: Scenario, where: str = "") -> Layer:
+    """Return what a scenario says about settings, to be laid under the other layers.
+
+    Args:
+        where: the file that it is written in.
+    """
+    values = {"executor": "memory", "max_model_len": 2048, **scenario.settings}
+    return [Entry((key,), value, Origin("yaml", where)) for key, value in values.items()]
+
+
+def check_settings(scenario: Scenario, settings: EngineSettings) -> None:
+    """Compare the settings for a replay with what a replay can do.
+
+    Raises:
+        SettingsError: it cannot; the message names the scenario.
+    """
+    problem = None
+    if settings.async_scheduling is True:
+        problem = "a replay decides after each result; leave `async_scheduling` out"
+    elif settings.executor.name not in _EXECUTORS:
+        problem = "it runs on the executor 'memory' or 'simulated'; leave `executor` out"
+    elif settings.executor.name == "simulated" and "seconds_per_step" in scenario.model_fields_set:
+        problem = (
+            "the cost model says how long a step of the executor 'simulated' takes; leave "
+            "`seconds_per_step` out"
+        )
+    elif (num_reads := _num_reads(scenario, settings.max_model_len)) > MAX_READS:
+        problem = (
+            f"its steps would read {num_reads:,} tokens back, and a replay reads {MAX_READS:,} at "
+            "most; shorten the outputs or lower max_model_len"
+        )
+    if problem:
+        raise SettingsError(f"scenario {scenario.name!r}: {problem}")
+
+
+def _num_reads(scenario: Scenario, max_model_len: int | None) -> int:
+    """Tokens read back at most: each output token takes a step that reads its whole sequence."""
+    total = 0
+    for first in scenario.asked:
+        for request, whole in first.whole_prompts():
+            length = min(whole + request.output, max_model_len or 2048)
+            total += request.n * length * max(0, length - whole)
+    return total

@@ -15,16 +15,12 @@ from paged_core.cli.options import Given
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
 from paged_core.settings import Resolved
-from paged_plugins.counted import counted
-from paged_plugins.decisions.case import Case, find_cases, read_case
-from paged_plugins.decisions.diff import first_difference
-from paged_plugins.decisions.outcome import Outcome
-from paged_plugins.decisions.replay import replay
-from paged_plugins.decisions.replay_settings import check_settings, settings_layer
-from paged_plugins.decisions.request_times import RequestTimes
-from paged_plugins.decisions.shown_difference import show_difference
-from paged_plugins.decisions.text import echo, listed
+from paged_plugins.decisions.diff import echo, first_difference, listed, show_difference
+from paged_plugins.decisions.replay import check_settings, replay, settings_layer
+from paged_plugins.decisions.replay_run import Outcome, RequestTimes
+from paged_plugins.decisions.scenario import Case, find_cases, read_case
 from paged_plugins.decisions.trace import UNFINISHED, VERSION, in_version, version_of
+from paged_plugins.progress import counted
 
 _IN_WORDS = ("cached", "preempted", "swapped_out", "swapped_in", "ignored", "finished")
 _OF_MODELS = {

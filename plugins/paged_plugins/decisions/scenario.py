@@ -1,79 +1,55 @@
-"""A scenario: an engine's settings and the requests it receives, with known output lengths."""
+"""A scenario: settings and requests with known output lengths; cases: with the trace recorded."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     Strict,
     StrictInt,
     StrictStr,
+    ValidationError,
     model_validator,
 )
 
-from paged_plugins.decisions.replay_request import (
-    FIRST_OWN_ID,
-    ReplayRequest,
-    drawn_requests,
-    own_ids,
-    prefix_ids,
-    whole_lengths,
-)
+from paged_core.config.documents import parse_json, parse_yaml
+from paged_core.errors import SettingsError
+from paged_plugins.decisions.trace import trace_problem
+from paged_plugins.files import mistakes, read_file
+from paged_plugins.workloads.amount import SpecModel
 from paged_plugins.workloads.named import names, workload_spec
+from paged_plugins.workloads.request import WorkloadRequest, linked
 from paged_plugins.workloads.spec import WorkloadSpec
+from paged_plugins.workloads.traces.request_lines import Seconds, WrittenRequest, prompt_ranges
 
-MAX_PROMPT = 10_000_000
-"""Largest prompt in tokens; a larger one is taken for a typing error."""
+FIRST_OWN_ID = 10**9
+"""Token ids from here on are those of prompts given by their length, and generated ones."""
+IDS_PER_REQUEST = FIRST_OWN_ID
 MAX_TOKENS = 100_000_000
 """Prompts and outputs of a scenario together."""
 MAX_READS = 10**11
 """Tokens that all steps read back together, at most: for each output token, its whole sequence."""
 MAX_DRAWN = 200_000
 """Requests that a workload of a scenario draws."""
+MAX_FILE_SIZE = 2**28
+"""Bytes of a scenario or a recorded case."""
+_FIRST_PREFIX_ID = 2**60
+_FIRST_DRAWN_ID = 2**61
+_SUFFIXES = (".json", ".yaml", ".yml")
 _MAX_PREFIXES = 10_000
 _DRAWN_STEPS = 1_000_000
 """The default of ``max_steps`` of a scenario with a workload."""
 _MAX_STEPS = 10**12
-_MAX_SECONDS = 1e12
-_RANGE = re.compile(r"(\d{1,18}):(\d{1,18})", re.ASCII)
 
 Step = Annotated[int, Strict(), Field(ge=0, lt=_MAX_STEPS)]
-Seconds = Annotated[float, Strict(), Field(ge=0, le=_MAX_SECONDS, allow_inf_nan=False)]
 Count = Annotated[int, Strict(), Field(gt=0, le=MAX_TOKENS)]
-
-
-def _ranges(prompt: str) -> list[range]:
-    found = [_RANGE.fullmatch(part) for part in prompt.split()]
-    if not all(found):
-        raise ValueError(
-            f"the prompt {prompt!r:.80} is neither a length nor ranges such as "
-            "'1000:1048 2000:2007'"
-        )
-    return [range(int(each[1]), int(each[2])) for each in found if each]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-def _check_prompt(prompt: int | str) -> int | str:
-    """Return a prompt that is a length or ranges of ids, and not too long."""
-    ranges = [range(prompt)] if isinstance(prompt, int) else _ranges(prompt)
-    if not ranges or not all(ranges):
-        raise ValueError(f"the prompt {prompt!r:.80} has no tokens, or an empty range")
-    if sum(each.stop - each.start for each in ranges) > MAX_PROMPT:
-        raise ValueError(f"the prompt {prompt!r:.80} has more than {MAX_PROMPT:,} tokens")
-    if max(each.stop for each in ranges) > FIRST_OWN_ID:
-        raise ValueError(f"the prompt {prompt!r:.80} has a token id of {FIRST_OWN_ID:,} or more")
-    return prompt
 
 
 def _named_workload(value: Any) -> Any:
@@ -98,26 +74,16 @@ def _without_files(workload: WorkloadSpec) -> WorkloadSpec:
 
 
 Workload = Annotated[WorkloadSpec, BeforeValidator(_named_workload), AfterValidator(_without_files)]
-Prompt = StrictInt | StrictStr
-"""A length, or ranges of token ids."""
 
 
-class ScenarioRequest(_Strict):
+class ScenarioRequest(WrittenRequest):
     """One request of a scenario."""
 
-    id: StrictStr
+    output: Count
+    n: Count = 1
     step: Step = 0
-    at: Seconds | None = None
-    follows: StrictStr | None = None
     after: Seconds = 0.0
     prefix: StrictStr | None = None
-    prompt: Prompt
-    output: Count
-    priority: Annotated[int, Strict(), Field(gt=-(2**63), lt=2**63)] = 0
-    n: Count = 1
-    cache_salt: StrictStr | None = None
-    tenant: StrictStr = ""
-    deadline: Seconds | None = None
 
     @model_validator(mode="after")
     def _can_be_served(self) -> ScenarioRequest:
@@ -134,44 +100,36 @@ class ScenarioRequest(_Strict):
             raise ValueError(
                 "`prefix` and `follows` exclude each other: it begins with the other's prompt"
             )
-        _check_prompt(self.prompt)
+        prompt_ranges(self.prompt, FIRST_OWN_ID)
         return self
 
-    def asked(self, number: int, prefixes: Mapping[str, tuple[range, ...]]) -> ReplayRequest:
+    def asked(self, number: int, prefixes: Mapping[str, tuple[range, ...]]) -> WorkloadRequest:
         """Return what it asks, as the ``number``-th request of a replay."""
-        is_length, known = isinstance(self.prompt, int), prefixes.get(self.prefix or "", ())
-        own = [own_ids(number, int(self.prompt))] if is_length else _ranges(str(self.prompt))
-        return ReplayRequest(
-            id=self.id,
-            number=number,
-            prompt=(*known, *own),
-            output=self.output,
-            n=self.n,
-            priority=self.priority,
-            tenant=self.tenant,
-            cache_salt=self.cache_salt,
-            deadline=self.deadline,
-            step=self.step if self.at is None and self.follows is None else None,
-            at=self.at,
-            follows=self.follows,
-            after=self.after,
+        own = prompt_ranges(self.prompt, FIRST_OWN_ID)
+        if isinstance(self.prompt, int):
+            own = [_own_ids(number, self.prompt)]
+        return self.written(
+            *prefixes.get(self.prefix or "", ()),
+            *own,
+            at=self.after if self.follows is not None else self.at or 0.0,
+            deadline=None if self.follows is None else self.deadline,
         )
 
 
-class ScenarioAbort(_Strict):
+class ScenarioAbort(SpecModel):
     """A request that is aborted just before a step is scheduled."""
 
     id: StrictStr
     step: Step
 
 
-class Scenario(_Strict):
+class Scenario(SpecModel):
     """Settings and requests. ``settings`` are the engine's own, by keyword."""
 
     name: StrictStr
     about: StrictStr = ""
     settings: dict[StrictStr, Any]
-    prefixes: Annotated[dict[StrictStr, Prompt], Field(max_length=_MAX_PREFIXES)] = {}
+    prefixes: dict[StrictStr, StrictInt | StrictStr] = Field(default={}, max_length=_MAX_PREFIXES)
     requests: tuple[ScenarioRequest, ...] = ()
     workload: Workload | None = None
     seed: Annotated[int, Strict(), Field(ge=0, lt=2**63)] = 0
@@ -187,16 +145,34 @@ class Scenario(_Strict):
         return values
 
     @cached_property
-    def asked(self) -> tuple[ReplayRequest, ...]:
-        """All requests, those of the workload after the others."""
+    def written(self) -> dict[str, ScenarioRequest]:
+        """The requests that are written in it, by id."""
+        return {request.id: request for request in self.requests}
+
+    @cached_property
+    def asked(self) -> tuple[WorkloadRequest, ...]:
+        """The requests that follow no other, those of the workload after the written ones.
+
+        Those written for a step have no time yet, and the deadlines of written ones, which count
+        from the start, are not in them.
+        """
         prefixes = {
-            name: (prefix_ids(number, prompt),)
+            name: (_prefix_ids(number, prompt),)
             if isinstance(prompt, int)
-            else tuple(_ranges(prompt))
+            else tuple(prompt_ranges(prompt, FIRST_OWN_ID))
             for number, (name, prompt) in enumerate(self.prefixes.items())
         }
-        own = [each.asked(number, prefixes) for number, each in enumerate(self.requests)]
-        return (*own, *self._drawn(len(own)))
+        own = linked(
+            (each.asked(number, prefixes), each.follows)
+            for number, each in enumerate(self.requests)
+        )
+        return (*own, *self._drawn())
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The place of each request by its id, which breaks ties: first the written ones."""
+        drawn = (request.id for first in self.asked for request in first.family())
+        return {name: number for number, name in enumerate(dict.fromkeys((*self.written, *drawn)))}
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
@@ -205,7 +181,7 @@ class Scenario(_Strict):
         if "seed" in self.model_fields_set and self.workload is None:
             raise ValueError("`seed` is of the `workload`, and there is none; leave it out")
         for prompt in self.prefixes.values():
-            _check_prompt(prompt)
+            prompt_ranges(prompt, FIRST_OWN_ID)
         self._check_requests()
         self._check_aborts()
         if "num_blocks" not in self.settings:
@@ -215,7 +191,9 @@ class Scenario(_Strict):
                 "leave settings.observers out, which can write files; give --observers instead"
             )
         num_tokens = sum(
-            length + each.n * each.output for each, length in whole_lengths(self.asked)
+            length + each.n * each.output
+            for first in self.asked
+            for each, length in first.whole_prompts()
         )
         if num_tokens > MAX_TOKENS:
             raise ValueError(
@@ -243,27 +221,101 @@ class Scenario(_Strict):
             known.add(request.id)
 
     def _check_aborts(self) -> None:
-        arrivals = {each.id: each.step or 0 for each in self.asked}
         for abort in self.aborts:
-            if abort.id not in arrivals:
+            if abort.id not in self.numbers:
                 raise ValueError(f"`aborts` names {abort.id!r:.80}, which no request is called")
-            if abort.step < arrivals[abort.id]:
+            if abort.id in self.written and abort.step < self.written[abort.id].step:
                 raise ValueError(f"`aborts` ends {abort.id!r:.80} before it has arrived")
 
-    def _drawn(self, first_number: int) -> Iterator[ReplayRequest]:
+    def _drawn(self) -> Iterator[WorkloadRequest]:
         """Yield the requests of the workload, as long as a replay can take so many."""
         if self.workload is None:
             return
-        known = {request.id for request in self.requests}
-        drawn = drawn_requests(self.workload.build().draw(self.seed), first_number)
-        num_tokens = 0
-        for count, (request, length) in enumerate(whole_lengths(drawn), 1):
-            num_tokens += length + request.n * request.output
-            if num_tokens > MAX_TOKENS or count > MAX_DRAWN:
-                raise ValueError(
-                    f"its workload draws more than {MAX_DRAWN:,} requests or {MAX_TOKENS:,} "
-                    "tokens, and a replay takes no more; lower `requests` or the lengths"
-                )
-            if request.id in known:
-                raise ValueError(f"two requests have the same id, {request.id!r:.80}")
-            yield request
+        count = num_tokens = 0
+        for first in self.workload.build().draw(self.seed):
+            for request, length in first.whole_prompts():
+                count += 1
+                num_tokens += length + request.n * request.output
+                if num_tokens > MAX_TOKENS or count > MAX_DRAWN:
+                    raise ValueError(
+                        f"its workload draws more than {MAX_DRAWN:,} requests or {MAX_TOKENS:,} "
+                        "tokens, and a replay takes no more; lower `requests` or the lengths"
+                    )
+                if request.id in self.written:
+                    raise ValueError(f"two requests have the same id, {request.id!r:.80}")
+            yield from linked(
+                (replace(request, prompt=request.shifted(_FIRST_DRAWN_ID)), follows)
+                for request, follows in first.links()
+            )
+
+
+def _own_ids(number: int, length: int) -> range:
+    """Return the token ids of a prompt given by its length, which no other request has."""
+    first = (number + 1) * IDS_PER_REQUEST
+    return range(first, first + length)
+
+
+def _prefix_ids(number: int, length: int) -> range:
+    """Return the token ids of the ``number``-th prefix that has a name."""
+    first = _FIRST_PREFIX_ID + number * IDS_PER_REQUEST
+    return range(first, first + length)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A scenario and, if it was recorded, its expected trace."""
+
+    scenario: Scenario
+    trace: list[dict[str, Any]] | None
+    path: Path
+
+
+def read_case(path: Path) -> Case:
+    """Read a scenario, bare or with its trace, from YAML or JSON.
+
+    Raises:
+        SettingsError: the file is missing, broken, or not a scenario; the message says where.
+    """
+    content = _read_mapping(path)
+    trace = None
+    if "scenario" in content:
+        trace = content.get("trace")
+        content = content["scenario"]
+        if trace is not None and (problem := trace_problem(trace)):
+            raise SettingsError(f"{path}: {problem}")
+    try:
+        return Case(Scenario.model_validate(content), trace, path)
+    except ValidationError as error:
+        problems = mistakes(error, Scenario)
+        raise SettingsError(f"{path} is not a scenario: {problems}") from None
+
+
+def find_cases(paths: Iterable[Path]) -> list[Path]:
+    """Return the files, and for each folder the scenarios and cases in it, by name.
+
+    Raises:
+        SettingsError: a folder has none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = [path]
+        if path.is_dir():
+            inside = sorted(each for each in path.rglob("*") if each.suffix in _SUFFIXES)
+        if not inside:
+            raise SettingsError(f"{path} has no scenario in it: no {', '.join(_SUFFIXES)} file")
+        found += inside
+    return found
+
+
+def _read_mapping(path: Path) -> Mapping[str, Any]:
+    text = read_file(path, MAX_FILE_SIZE)
+    try:
+        is_json = path.suffix == ".json"
+        content = parse_json(text) if is_json else parse_yaml(text, MAX_FILE_SIZE)[0]
+    except ValueError as error:
+        line = getattr(error, "line", None)
+        where = f", line {line}," if line else ""
+        raise SettingsError(f"{path}{where} cannot be parsed: {error}") from None
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path} must hold a mapping with the keys of a scenario")
+    return content

@@ -1,7 +1,8 @@
-"""A decision trace: the decisions of an engine, one JSON object per step."""
+"""A decision trace: the decisions of an engine, one JSON object per step; and what logs it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from paged_core.config.documents import parse_json
 from paged_core.errors import SettingsError
-from paged_core.interfaces.observer import StepRecord
-from paged_plugins.input_file import read_file
+from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
+from paged_plugins.decisions.plugin import DecisionLogSettings
+from paged_plugins.files import open_file, read_file
 
 VERSION = 2
 """Of the format that is written."""
@@ -211,3 +213,26 @@ def differing_keys(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
             or (key == "scheduled" and list(ours[key]) != list(theirs[key]))
         )
     ]
+
+
+class DecisionLog(Observer):
+    """One line of JSON per step; ``paged-core diff`` compares two such files.
+
+    Raises:
+        SettingsError: the file cannot be written.
+    """
+
+    def __init__(self, options: DecisionLogSettings, parts: ObserverParts, /) -> None:
+        self._file = open_file(options.path, "decision_log.path")
+        self._lines = TraceLines()
+        self._start: float | None = None
+        """When the first step was planned."""
+
+    def on_step(self, step: StepRecord, /) -> None:
+        if self._start is None:
+            self._start = step.now
+        time, seconds = step.now - self._start, step.ended - step.now
+        self._file.write(json.dumps(self._lines.line(step, step.number, time, seconds)) + "\n")
+
+    def close(self) -> None:
+        self._file.close()

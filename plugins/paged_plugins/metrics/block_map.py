@@ -23,8 +23,8 @@ from paged_core.ids import SeqId
 from paged_core.interfaces.observer import BlockEvent, Observer, ObserverParts, StepRecord
 from paged_core.sequence import SequenceGroup
 from paged_plugins.block_history import VERSION
-from paged_plugins.metrics.settings import BlockMapSettings
-from paged_plugins.output_file import open_file
+from paged_plugins.files import open_file
+from paged_plugins.metrics.plugin import BlockMapSettings
 
 Owner = tuple[str, int]
 """A request, and the number of one of its sequences, from 0."""

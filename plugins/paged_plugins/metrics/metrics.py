@@ -9,11 +9,14 @@ from typing import Any
 
 from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
 from paged_core.sequence import SequenceGroup
-from paged_plugins.metrics.engine_instruments import EngineInstruments
-from paged_plugins.metrics.instruments import Instrument, exposition
-from paged_plugins.metrics.request_instruments import RequestInstruments
-from paged_plugins.metrics.settings import MetricsSettings
-from paged_plugins.output_file import open_file
+from paged_plugins.files import open_file
+from paged_plugins.metrics.instruments import (
+    EngineInstruments,
+    Instrument,
+    RequestInstruments,
+    exposition,
+)
+from paged_plugins.metrics.plugin import MetricsSettings
 
 _LONGEST = 10_000_000
 """Where the settings do not say how long a sequence may become."""

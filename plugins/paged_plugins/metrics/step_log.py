@@ -8,8 +8,8 @@ from typing import TextIO
 import structlog
 
 from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
-from paged_plugins.metrics.settings import StepLogSettings
-from paged_plugins.output_file import open_file
+from paged_plugins.files import open_file
+from paged_plugins.metrics.plugin import StepLogSettings
 
 _DIGITS = 6
 """Of seconds: microseconds."""

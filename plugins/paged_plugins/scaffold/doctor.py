@@ -13,9 +13,9 @@ from paged_core.cli.output import print_json, print_table
 from paged_core.component import Component, load
 from paged_core.config.cache_dir import cache_dir
 from paged_core.registry import Registry
+from paged_plugins.command_options import JsonFile
+from paged_plugins.files import write_json
 from paged_plugins.machine import describe
-from paged_plugins.output_file import write_json
-from paged_plugins.output_option import JsonFile
 
 
 def command(

@@ -1,22 +1,154 @@
-"""Amounts: a number, or a distribution to draw one from: tokens, seconds, turns."""
+"""Amounts and other parts of a specification: how they are written, checked and drawn."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from math import exp, log, log1p
+from math import exp, log, log1p, sqrt
+from random import Random
 from statistics import NormalDist
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
-from paged_plugins.workloads.spec_model import Kind, kind_reader, pair, single
-
+T = TypeVar("T")
+_NORMAL = NormalDist()
 MOST = 10_000_000
 """Largest amount; a larger one is taken for a typing error."""
 _MOST_RANKS = 100_000
 _NORMAL = NormalDist()
+
+
+class SpecModel(BaseModel):
+    """A part of a specification: frozen, comparable, picklable; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Kind(SpecModel):
+    """One of several kinds of a part, written ``KIND`` or ``{KIND: {its keys}}``.
+
+    A subclass makes ``kind`` a literal with its name.
+    """
+
+    kind: str
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, fields: SerializerFunctionWrapHandler) -> Any:
+        values = fields(self)
+        values.pop("kind", None)
+        return {self.kind: values} if values else self.kind
+
+
+def kind_reader(
+    short: Mapping[str, Callable[[Any], Mapping[str, Any]]], bare: str | None = None
+) -> Callable[[Any], Any]:
+    """Return what reads ``KIND``, ``{KIND: {keys}}`` and short forms as pydantic wants them.
+
+    Args:
+        short: by kind, the keys that a value which is no mapping stands for: ``{interval: 0.5}``.
+        bare: the kind that a bare number is.
+    """
+
+    def read(value: Any) -> Any:
+        if isinstance(value, Kind):
+            return value
+        if isinstance(value, str):
+            return {"kind": value}
+        if bare is not None and isinstance(value, int | float) and not isinstance(value, bool):
+            return {"kind": bare, **short[bare](value)}
+        if not isinstance(value, Mapping) or len(value) != 1:
+            raise PydanticCustomError("kind", "give one kind, as in `kind: {key: value}`")
+        ((kind, options),) = value.items()
+        if options is None:
+            return {"kind": kind}
+        if isinstance(options, Mapping):
+            if "kind" in options:
+                raise PydanticCustomError("kind", "there is no key `kind`")
+            return {"kind": kind, **options}
+        if kind not in short:
+            raise PydanticCustomError("kind", "give the keys of this kind, as in `{key: value}`")
+        return {"kind": kind, **short[kind](options)}
+
+    return read
+
+
+def pair(first: str, second: str) -> Callable[[Any], Mapping[str, Any]]:
+    """Return what reads ``[A, B]`` as the keys ``first`` and ``second``."""
+
+    def read(value: Any) -> Mapping[str, Any]:
+        if not isinstance(value, list | tuple) or len(value) != 2:
+            raise PydanticCustomError("pair", "give two numbers, as in `[1, 8]`")
+        return {first: value[0], second: value[1]}
+
+    return read
+
+
+def single(key: str) -> Callable[[Any], Mapping[str, Any]]:
+    """Return what reads a value as the one of ``key``."""
+    return lambda value: {key: value}
+
+
+def stream(seed: int, aspect: str) -> Random:
+    """Return the stream of an aspect, independent of all others.
+
+    Equal seeds give equal workloads in every process and version, and a change of one aspect (the
+    rate of arrivals, say) leaves the numbers of the others as they were, which are then common to
+    the runs that are compared. Therefore only ``random()`` of what is returned is used: Python
+    promises that it gives the same numbers in every version, and promises it for nothing else.
+    """
+    return Random(f"{aspect} {seed}")  # a string is hashed with SHA-512: no seeds are neighbours
+
+
+class Choice(Generic[T]):
+    """Draws one of several values, each with a chance in proportion to its weight."""
+
+    def __init__(self, weights: Mapping[T, float]) -> None:
+        self._values = list(weights)
+        self._limits = list(accumulate(weights.values()))
+
+    def __call__(self, share: float) -> T:
+        """Return the value at a share (0 to 1, below 1) of all weights."""
+        place = bisect_right(self._limits, share * self._limits[-1], hi=len(self._values) - 1)
+        return self._values[place]
+
+
+def distinct(chance: Random, values: Sequence[T], count: int) -> list[T]:
+    """Return ``count`` of the values in random order, none of them twice."""
+    pool = list(values)
+    for place in range(count):
+        other = place + int(chance.random() * (len(pool) - place))
+        pool[place], pool[other] = pool[other], pool[place]
+    return pool[:count]
+
+
+def gamma(chance: Random, shape: float) -> float:
+    """Return a gamma variate of mean ``shape`` and scale 1.
+
+    Marsaglia and Tsang, "A simple method for generating gamma variables" (2000); a shape below 1 by
+    their power of a uniform variate.
+    """
+    if shape < 1:
+        return gamma(chance, shape + 1) * exp(log1p(-chance.random()) / shape)
+    d = shape - 1 / 3
+    c = 1 / sqrt(9 * d)
+    while True:
+        x = _NORMAL.inv_cdf(1 - chance.random() or 0.5)
+        v = (1 + c * x) ** 3
+        if v > 0 and log(1 - chance.random()) < x * x / 2 + d - d * v + d * log(v):
+            return d * v
+
 
 Bounded = Annotated[float, Field(ge=0, le=MOST)]
 Positive = Annotated[float, Field(gt=0, le=MOST)]

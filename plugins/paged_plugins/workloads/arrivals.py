@@ -10,9 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from paged_plugins.workloads.random_streams import gamma
-from paged_plugins.workloads.spec_model import Kind, kind_reader, single
-from paged_plugins.workloads.traces.token_count import estimated_tokens
+from paged_plugins.workloads.amount import Kind, gamma, kind_reader, single
+from paged_plugins.workloads.traces.files import estimated_tokens
 from paged_plugins.workloads.traces.trace import TraceSpec
 
 _RAREST = 1e-4

@@ -9,16 +9,17 @@ from pydantic import Field, Strict, StrictStr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from paged_core.errors import SettingsError
-from paged_plugins.input_file import mistakes
+from paged_plugins.files import mistakes
 from paged_plugins.workloads.arrivals import Arrivals, AtOnce, Replay
-from paged_plugins.workloads.drawn import DrawnWorkload
-from paged_plugins.workloads.lengths import TraceLengths
-from paged_plugins.workloads.prefixes import MOST_PREFIXES
-from paged_plugins.workloads.request_class import MixedClass, RequestClass
-from paged_plugins.workloads.traces.token_count import TokenCount, estimated_tokens
+from paged_plugins.workloads.request_class import (
+    MOST_PREFIXES,
+    MixedClass,
+    RequestClass,
+    TraceLengths,
+)
+from paged_plugins.workloads.traces.files import TokenCount, estimated_tokens
 from paged_plugins.workloads.traces.trace import Trace, TraceSpec
-from paged_plugins.workloads.traces.trace_workload import TraceWorkload
-from paged_plugins.workloads.workload import Workload
+from paged_plugins.workloads.workload import DrawnWorkload, TraceWorkload, Workload
 
 MAX_REQUESTS = 10**9
 DEFAULT_REQUESTS = 100

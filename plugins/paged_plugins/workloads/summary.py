@@ -27,18 +27,16 @@ class WorkloadSummary:
         self._num_first += 1
         self._last = first.at
         self._num_shared += self._num_known(first)
-        before = {first.id: (0, 1)}
-        """By id: tokens of the prompt and answer that it continues, and which turn it is."""
-        for request in first.family():
-            context, turn = before.pop(request.id)
-            self._num_shared += context
+        turns = {first.id: 1}
+        """By id, which turn of its conversation a request is."""
+        for request, prompt in first.whole_prompts():
+            turn = turns.pop(request.id)
+            turns |= dict.fromkeys((each.id for each in request.followers), turn + 1)
+            self._num_shared += prompt - request.num_new
             self._depth = max(self._depth, turn)
-            prompt = context + request.num_new
             self._new.append(request.num_new)
             self._prompts.append(prompt)
             self._outputs.append(request.output * request.n)
-            for follower in request.followers:
-                before[follower.id] = (prompt + request.output, turn + 1)
 
     def figures(self) -> dict[str, Any]:
         """Return the numbers by name; lengths in tokens, times in seconds.
@@ -65,7 +63,7 @@ class WorkloadSummary:
         """Return the tokens that a first request shares with the beginning of an earlier one."""
         num_known, is_known, beginning = 0, True, hash(first.cache_salt)
         for part in first.prompt:
-            beginning = hash((beginning, part.start, part.stop))
+            beginning = hash((beginning, part))
             is_known = is_known and beginning in self._beginnings
             num_known += len(part) if is_known else 0
             self._beginnings.add(beginning)

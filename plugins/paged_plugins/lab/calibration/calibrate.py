@@ -22,9 +22,9 @@ from paged_plugins.lab.calibration.scenes import Scene
 from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
 from paged_plugins.lab.cost_models.linear import PARTS, LinearCost, WeightsFile
 from paged_plugins.lab.runs.run_collector import RunCollector
-from paged_plugins.lab.runs.watched_executor import WatchedExecutor
+from paged_plugins.lab.runs.work_count import WatchedExecutor
 from paged_plugins.lab.settings import LinearSettings
-from paged_plugins.workloads.content import token_ids
+from paged_plugins.workloads.request import token_ids
 
 
 class ProcessorClock:

@@ -12,8 +12,7 @@ from paged_plugins.lab.cluster.pauses import Pauses
 from paged_plugins.lab.cluster.record import Watch
 from paged_plugins.lab.cluster.shard import EndedRequest
 from paged_plugins.lab.router import Load, Router
-from paged_plugins.lab.runs.arrivals import Arrival, Arrivals
-from paged_plugins.lab.runs.engine_request import engine_request
+from paged_plugins.workloads.serving import Arrival, Arrivals
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ class EventLoop:
 
     def _route(self, arrival: Arrival) -> None:
         """Send a request to a replica."""
-        request = engine_request(arrival, 0.0)
+        request = arrival.asked(0.0)
         self._watch.arrived(arrival)
         number = self._router.route(request, arrival.request.session, self._loads)
         load = self._loads[number]

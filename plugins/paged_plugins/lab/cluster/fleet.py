@@ -13,8 +13,8 @@ from typing import Any
 from paged_core.interfaces.executor import Capacity
 from paged_plugins.lab.cluster.replica import ReplicaCounts
 from paged_plugins.lab.cluster.shard import Progress, StepEnd
-from paged_plugins.lab.runs.arrivals import Arrival
 from paged_plugins.lab.tasks.worker import Worker
+from paged_plugins.workloads.serving import Arrival
 
 
 class Fleet:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from paged_plugins.lab.cluster.replica import ReplicaCounts
 from paged_plugins.lab.measures import GOODPUT, ServiceLevel, jain_index, meets, percentiles
 from paged_plugins.lab.router import ReplicaLoad
-from paged_plugins.lab.runs.arrivals import Arrival
-from paged_plugins.lab.runs.request_records import refused_records
-from paged_plugins.lab.runs.run_record import RequestRecord
+from paged_plugins.lab.runs.run_record import RequestRecord, refused_records
 from paged_plugins.lab.runs.time_histogram import bucket
+from paged_plugins.workloads.serving import Arrival
 
 
 @dataclass(slots=True)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from paged_core.clock import Clock
 from paged_core.engine import Engine
-from paged_core.engine_driver import IDLE_SECONDS, STALL_SECONDS
+from paged_core.engine_driver import EngineDriver
 from paged_core.errors import EngineError
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
 from paged_core.step_outcome import StepOutcome
 from paged_plugins.lab.cost_model import StepWork
-from paged_plugins.lab.runs.token_gaps import TokenGaps
-from paged_plugins.lab.runs.watched_executor import CountsWork
+from paged_plugins.lab.runs.time_histogram import TokenGaps
+from paged_plugins.lab.runs.work_count import CountsWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +61,9 @@ class Replica:
         self._num_generated = 0
         self._num_scheduled = 0
         self._clock = clock
+        self._driver = EngineDriver(engine)
         self._gaps = TokenGaps(token_gaps)
         self._under_way: StepOutcome | None = None
-        self._stalled_seconds = 0.0
         executor.watch = self._count
 
     @property
@@ -99,9 +99,12 @@ class Replica:
         self._busy_seconds += ended - started
         self._gaps.step(outcome.advanced, ended)
         if outcome.progressed or not self.engine.has_unfinished:
-            self._stalled_seconds = 0.0
             return ended
-        return self._pause()
+        try:
+            self._under_way = self._driver.step()  # it pauses, and reports a stall
+        except EngineError as error:
+            raise EngineError(f"replica {self.number}: {error}") from error
+        return clock()
 
     def end_step(self) -> tuple[int, Sequence[SequenceGroup]]:
         """End the step under way.
@@ -139,16 +142,3 @@ class Replica:
     def _count(self, work: StepWork) -> None:
         self._num_steps += 1
         self._num_scheduled += work.prefill_tokens + work.decode_sequences
-
-    def _pause(self) -> float:
-        """Let some time pass in which nothing could be planned; return when it is over."""
-        self._clock.sleep(IDLE_SECONDS)
-        self._stalled_seconds += IDLE_SECONDS
-        if self._stalled_seconds > STALL_SECONDS:
-            raise EngineError(
-                f"replica {self.number}: scheduler {type(self.engine.scheduler).__qualname__} has "
-                f"planned nothing for {STALL_SECONDS:.0f} s although "
-                f"{self.engine.metrics.num_unfinished} requests wait; this is a fault of that "
-                "scheduler"
-            )
-        return self._clock()

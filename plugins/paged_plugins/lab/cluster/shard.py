@@ -16,11 +16,9 @@ from paged_core.sequence import SequenceGroup
 from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
 from paged_plugins.lab.cluster.replica import Replica, ReplicaCounts
-from paged_plugins.lab.runs.arrivals import Arrival
-from paged_plugins.lab.runs.engine_request import engine_request
-from paged_plugins.lab.runs.request_records import ended_record
-from paged_plugins.lab.runs.run_record import RequestRecord
-from paged_plugins.lab.runs.watched_executor import CountsWork
+from paged_plugins.lab.runs.run_record import RequestRecord, ended_record
+from paged_plugins.lab.runs.work_count import CountsWork
+from paged_plugins.workloads.serving import Arrival
 
 
 class EndedRequest(NamedTuple):
@@ -97,7 +95,7 @@ class Shard:
         """
         replica = self._replicas[number]
         try:
-            replica.add(engine_request(arrival, 0.0))
+            replica.add(arrival.asked(0.0))
         except RequestError as error:
             return str(error)
         self._live[arrival.request.id] = arrival, wants_answer

@@ -17,9 +17,9 @@ from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest, Watch
 from paged_plugins.lab.cluster.shard import open_shard
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.router import RouterParts
-from paged_plugins.lab.runs.arrivals import Arrivals
 from paged_plugins.lab.tasks.pool import num_cores
 from paged_plugins.lab.tasks.worker import LocalWorker, WorkerProcess
+from paged_plugins.workloads.serving import Arrivals
 from paged_plugins.workloads.workload import Workload
 
 _MOST = 4

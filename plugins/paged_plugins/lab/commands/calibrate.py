@@ -17,6 +17,7 @@ from paged_core.errors import PagedCoreError, SettingsError
 from paged_core.interfaces.executor import SupportsClock
 from paged_core.settings import EngineSettings
 from paged_core.wiring import build_engine
+from paged_plugins.command_options import check_writable
 from paged_plugins.lab.calibration.calibrate import (
     Measurement,
     ProcessorClock,
@@ -32,10 +33,9 @@ from paged_plugins.lab.calibration.scenes import (
 from paged_plugins.lab.calibration.validation import validate
 from paged_plugins.lab.commands.options import AsJson, CpuTime
 from paged_plugins.lab.cost_models.linear import WeightsFile, write_weights
-from paged_plugins.lab.runs.warm_up import warm_up
+from paged_plugins.lab.runs.run_workload import warm_up
 from paged_plugins.lab.statistics.phrases import value_text
 from paged_plugins.machine import cpu_model
-from paged_plugins.output_option import check_writable
 from paged_plugins.progress import progress
 
 

@@ -17,7 +17,8 @@ from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
 from paged_core.errors import SettingsError
 from paged_core.settings import EngineSettings, Resolved
-from paged_plugins.counted import counted
+from paged_plugins.command_options import check_writable
+from paged_plugins.files import unwritable
 from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest
 from paged_plugins.lab.cluster.simulate_cluster import num_workers, router_options, simulate_cluster
 from paged_plugins.lab.commands.options import (
@@ -34,9 +35,7 @@ from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.statistics.phrases import Phrase, value_text
 from paged_plugins.lab.tasks.task import SIMULATED
-from paged_plugins.output_file import unwritable
-from paged_plugins.output_option import check_writable
-from paged_plugins.progress import counting
+from paged_plugins.progress import counted, counting
 from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 

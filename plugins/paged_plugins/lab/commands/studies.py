@@ -19,8 +19,8 @@ from paged_core.cli.options import Given
 from paged_core.cli.output import print_json
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_plugins.counted import counted
-from paged_plugins.given_settings import refuse_settings
+from paged_plugins.command_options import JsonFile, check_writable, refuse_settings
+from paged_plugins.files import write_json
 from paged_plugins.lab.commands.options import (
     STUDY_FILE,
     AsJson,
@@ -55,9 +55,7 @@ from paged_plugins.lab.study.arms import (
 )
 from paged_plugins.lab.study.study import MAX_RUNS, Study, read_ablation
 from paged_plugins.lab.tasks.pool import Runner, num_workers, open_runner
-from paged_plugins.output_file import write_json
-from paged_plugins.output_option import JsonFile, check_writable
-from paged_plugins.progress import progress
+from paged_plugins.progress import counted, progress
 from paged_plugins.workloads.named import workload_spec
 
 _PLAIN_WIDTH = 100

@@ -12,18 +12,18 @@ import typer
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
+from paged_plugins.command_options import check_writable
 from paged_plugins.lab.commands.options import AsJson
 from paged_plugins.lab.results.tables import replacing
-from paged_plugins.output_option import check_writable
 from paged_plugins.workloads.named import names, workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 from paged_plugins.workloads.summary import WorkloadSummary
-from paged_plugins.workloads.traces.request_lines import request_lines
-from paged_plugins.workloads.traces.token_count import (
+from paged_plugins.workloads.traces.files import (
     CHARACTERS_PER_TOKEN,
     TokenCount,
     estimated_tokens,
 )
+from paged_plugins.workloads.traces.request_lines import request_lines
 
 
 def workload_command(

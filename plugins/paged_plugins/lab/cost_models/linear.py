@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from paged_core.config.documents import parse_yaml, read_text
 from paged_core.errors import SettingsError
+from paged_plugins.files import write_text
 from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
 from paged_plugins.lab.settings import LinearSettings
-from paged_plugins.output_file import write_text
 
 _HEADER = "# Written by `paged-core calibrate`: weights of the cost model `linear`, in seconds.\n"
 _MOST_SECONDS = 1e6

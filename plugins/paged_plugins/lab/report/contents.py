@@ -8,7 +8,6 @@ from itertools import groupby
 from math import isfinite
 from typing import Literal
 
-from paged_plugins.counted import counted
 from paged_plugins.lab.measures import MEASURES, Measure
 from paged_plugins.lab.report.origin import Origin, notes, origin
 from paged_plugins.lab.results.results import Results
@@ -22,6 +21,7 @@ from paged_plugins.lab.statistics.phrases import (
 )
 from paged_plugins.lab.statistics.sentences import Conclusions
 from paged_plugins.lab.study.arms import Arm
+from paged_plugins.progress import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

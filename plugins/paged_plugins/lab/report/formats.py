@@ -10,12 +10,12 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from paged_plugins.block_history import BlockHistory
+from paged_plugins.files import write_text
 from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.report.contents import Cell, Contents, DifferenceTable, contents
 from paged_plugins.lab.report.pictures import galleries
 from paged_plugins.lab.report.pictures.drawing import printable
 from paged_plugins.lab.results.results import Results
-from paged_plugins.output_file import write_text
 
 _BREAKS = re.compile(r"=(?=\w{9})|(?<=\w{3})_(?=\w{3})")
 _PACKAGE = "paged_plugins.lab.report"

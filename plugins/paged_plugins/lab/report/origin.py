@@ -10,11 +10,11 @@ from typing import Any
 import yaml
 
 from paged_core.cli.output import show
-from paged_plugins.counted import counted
 from paged_plugins.lab.results.results import Results
 from paged_plugins.lab.statistics.differences import minimum_seeds
 from paged_plugins.lab.statistics.phrases import Phrase
 from paged_plugins.lab.tasks.task import SIMULATED
+from paged_plugins.progress import counted
 
 _LEFT_OUT = frozenset({"format", "arms", "runs", "seeds", "slo", "started", "finished"})
 """Keys of a manifest that are told elsewhere, or differ between runs with equal results."""

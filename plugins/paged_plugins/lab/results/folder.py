@@ -16,7 +16,7 @@ from pydantic import Field
 
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_plugins.input_file import read_file
+from paged_plugins.files import read_file, unwritable
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.results.results import Results, RunResult, run_result
 from paged_plugins.lab.results.store import RunStore
@@ -26,7 +26,6 @@ from paged_plugins.lab.study.arms import Arm
 from paged_plugins.lab.study.study import Ablation, Strict, Study, parse
 from paged_plugins.lab.tasks.task import Ran, Task
 from paged_plugins.machine import summary
-from paged_plugins.output_file import unwritable
 from paged_plugins.progress import MANY, progress
 
 MANIFEST, ABLATION, RECORDS = "manifest.json", "ablation.yaml", "runs"

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+from paged_plugins.files import unwritable
 from paged_plugins.lab.results.results import RunResult
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord, StepSample
-from paged_plugins.output_file import unwritable
 
 PARTIAL = ".partial"
 """End of the name of a file that is being written."""

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterable
 
 from paged_core.clock import Clock
+from paged_core.engine import Engine
+from paged_core.engine_driver import EngineDriver
+from paged_core.errors import EngineError, RequestError
 from paged_core.interfaces.executor import SupportsClock
 from paged_core.interfaces.future import Future
 from paged_core.interfaces.observer import Observer
 from paged_core.registry import Registry
+from paged_core.request import Request
+from paged_core.sequence import SequenceGroup
 from paged_core.settings import EngineSettings
+from paged_core.step_outcome import StepOutcome
 from paged_core.wiring import build_engine
+from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.runs.run_collector import RunCollector
 from paged_plugins.lab.runs.run_record import RunRecord
-from paged_plugins.lab.runs.serving_loop import ServingLoop
-from paged_plugins.lab.runs.warm_up import warm_up
+from paged_plugins.lab.runs.work_count import CountsWork, WatchedExecutor
 from paged_plugins.workloads.rehearsal import Admissions, RehearsedFuture
+from paged_plugins.workloads.request import WorkloadRequest
+from paged_plugins.workloads.serving import Arrival, Arrivals, ServingLoop, exact_sampling
 from paged_plugins.workloads.workload import Workload
+
+_MOST_WARM = 16_384
+"""Slots of the cache that are written before a run, at most."""
 
 
 def run_workload(
@@ -67,9 +79,96 @@ def run_workload(
         try:
             if not isinstance(engine.executor, SupportsClock):
                 warm_up(engine)
-            return ServingLoop(engine, collector, workload.draw(seed)).run(advance)
+            return RecordedLoop(engine, collector, workload.draw(seed), advance).record()
         finally:
             engine.close()
 
     future = RehearsedFuture(settings, registry, run)
     return run(settings, Admissions(future), future, max_samples, advance)
+
+
+class RecordedLoop(ServingLoop):
+    """Serves requests, and records what became of them.
+
+    Args:
+        collector: is among the engine's observers.
+        drawn: requests that follow no other, by their time ``at``.
+        advance: called with the number of requests that ended, after steps in which some did.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        collector: RunCollector,
+        drawn: Iterable[WorkloadRequest],
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        super().__init__(EngineDriver(engine), Arrivals(drawn, engine.capacity.vocab_size))
+        executor = engine.executor
+        if not isinstance(executor, CountsWork):
+            executor = engine.executor = WatchedExecutor(executor)
+        self._work: list[StepWork] = []
+        """Of the steps that were collected and not recorded."""
+        executor.watch = self._work.append
+        self._collector = collector
+        self._advance = advance
+
+    def record(self) -> RunRecord:
+        """Serve all requests; return the record.
+
+        Raises:
+            EngineError: the scheduler plans nothing although requests wait, or what the run did
+                could not be recorded.
+        """
+        self._collector.start = self.start
+        self.run()
+        if self._collector not in self.engine.observers:
+            raise EngineError("the record of the run is incomplete; the log names the cause")
+        return self._collector.finish(self.engine)
+
+    def add(self, arrival: Arrival) -> None:
+        self._collector.arrived(arrival)
+        self.engine.add(arrival.asked(self.start))
+
+    def step(self) -> StepOutcome:
+        """Run a step; no other thread uses the engine, so that none has to wait for its turn."""
+        outcome = self.engine.step()
+        if outcome.progressed or not self.engine.has_unfinished:
+            return outcome
+        return self.driver.step()
+
+    def refused(self, arrival: Arrival, now: float, error: RequestError) -> None:
+        self._collector.refused(arrival, now, str(error))
+
+    def stepped(self, outcome: StepOutcome, began: float, ended: float) -> None:
+        self._collector.step(self.engine, outcome, self._work, began, ended)
+        self._work.clear()
+        if outcome.finished:
+            self._advance(len(outcome.finished))
+
+    def ended(self, group: SequenceGroup, arrival: Arrival) -> None:
+        self._collector.ended(group, arrival)
+
+
+def warm_up(engine: Engine) -> None:
+    """Serve short and long requests, so that what is done once is not measured; forget them.
+
+    A small cache is written to its end: the memory of one is often mapped when it is first used,
+    which takes longer than to compute what is written. The objects that live by then are left out
+    of Python's garbage collections: a look at all that PyTorch has made would stop the engine for
+    tens of milliseconds, again and again.
+    """
+    kv_cache, vocab_size = engine.kv_cache, engine.capacity.vocab_size or 1024
+    slots = kv_cache.num_blocks * kv_cache.block_size
+    most = min(engine.scheduler.length_cap, slots) // 2
+    num_long = -(-min(slots, _MOST_WARM) // min(1024, most))
+    for number, length in enumerate([min(24, most), *[min(1024, most)] * num_long]):
+        prompt = tuple((number + place) % vocab_size for place in range(length))
+        request = Request(id=f"warm-up {number}", prompt=prompt, sampling=exact_sampling(1, 4))
+        engine.add(request)
+        while engine.has_unfinished:
+            engine.step()
+    engine.reset_prefix_cache()
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

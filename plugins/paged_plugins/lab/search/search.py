@@ -19,7 +19,6 @@ from pydantic import Field, StrictInt, model_validator
 from paged_core.config.suggest import did_you_mean
 from paged_core.errors import EngineError
 from paged_core.registry import Registry
-from paged_plugins.counted import counted
 from paged_plugins.lab.measures import GOODPUT, MEASURES
 from paged_plugins.lab.results.results import KeptRuns, Results, run_missing
 from paged_plugins.lab.statistics.differences import Difference, differences, minimum_seeds
@@ -27,6 +26,7 @@ from paged_plugins.lab.study.arms import BASE, PlannedArm, setting_text
 from paged_plugins.lab.study.study import Study, StudyFile, read_study_file
 from paged_plugins.lab.tasks.pool import Runner
 from paged_plugins.lab.tasks.task import SIMULATED
+from paged_plugins.progress import counted
 from paged_plugins.workloads.spec import WorkloadSpec
 
 CONFIDENCE = 0.95

@@ -23,12 +23,11 @@ from paged_core.config.documents import DocumentError, parse_yaml
 from paged_core.config.entry import Layer
 from paged_core.errors import SettingsError
 from paged_core.registry import Registry
-from paged_plugins.counted import counted
-from paged_plugins.input_file import mistakes, read_file
+from paged_plugins.files import mistakes, read_file
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.study.arms import PlannedArm, layer, plan_arms
 from paged_plugins.lab.tasks.task import SIMULATED, Task
-from paged_plugins.progress import MANY, progress
+from paged_plugins.progress import MANY, counted, progress
 from paged_plugins.workloads.named import workload_spec
 from paged_plugins.workloads.spec import WorkloadSpec
 

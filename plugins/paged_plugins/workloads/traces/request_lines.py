@@ -9,47 +9,88 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, Strict, StrictInt, StrictStr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from paged_plugins.workloads.content import FIRST_OWN_ID, ContentIds
-from paged_plugins.workloads.prefixes import MOST_FAMILY
-from paged_plugins.workloads.request import WorkloadRequest
-from paged_plugins.workloads.spec_model import SpecModel
-from paged_plugins.workloads.traces.token_count import TokenCount
-from paged_plugins.workloads.traces.trace_lines import TraceError, json_lines
+from paged_plugins.workloads.amount import SpecModel
+from paged_plugins.workloads.request import (
+    FIRST_OWN_ID,
+    MOST_FAMILY,
+    ContentIds,
+    Part,
+    WorkloadRequest,
+    linked,
+)
+from paged_plugins.workloads.traces.files import MAX_TOKENS, TokenCount, TraceError, json_lines
 
-MAX_TOKENS = 10_000_000
-"""Of a prompt, and of an answer; more is taken for a typing error."""
 _MAX_SECONDS = 1e12
-_RANGE = re.compile(r"(\d{1,16}):(\d{1,16})", re.ASCII)
+_RANGE = re.compile(r"(\d{1,18}):(\d{1,18})", re.ASCII)
 
 Seconds = Annotated[float, Strict(), Field(ge=0, le=_MAX_SECONDS)]
 Count = Annotated[int, Strict(), Field(gt=0, le=MAX_TOKENS)]
 
 
-class RequestLine(SpecModel):
-    """One line."""
+class WrittenRequest(SpecModel):
+    """What a line of a file and a request of a scenario have in common."""
 
-    id: Annotated[StrictStr, Field(min_length=1)]
+    id: StrictStr
     at: Seconds | None = None
     """Of one that follows none; default 0."""
     follows: StrictStr | None = None
-    after: Seconds | None = None
-    """Of one that follows another: seconds from its end; default 0."""
     prompt: StrictInt | StrictStr
     """A length, or ranges of content ids: ``"0:256 300:310"``."""
     output: Count
     n: Count = 1
     priority: Annotated[int, Strict(), Field(gt=-(2**63), lt=2**63)] = 0
     tenant: StrictStr = ""
-    session: StrictStr = ""
     deadline: Seconds | None = None
     cache_salt: StrictStr | None = None
+
+    def written(self, *parts: range, **changes: Any) -> WorkloadRequest:
+        """Return it without those that follow it, with a prompt of these parts."""
+        same = ("id", "output", "n", "priority", "tenant", "deadline", "cache_salt")
+        values = {name: getattr(self, name) for name in same}
+        return WorkloadRequest(prompt=parts, **{**values, **changes})
+
+
+def prompt_ranges(prompt: int | str, limit: int) -> list[range]:
+    """Return the content ids of a prompt; those of one given by its length count from 0.
+
+    Args:
+        limit: all ids are below it.
+
+    Raises:
+        PydanticCustomError: it is neither a length nor ranges, is empty, or too long.
+    """
+
+    def problem(what: str) -> PydanticCustomError:
+        return PydanticCustomError("prompt", f"the prompt {prompt!r:.80} {what}")
+
+    ranges = [range(prompt)] if isinstance(prompt, int) else []
+    for part in prompt.split() if isinstance(prompt, str) else ():
+        found = _RANGE.fullmatch(part)
+        if found is None:
+            raise problem("is neither a length nor ranges such as '0:256 300:310'")
+        ranges.append(range(int(found[1]), int(found[2])))
+    if not ranges or not all(ranges):
+        raise problem("has no tokens, or an empty range")
+    if sum(each.stop - each.start for each in ranges) > MAX_TOKENS:
+        raise problem(f"has more than {MAX_TOKENS:,} tokens")
+    if max(each.stop for each in ranges) > limit:
+        raise problem(f"has an id of {limit:,} or more")
+    return ranges
+
+
+class RequestLine(WrittenRequest):
+    """One line."""
+
+    id: Annotated[StrictStr, Field(min_length=1)]
+    after: Seconds | None = None
+    """Of one that follows another: seconds from its end; default 0."""
+    session: StrictStr = ""
 
     @model_validator(mode="after")
     def _possible(self) -> RequestLine:
@@ -57,30 +98,16 @@ class RequestLine(SpecModel):
             raise PydanticCustomError("after", "`after` is for requests with `follows`; give `at`")
         if self.follows is not None and self.at is not None:
             raise PydanticCustomError("at", "it follows another; give `after` instead of `at`")
-        ranges = [range(self.prompt)] if isinstance(self.prompt, int) else _ranges(self.prompt)
-        if not ranges or not all(ranges):
-            raise PydanticCustomError("prompt", "the prompt has no tokens, or an empty range")
-        if sum(each.stop - each.start for each in ranges) > MAX_TOKENS:
-            raise PydanticCustomError("prompt", f"the prompt has more than {MAX_TOKENS:,} tokens")
-        if max(each.stop for each in ranges) > FIRST_OWN_ID:
-            raise PydanticCustomError("prompt", f"a content id is {FIRST_OWN_ID:,} or more")
+        prompt_ranges(self.prompt, FIRST_OWN_ID)
         return self
 
     def request(self, own: ContentIds) -> WorkloadRequest:
         """Return it without those that follow it; ``own``: ids for a prompt given by its length."""
-        whole = isinstance(self.prompt, int)
-        return WorkloadRequest(
-            id=self.id,
-            at=(self.at if self.follows is None else self.after) or 0.0,
-            prompt=(own.take(int(self.prompt)),) if whole else tuple(_ranges(str(self.prompt))),
-            output=self.output,
-            n=self.n,
-            priority=self.priority,
-            tenant=self.tenant,
-            session=self.session,
-            deadline=self.deadline,
-            cache_salt=self.cache_salt,
-        )
+        ranges = prompt_ranges(self.prompt, FIRST_OWN_ID)
+        if isinstance(self.prompt, int):
+            ranges = [own.take(self.prompt)]
+        at = (self.at if self.follows is None else self.after) or 0.0
+        return self.written(*ranges, at=at, session=self.session)
 
 
 def read_requests(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
@@ -107,7 +134,7 @@ def read_requests(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
                 )
             time = request.at
             if family:
-                yield _linked(family)
+                yield from linked(family.values())
             family = {}
         elif line.follows not in family:
             raise TraceError(
@@ -120,16 +147,14 @@ def read_requests(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
             raise TraceError(path, number, f"more than {MOST_FAMILY:,} requests follow each other")
         family[line.id] = (request, line.follows)
     if family:
-        yield _linked(family)
+        yield from linked(family.values())
 
 
 def request_lines(requests: Iterable[WorkloadRequest]) -> Iterator[str]:
     """Yield the lines of a file that reads back as equal requests."""
     for first in requests:
-        predecessors: dict[str, str] = {}
-        for request in first.family():
-            predecessors.update((each.id, request.id) for each in request.followers)
-            yield json.dumps(_values(request, predecessors.get(request.id))) + "\n"
+        for request, follows in first.links():
+            yield json.dumps(_values(request, follows)) + "\n"
 
 
 def _values(request: WorkloadRequest, follows: str | None) -> dict[str, Any]:
@@ -145,10 +170,15 @@ def _values(request: WorkloadRequest, follows: str | None) -> dict[str, Any]:
     return {
         "id": request.id,
         **timing,
-        "prompt": " ".join(f"{part.start}:{part.stop}" for part in request.prompt),
+        "prompt": " ".join(f"{run.start}:{run.stop}" for run in _runs(request.prompt)),
         "output": request.output,
         **{key: value for key, value in optional.items() if value is not None},
     }
+
+
+def _runs(parts: Iterable[Part]) -> Iterator[range]:
+    for part in parts:
+        yield from [part] if isinstance(part, range) else (range(each, each + 1) for each in part)
 
 
 def _line(path: Path, number: int, values: dict[str, Any]) -> RequestLine:
@@ -158,21 +188,3 @@ def _line(path: Path, number: int, values: dict[str, Any]) -> RequestLine:
         item = error.errors(include_url=False)[0]
         where = f"{'.'.join(map(str, item['loc'])):.80}: " if item["loc"] else ""
         raise TraceError(path, number, f"{where}{item['msg']:.200}") from None
-
-
-def _linked(family: dict[str, tuple[WorkloadRequest, str | None]]) -> WorkloadRequest:
-    """Return the first request with the others as its followers, in the order of the file."""
-    followers: dict[str | None, list[WorkloadRequest]] = {}
-    for request, follows in reversed(family.values()):
-        below = tuple(reversed(followers.pop(request.id, [])))
-        followers.setdefault(follows, []).append(replace(request, followers=below))
-    return followers[None][0]
-
-
-def _ranges(prompt: str) -> list[range]:
-    found = [_RANGE.fullmatch(part) for part in prompt.split()]
-    if not all(found):
-        raise PydanticCustomError(
-            "prompt", "the prompt is neither a length nor ranges such as '0:256 300:310'"
-        )
-    return [range(int(each[1]), int(each[2])) for each in found if each]

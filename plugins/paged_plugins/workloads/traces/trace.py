@@ -1,18 +1,40 @@
-"""What is written of a trace: its file, and how it is replayed."""
+"""A trace: a file of requests, its format, and how it is replayed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from paged_plugins.workloads.amount import SpecModel
 from paged_plugins.workloads.request import WorkloadRequest
-from paged_plugins.workloads.spec_model import SpecModel
-from paged_plugins.workloads.traces.token_count import TokenCount
-from paged_plugins.workloads.traces.trace_format import FORMATS, TraceFormat, recognise
-from paged_plugins.workloads.traces.trace_lines import check_file
+from paged_plugins.workloads.traces.files import (
+    TokenCount,
+    TraceError,
+    check_file,
+    json_lines,
+    text_lines,
+)
+from paged_plugins.workloads.traces.public import (
+    read_azure,
+    read_burstgpt,
+    read_mooncake,
+    read_sharegpt,
+    read_vllm_bench,
+)
+from paged_plugins.workloads.traces.request_lines import read_requests
+
+_BY_KEY = {
+    "output": "requests",
+    "output_length": "mooncake",
+    "prompt": "vllm_bench",
+    "contexttokens": "azure",
+    "request tokens": "burstgpt",
+}
+"""The format of a file whose first line has a key or column; the first one found is taken."""
 
 
 class Trace(SpecModel):
@@ -53,3 +75,52 @@ def _short(value: Any) -> Any:
 
 TraceSpec = Annotated[Trace, BeforeValidator(_short)]
 """A file, or a mapping with the keys of :class:`Trace`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFormat:
+    """A format."""
+
+    read: Callable[[Path, TokenCount], Iterator[WorkloadRequest]]
+    """Yields the requests that follow no other, by their time."""
+    has_text: bool = False
+    """Lengths are counted in its texts; otherwise they are in the file."""
+
+
+FORMATS: Mapping[str, TraceFormat] = {
+    "requests": TraceFormat(read_requests),
+    "sharegpt": TraceFormat(read_sharegpt, has_text=True),
+    "azure": TraceFormat(read_azure),
+    "burstgpt": TraceFormat(read_burstgpt),
+    "mooncake": TraceFormat(read_mooncake),
+    "vllm_bench": TraceFormat(read_vllm_bench, has_text=True),
+}
+
+
+def recognise(path: Path) -> TraceFormat:
+    """Return the format of a file, by its first characters.
+
+    Raises:
+        TraceError: it cannot be read, or has none of them.
+    """
+    try:
+        with path.open("rb") as file:
+            begin = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    except OSError as error:
+        raise TraceError(path, None, f"it cannot be read: {error.strerror}") from None
+    if begin == b"[":
+        return FORMATS["sharegpt"]
+    if begin == b"{":
+        _, keys = next(json_lines(path))
+    else:
+        _, header = next(text_lines(path), (1, ""))
+        keys = dict.fromkeys(field.strip().lower() for field in header.split(","))
+    for key, name in _BY_KEY.items():
+        if key in keys:
+            return FORMATS[name]
+    raise TraceError(
+        path,
+        None,
+        "its format is unknown; it should be JSONL with `prompt` and `output`, or a trace of "
+        "ShareGPT, Azure, BurstGPT, Mooncake or vllm bench",
+    )

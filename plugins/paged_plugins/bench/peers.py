@@ -1,0 +1,379 @@
+"""Other engines to compare with: what there is, and each in a process of its own.
+
+An engine is run by a script, with the Python of whatever environment has it; ``peer.py`` beside the
+scripts is the other side of what is said here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic, perf_counter, sleep
+from typing import Any, Self
+
+import psutil
+
+from paged_core.errors import EngineError, SettingsError
+from paged_core.settings import EngineSettings
+from paged_plugins.bench.workloads import by_turn
+from paged_plugins.workloads.request import WorkloadRequest, token_ids
+
+_OLDEST = (3, 11)
+_ANSWER_SECONDS = 60
+_WINDOW = 0.05
+_IDLE_SHARE = 0.2
+"""A process is idle if it uses at most this share of a core during ``_WINDOW`` seconds."""
+_OF_TRANSFORMERS = ("transformers", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """An engine to compare with, and how to install it."""
+
+    name: str
+    summary: str
+    script: str
+    """Its file, without the suffix."""
+    kind: str
+    """Its class in the script."""
+    package: str
+    """The package that must be importable."""
+    distribution: str
+    """The distribution that provides it."""
+
+
+def _table(*peers: tuple[str, ...]) -> dict[str, Peer]:
+    return {name: Peer(name, *rest) for name, *rest in peers}
+
+
+OURS = Peer(
+    "paged_core",
+    "this engine, with the settings given",
+    "paged_core_peer",
+    "PagedCore",
+    "paged_core",
+    "paged-core",
+)
+PEERS = _table(
+    (
+        "transformers_static",
+        "transformers generate over batches of 16",
+        *("transformers_peer", "TransformersStatic", *_OF_TRANSFORMERS),
+    ),
+    (
+        "transformers_single",
+        "transformers generate for one request after another",
+        *("transformers_peer", "TransformersSingle", *_OF_TRANSFORMERS),
+    ),
+    (
+        "transformers_continuous",
+        "transformers with continuous batching",
+        *("transformers_peer", "TransformersContinuous", *_OF_TRANSFORMERS),
+    ),
+    (
+        "nano_vllm",
+        "nano-vLLM on a GPU",
+        *("nano_vllm_peer", "NanoVllm"),
+        *("nanovllm", "git+https://github.com/GeeeekExplorer/nano-vllm"),
+    ),
+    ("vllm", "vLLM in one process", "vllm_peer", "Vllm", "vllm", "vllm"),
+    (
+        "openvino",
+        "OpenVINO GenAI with continuous batching",
+        *("openvino_peer", "OpenVino", "openvino_genai", "openvino-genai"),
+    ),
+    (
+        "llama_cpp",
+        "llama.cpp with all requests in one batch",
+        *("llama_cpp_peer", "LlamaCpp", "llama_cpp", "llama-cpp-python"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What an engine is to load."""
+
+    model: str
+    """A folder, or a hub id."""
+    dtype: str
+    """``bfloat16``, ``float16`` or ``float32``."""
+    threads: int
+    max_model_len: int
+    longest_request: int
+    """Tokens of the longest request, prompt and output."""
+    cache_gib: int
+    """GiB of KV cache, for peers that need to be told."""
+    settings: dict[str, Any]
+    """Settings of our own engine."""
+    device: str = "cpu"
+    """As torch names it, for peers that need to be told."""
+    temperature: float = 0.0
+    """0: greedy."""
+    write_cache: bool = False
+    """Whether our own engine writes all of its cache before it is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An engine and its Python."""
+
+    peer: Peer
+    python: str | None = None
+    """Path of its interpreter; ``None``: ours."""
+    settings: EngineSettings | None = None
+    """Of this engine, where it takes part with others than those of the command."""
+    label: str | None = None
+    """What tables call it; ``None``: as the peer is called."""
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return self.label or self.peer.name
+
+    def start(self, task: Task) -> PeerProcess:
+        """Start its process, where all engines are to load ``task``.
+
+        Raises:
+            EngineError: it cannot load the model, or dies.
+        """
+        if self.settings is not None:
+            task = replace(task, settings=task_settings(self.settings))
+        return PeerProcess(self.peer, task, self.python, self.name)
+
+
+def task_settings(settings: EngineSettings) -> dict[str, Any]:
+    """Return settings as the process of an engine is told them."""
+    return settings.model_dump(mode="json", exclude_unset=True)
+
+
+def named_peers(
+    named: Sequence[str], model: str, dtype: str, temperature: float = 0.0
+) -> list[Choice]:
+    """Return peers given as ``NAME``, from this environment, or ``NAME=PYTHON``, from another.
+
+    Raises:
+        SettingsError: there is no such peer, it is named twice, its Python, package or converted
+            checkpoint is missing, or it cannot decode at the temperature.
+    """
+    chosen: dict[str, Choice] = {}
+    for text in named:
+        name, _, path = text.partition("=")
+        if name not in PEERS:
+            raise SettingsError(f"no peer is called {name!r}; there are {', '.join(PEERS)}")
+        if name in chosen:
+            raise SettingsError(f"peer {name!r} is named twice; name it once")
+        peer, python = PEERS[name], str(Path(path).expanduser()) if path else None
+        found = ask(peer, python, model, dtype, temperature)
+        shown = python or sys.executable
+        if problem := found["problem"]:
+            raise SettingsError(
+                f"peer {name!r} cannot take part at temperature {temperature:g}: {problem}"
+            )
+        if not found["installed"]:
+            raise SettingsError(
+                f"peer {name!r} needs the package {peer.package}, and {shown} does not find it; "
+                f"install it with `{shown} -m pip install {peer.distribution}`, or name the Python "
+                f"of an environment that has it: --peer {name}=PATH"
+            )
+        if missing := found["missing"]:
+            raise SettingsError(f"peer {name!r} has no checkpoint: {missing}")
+        chosen[name] = Choice(peer, python)
+    return list(chosen.values())
+
+
+def installed_peers(
+    model: str, dtype: str, tell: Callable[[str], None], temperature: float = 0.0
+) -> list[Choice]:
+    """Return the peers of this environment that can load the model.
+
+    Args:
+        tell: called with a message for each installed peer that has no converted checkpoint, or
+            cannot decode at the temperature.
+    """
+    chosen = []
+    for peer in PEERS.values():
+        if find_spec(peer.package) is None:
+            continue
+        found = ask(peer, None, model, dtype, temperature)
+        if problem := found["problem"] or found["missing"]:
+            tell(f"left out {peer.name}: {problem}")
+        else:
+            chosen.append(Choice(peer))
+    return chosen
+
+
+def ask(
+    peer: Peer, python: str | None, model: str, dtype: str, temperature: float
+) -> dict[str, Any]:
+    """Ask a peer's script whether its package is ``installed``, and what is ``missing`` or a
+    ``problem``; nothing is loaded.
+
+    Raises:
+        SettingsError: there is no Python at the path, or it is too old.
+    """
+    question = {"model": model, "dtype": dtype, "temperature": temperature}
+    command = _command(peer, python, "check", question)
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_SECONDS,
+            check=True,
+            env=_environ(python),
+        )
+        found: dict[str, Any] = json.loads(done.stdout)
+        version = found["python"]
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
+        raise SettingsError(
+            f"{command[0]} does not work as a Python ({error.__class__.__name__}: "
+            f"{str(error)[:200]}); give the path of an environment's Python, such as "
+            "/opt/other/bin/python"
+        ) from error
+    if tuple(version) < _OLDEST:
+        raise SettingsError(
+            f"{command[0]} is Python {version[0]}.{version[1]}, and a peer needs "
+            f"{_OLDEST[0]}.{_OLDEST[1]} or newer; make an environment with a newer Python"
+        )
+    return found
+
+
+def _command(peer: Peer, python: str | None, what: str, values: dict[str, Any]) -> list[str]:
+    """Return the command line of a peer's script.
+
+    The scripts are beside this module in an installed package, and in ``tools`` in a checkout.
+    """
+    shipped = Path(__file__).with_name("peers")
+    folder = shipped if shipped.is_dir() else Path(__file__).parents[3] / "tools" / "peers"
+    script = str(folder / f"{peer.script}.py")
+    return [python or sys.executable, script, what, json.dumps({"name": peer.kind, **values})]
+
+
+def _environ(python: str | None) -> dict[str, str]:
+    """Return our environment; for another Python, without ``PYTHONPATH`` and the like."""
+    left_out = () if python is None else ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    return {name: value for name, value in os.environ.items() if name not in left_out}
+
+
+class PeerProcess:
+    """One engine; leaving its ``with`` ends the process.
+
+    Args:
+        python: the interpreter that runs it; ``None``: ours.
+        name: what tables call it; ``None``: as the peer is called.
+
+    Raises:
+        EngineError: it cannot load the model, or dies; its own messages are on standard error.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        task: Task,
+        python: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.name = name or peer.name
+        started = perf_counter()
+        self._process = subprocess.Popen(
+            _command(peer, python, "serve", asdict(task)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_environ(python) | {"OMP_NUM_THREADS": str(task.threads)},
+            start_new_session=True,  # Ctrl-C is handled on this side, and ends it
+        )
+        try:
+            ready = self._answer()
+        except BaseException as error:
+            self.__exit__(type(error))
+            raise
+        self.version: str = ready["version"]
+        self.cache_written: bool | None = ready["cache_written"]
+        self.vocab_size: int | None = ready["vocab_size"]
+        self.start_seconds = perf_counter() - started
+
+    def run(self, firsts: Sequence[WorkloadRequest]) -> dict[str, Any]:
+        """Complete requests; return ``elapsed``, ``peak_memory`` and ``outputs``, the tokens of
+        each, by turn."""
+        places: dict[str | None, int | None] = {None: None}
+        items = []
+        for place, (request, follows) in enumerate(by_turn(firsts)):
+            places[request.id] = place
+            prompt = token_ids(request.prompt, None)
+            items.append(
+                {"prompt": prompt, "num_output": request.output, "follows": places[follows]}
+            )
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # its last reply is read below
+            self._process.stdin.write(json.dumps(items) + "\n")
+            self._process.stdin.flush()
+        return self._answer()
+
+    def settle(self, seconds: float = 2.0) -> bool:
+        """Wait until the process is idle, for at most ``seconds``; return whether it is.
+
+        Threads of an engine may spin for a while after their last work, and would slow down the
+        engine that runs next.
+        """
+        end = monotonic() + seconds
+        used = self._processor_seconds()
+        while True:
+            sleep(_WINDOW)
+            before, used = used, self._processor_seconds()
+            if used - before <= _IDLE_SHARE * _WINDOW:
+                return True
+            if monotonic() > end:
+                return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+            if kind is None:  # else it may be in the middle of a run
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(10)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process.stdout.close()
+
+    def _processor_seconds(self) -> float:
+        """Return the processor time of the process and its children that are alive."""
+        total = 0.0
+        try:
+            process = psutil.Process(self._process.pid)
+            for one in [process, *process.children(recursive=True)]:
+                times = one.cpu_times()
+                total += times.user + times.system
+        except psutil.NoSuchProcess:
+            return total
+        return total
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise EngineError(
+                f"{self.name} ended with status {self._process.wait()} and without an answer; "
+                "its messages are on standard error"
+            )
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise EngineError(f"{self.name}: {answer['error']}")
+        return answer

@@ -1,0 +1,85 @@
+"""Files that users write and commands read, or the other way round; errors name them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic import BaseModel, ValidationError
+
+from paged_core.config.documents import MAX_SIZE, read_text
+from paged_core.config.suggest import did_you_mean
+from paged_core.errors import SettingsError
+
+_SHOWN = 5
+"""Mistakes that an error names."""
+_LONGEST = 300
+"""Characters of one."""
+
+
+def unwritable(path: Path, error: OSError, key: str = "") -> SettingsError:
+    """Return the error to raise where a file cannot be written.
+
+    Args:
+        key: of the setting that names it, if one does.
+    """
+    where = f"{key}: " if key else ""
+    why = error.strerror or error
+    return SettingsError(f"{where}{path} cannot be written: {why}; name another file")
+
+
+def open_file(path: Path, key: str) -> TextIO:
+    """Open the file of an observer, and make its folder if that is missing.
+
+    Args:
+        key: of the setting that names it.
+
+    Raises:
+        SettingsError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise unwritable(path, error, key) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file; SettingsError if that fails."""
+    try:
+        path.write_text(text, "utf-8", newline="\n")
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write one document of JSON; SettingsError if that fails."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def read_file(path: Path, max_size: int = MAX_SIZE) -> str:
+    """Return the text of a file.
+
+    Raises:
+        SettingsError: it cannot be read, or is larger than ``max_size`` bytes.
+    """
+    try:
+        return read_text(path, max_size)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SettingsError(f"cannot read {path}: {reason}") from None
+
+
+def mistakes(error: ValidationError, model: type[BaseModel]) -> str:
+    """Return on one line what is wrong in what was to become a ``model``."""
+    items = error.errors(include_url=False)
+    problems = []
+    for item in items[:_SHOWN]:
+        key = ".".join(str(part) for part in item["loc"] if part != "function-after")
+        problem = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
+            problem = f"no such key{did_you_mean(key, model.model_fields)}"
+        problems.append(f"{key}: {problem}"[:_LONGEST] if key else problem[:_LONGEST])
+    more = f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return "; ".join(problems) + more

@@ -1,0 +1,240 @@
+"""The formats of public traces: Azure, BurstGPT, Mooncake, ShareGPT, vllm bench."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from math import isfinite
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from paged_plugins.workloads.request import FIRST_OWN_ID, MOST_FAMILY, ContentIds, WorkloadRequest
+from paged_plugins.workloads.traces.files import (
+    MAX_TOKENS,
+    CsvRow,
+    TokenCount,
+    TraceError,
+    array_items,
+    csv_rows,
+    json_lines,
+)
+
+_AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
+_MOONCAKE_BLOCK = 512
+"""Tokens of a block."""
+_SHAREGPT_ANSWERS = ("gpt", "assistant", "chatgpt", "bing", "bard")
+"""Who answers; all others ask."""
+_VLLM_BENCH_OUTPUT = 256
+"""Tokens of an answer whose length is not given: the default of ``--custom-output-len``."""
+
+
+def read_azure(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
+    """Yield the requests of Azure's traces of LLM inference, of 2023 and 2024.
+
+    CSV: ``TIMESTAMP,ContextTokens,GeneratedTokens``, times as ``2023-11-16 18:17:03.9799600`` or
+    ``2024-05-12 00:00:00.001163+00:00`` (Patel et al., "Splitwise", ISCA 2024; Stojkovic et al.,
+    "DynamoLLM", HPCA 2025; github.com/Azure/AzurePublicDataset). Rows that read or generate no
+    token are left out.
+
+    Raises:
+        TraceError: a row is broken.
+    """
+    own = ContentIds(FIRST_OWN_ID)
+    start: datetime | None = None
+    at = 0.0
+    for number, row in enumerate(csv_rows(path, _AZURE_COLUMNS)):
+        time = _azure_time(row)
+        start = start or time
+        at = max(at, (time - start).total_seconds())
+        num_prompt, num_output = row.tokens(1), row.tokens(2)
+        if num_prompt and num_output:
+            name = str(number)
+            prompt = (own.take(num_prompt),)
+            yield WorkloadRequest(id=name, at=at, prompt=prompt, output=num_output, session=name)
+
+
+def _azure_time(row: CsvRow) -> datetime:
+    try:
+        time = datetime.fromisoformat(row.fields[0])
+    except ValueError:
+        raise row.error(
+            f"{row.fields[0]!r:.40} is no time such as 2023-11-16 18:17:03.97"
+        ) from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def read_burstgpt(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
+    """Yield the requests of a trace of BurstGPT.
+
+    CSV with the columns ``Timestamp`` (in seconds), ``Session ID``, ``Elapsed time``, ``Model``,
+    ``Request tokens``, ``Response tokens``, ``Total tokens`` and ``Log Type``; releases before 2.0
+    lack the session and the elapsed time (Wang et al., "BurstGPT", KDD 2025;
+    github.com/HPMLL/BurstGPT). Rows that read or generate no token, which are failures, are left
+    out. Each row is a request of its own, at its own time: which of them continue each other's text
+    is not recorded, only that they are of one session.
+
+    Raises:
+        TraceError: a row is broken.
+    """
+    own = ContentIds(FIRST_OWN_ID)
+    start: float | None = None
+    at = 0.0
+    for number, row in enumerate(csv_rows(path, _BURSTGPT_COLUMNS, optional=("Session ID",))):
+        time = _burstgpt_seconds(row)
+        start = time if start is None else start
+        at = max(at, time - start)
+        num_prompt, num_output = row.tokens(1), row.tokens(2)
+        if num_prompt and num_output:
+            yield WorkloadRequest(
+                id=str(number),
+                at=at,
+                prompt=(own.take(num_prompt),),
+                output=num_output,
+                session=row.fields[3] or str(number),
+            )
+
+
+def _burstgpt_seconds(row: CsvRow) -> float:
+    try:
+        time = float(row.fields[0])
+    except ValueError:
+        time = float("nan")
+    if not isfinite(time) or abs(time) > 1e12:
+        raise row.error(f"{row.fields[0]!r:.40} is no number of seconds")
+    return time
+
+
+class _MooncakeLine(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    timestamp: Annotated[float, Field(ge=0, le=1e15)]
+    input_length: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+    output_length: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+    hash_ids: list[Annotated[int, Field(ge=0, lt=FIRST_OWN_ID // _MOONCAKE_BLOCK)]] = []
+
+
+def read_mooncake(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
+    """Yield the requests of a trace of Mooncake, which names the blocks that prompts share.
+
+    JSONL: ``{"timestamp": 27482, "input_length": 955, "output_length": 52, "hash_ids": [46, 47]}``.
+    Times are in milliseconds; each id is that of a block of 512 tokens, the last one may be shorter
+    (Qin et al., "Mooncake", FAST 2025; github.com/kvcache-ai/Mooncake). Lines that read or generate
+    no token are left out.
+
+    Raises:
+        TraceError: a line is broken, or its ids are not as many as its blocks.
+    """
+    own = ContentIds(FIRST_OWN_ID)
+    start: float | None = None
+    at = 0.0
+    for index, (number, values) in enumerate(json_lines(path)):
+        line = _mooncake_line(path, number, values)
+        start = line.timestamp if start is None else start
+        at = max(at, (line.timestamp - start) / 1000)
+        if line.input_length and line.output_length:
+            name = str(index)
+            yield WorkloadRequest(
+                id=name,
+                at=at,
+                prompt=_mooncake_prompt(line, own),
+                output=line.output_length,
+                session=name,
+            )
+
+
+def _mooncake_prompt(line: _MooncakeLine, own: ContentIds) -> tuple[range, ...]:
+    """Return the content: an id of a block stands for 512 content ids."""
+    ids = line.hash_ids[: -(-line.input_length // _MOONCAKE_BLOCK)]
+    parts = [range(each * _MOONCAKE_BLOCK, (each + 1) * _MOONCAKE_BLOCK) for each in ids]
+    rest = line.input_length - _MOONCAKE_BLOCK * len(parts)
+    if rest < 0:
+        parts[-1] = parts[-1][:rest]
+    elif rest:
+        parts.append(own.take(rest))
+    return tuple(parts)
+
+
+def _mooncake_line(path: Path, number: int, values: object) -> _MooncakeLine:
+    try:
+        return _MooncakeLine.model_validate(values)
+    except ValidationError as error:
+        item = error.errors(include_url=False)[0]
+        where = ".".join(map(str, item["loc"]))
+        raise TraceError(path, number, f"{where:.80}: {item['msg']:.200}") from None
+
+
+def read_sharegpt(path: Path, count_tokens: TokenCount) -> Iterator[WorkloadRequest]:
+    """Yield the first requests of ShareGPT's conversations, all at once; further turns follow them.
+
+    ``[{"id": "QWJhYvA_0", "conversations": [{"from": "human", "value": "..."}, {"from": "gpt",
+    "value": "..."}, ...]}, ...]``. The array is read one conversation at a time.
+    What stands before an answer is its prompt. Conversations without an answer are left out.
+
+    Raises:
+        TraceError: the file is no such array.
+    """
+    own = ContentIds(FIRST_OWN_ID)
+    for number, item in enumerate(array_items(path)):
+        session = str(number)
+        turns = [
+            (count_tokens(prompt), count_tokens(answer))
+            for prompt, answer in _sharegpt_turns(path, number, item)
+        ]
+        served = [(asked, answered) for asked, answered in turns if asked and answered]
+        requests = [
+            WorkloadRequest(
+                id=f"{session}.{place}" if place else session,
+                prompt=(own.take(num_prompt),),
+                output=num_output,
+                session=session,
+            )
+            for place, (num_prompt, num_output) in enumerate(served[:MOST_FAMILY])
+        ]
+        chain: tuple[WorkloadRequest, ...] = ()
+        for request in reversed(requests):
+            chain = (replace(request, followers=chain),)
+        yield from chain
+
+
+def _sharegpt_turns(path: Path, number: int, item: Any) -> Iterator[tuple[str, str]]:
+    """Yield what is asked and what is answered."""
+    messages = item.get("conversations") if isinstance(item, dict) else None
+    if not isinstance(messages, list):
+        raise TraceError(path, None, f"entry {number} has no list `conversations`")
+    asked: list[str] = []
+    for message in messages:
+        speaker = message.get("from") if isinstance(message, dict) else None
+        text = message.get("value") if isinstance(message, dict) else None
+        if not isinstance(speaker, str) or not isinstance(text, str):
+            raise TraceError(path, None, f"entry {number} has a message without `from` or `value`")
+        if speaker in _SHAREGPT_ANSWERS and asked:
+            yield "\n".join(asked), text
+            asked = []
+        else:
+            asked.append(text)
+
+
+def read_vllm_bench(path: Path, count_tokens: TokenCount) -> Iterator[WorkloadRequest]:
+    """Yield the requests of ``vllm bench serve --dataset-name custom``, which arrive at once.
+
+    JSONL: ``{"prompt": "What is the capital of India?", "output_tokens": 10}``; ``output_tokens``
+    may be left out.
+    A prompt is its length alone: two texts that begin alike share nothing.
+
+    Raises:
+        TraceError: a line is broken.
+    """
+    own = ContentIds(FIRST_OWN_ID)
+    for index, (number, values) in enumerate(json_lines(path)):
+        prompt, output = values.get("prompt"), values.get("output_tokens", _VLLM_BENCH_OUTPUT)
+        if not isinstance(prompt, str) or not prompt:
+            raise TraceError(path, number, "`prompt` is no text")
+        if type(output) is not int or not 0 < output <= MAX_TOKENS:
+            raise TraceError(path, number, f"`output_tokens` is no number up to {MAX_TOKENS:,}")
+        content = (own.take(max(1, count_tokens(prompt))),)
+        name = str(index)
+        yield WorkloadRequest(id=name, prompt=content, output=output, session=name)
