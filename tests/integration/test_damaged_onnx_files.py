@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,10 +126,7 @@ def test_weights_at_impossible_places(folder: Path, key: str, value: str) -> Non
 
 
 def test_a_weight_of_an_unknown_type(folder: Path) -> None:
-    def edit(model: ModelProto) -> None:
-        model.graph.initializer[0].data_type = 77
-
-    change(folder, edit)
+    change(folder, lambda model: setattr(model.graph.initializer[0], "data_type", 77))
     refused(folder, CheckpointError, "has no known type or shape")
 
 
@@ -136,8 +134,6 @@ def test_a_weight_of_an_unknown_type(folder: Path) -> None:
 @given(data=st.data())
 def test_any_byte_may_be_wrong(data: st.DataObject) -> None:
     """It is served or refused by an error of ours, never by one of a library."""
-    import tempfile
-
     with tempfile.TemporaryDirectory() as temporary:
         folder = shutil.copytree(FOLDER / "genai-llama-int4", Path(temporary) / "model")
         path = folder / "model.onnx"
@@ -156,9 +152,16 @@ def test_any_byte_may_be_wrong(data: st.DataObject) -> None:
 
 
 def configure(folder: Path, **changes: Any) -> None:
+    """Change what ``genai_config.json`` says of the decoder."""
+    path = folder / "genai_config.json"
+    decoder = json.loads(path.read_text())["model"]["decoder"]
+    configure_model(folder, decoder=decoder | changes)
+
+
+def configure_model(folder: Path, **changes: Any) -> None:
     path = folder / "genai_config.json"
     config = json.loads(path.read_text())
-    config["model"]["decoder"] |= changes
+    config["model"] |= changes
     path.write_text(json.dumps(config))
 
 
@@ -184,13 +187,6 @@ def configure(folder: Path, **changes: Any) -> None:
 def test_a_configuration_that_is_wrong(folder: Path, changes: dict[str, Any], message: str) -> None:
     configure(folder, **changes)
     refused(folder, CheckpointError, message)
-
-
-def configure_model(folder: Path, **changes: Any) -> None:
-    path = folder / "genai_config.json"
-    config = json.loads(path.read_text())
-    config["model"] |= changes
-    path.write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize("part", ["encoder", "vision"])
@@ -300,9 +296,9 @@ def attention(model: ModelProto) -> NodeProto:
 def test_inputs_of_an_attention(folder: Path, index: int, reason: str) -> None:
     def edit(model: ModelProto) -> None:
         node = attention(model)
-        given = [*node.input, *[""] * (index - len(node.input)), model.graph.initializer[0].name]
-        node.input[:] = [*node.input[:index], *given[len(node.input[:index]) :][: index + 1]]
-        node.input[index] = model.graph.initializer[0].name
+        given = [*node.input, *[""] * (index + 1 - len(node.input))]
+        given[index] = model.graph.initializer[0].name
+        node.input[:] = given
 
     change(folder, edit)
     refused(folder, UnsupportedModel, f"'/model/layers.0/attn/GroupQueryAttention'.* {reason}")
@@ -385,36 +381,27 @@ def test_graphs_in_a_graph(folder: Path) -> None:
     refused(folder, UnsupportedModel, "'/choice'.* chooses between graphs")
 
 
-def test_tokens_that_are_quantised_together(folder: Path) -> None:
-    """One scale for all tokens of a step: the result of each depends on the others."""
+@pytest.mark.parametrize("kind", ["MatMul", "MatMulInteger"])
+def test_tokens_that_are_quantised_together(folder: Path, kind: str) -> None:
+    """One scale for all tokens of a step: the result of each depends on the others.
+
+    ``quantize_dynamic`` makes products of integers; such a head is none that the cut would find.
+    """
 
     def edit(model: ModelProto) -> None:
         (product,) = [node for node in model.graph.node if node.name == "/lm_head/MatMul"]
         quantise = helper.make_node(
             "DynamicQuantizeLinear", [product.input[0]], ["q", "s", "z"], "/together"
         )
-        back = helper.make_node("DequantizeLinear", ["q", "s", "z"], ["rows"])
-        model.graph.node.extend([quantise, back])
-        product.input[0] = "rows"
-
-    change(folder, edit)
-    refused(folder, UnsupportedModel, "'/together'.* depends on the others")
-
-
-def test_products_of_integers_are_refused_for_the_quantised_tokens_that_they_read(
-    folder: Path,
-) -> None:
-    """As ``quantize_dynamic`` makes them; the head is no product that the cut would find."""
-
-    def edit(model: ModelProto) -> None:
-        (product,) = [node for node in model.graph.node if node.name == "/lm_head/MatMul"]
-        quantise = helper.make_node(
-            "DynamicQuantizeLinear", [product.input[0]], ["q", "s", "z"], "/together"
-        )
+        if kind == "MatMul":
+            back = helper.make_node("DequantizeLinear", ["q", "s", "z"], ["rows"])
+            product.input[0] = "rows"
+            model.graph.node.extend([quantise, back])
+            return
         cast = helper.make_node("Cast", ["sums"], ["numbers"], to=TensorProto.FLOAT)
         scale = helper.make_node("Mul", ["numbers", "s"], list(product.output))
         model.graph.node.extend([quantise, cast, scale])
-        product.op_type, product.input[0], product.output[0] = "MatMulInteger", "q", "sums"
+        product.op_type, product.input[0], product.output[0] = kind, "q", "sums"
 
     change(folder, edit)
     refused(folder, UnsupportedModel, "'/together'.* depends on the others; quantise weights only")

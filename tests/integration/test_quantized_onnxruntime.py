@@ -96,14 +96,6 @@ def events(logs: Any) -> list[bool]:
     return [entry["cached"] for entry in logs if entry["event"] == "weights_quantized"]
 
 
-def test_a_checkpoint_is_quantised_once(llama: Path, cache: Path) -> None:
-    with capture_logs() as logs:
-        first, again = (logits(load(llama, **INT4)) for _ in range(2))
-    assert events(logs) == [False, True]
-    assert torch.equal(first, again)
-    assert len(list(cache.glob("*.safetensors"))) == 1
-
-
 def test_a_checkpoint_that_changed_is_quantised_again(llama: Path, tmp_path: Path) -> None:
     folder = tiny_models.save("llama", tmp_path / "changing")
     before = logits(load(folder, **INT4))
@@ -121,13 +113,6 @@ def test_random_weights_are_quantised_without_a_file(llama: Path, cache: Path) -
     found = logits(load(llama, weights="random", **INT8))
     assert 1e-4 < relative_error(found, whole) < ERROR["int8"]
     assert not cache.exists()
-
-
-def test_a_cache_that_cannot_be_written_to(llama: Path, cache: Path) -> None:
-    expected = logits(load(llama, **INT4))
-    cache.parent.rename(cache.parent.with_name("elsewhere"))
-    cache.parent.write_text("a file")
-    assert torch.equal(logits(load(llama, **INT4)), expected)
 
 
 def test_memory_of_codes_is_not_kept_in_the_process(llama: Path) -> None:

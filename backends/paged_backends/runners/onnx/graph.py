@@ -22,15 +22,13 @@ from torch import Tensor
 from paged_backends.runners.native.config import Activation
 from paged_backends.runners.native.ops import HeadOp, Norm, RowOp, TorchOps, added
 from paged_backends.runners.onnx.sessions import (
+    CONTRIB,
     ELEMENT_TYPES,
     ON_CPU,
     Session,
     SessionMaker,
     as_ort_value,
 )
-
-CONTRIB = "com.microsoft"
-"""The domain of the operators that ONNX Runtime adds to those of ONNX."""
 
 _OPSET, _IR_VERSION = 21, 10
 """Of ONNX 1.16, which every supported version of ONNX Runtime reads."""

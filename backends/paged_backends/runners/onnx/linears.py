@@ -19,7 +19,8 @@ from paged_backends.quantization.quantize import in_threads
 from paged_backends.runners.native.linear_maker import StoredLinear
 from paged_backends.runners.native.ops import Linear, added
 from paged_backends.runners.native.quantized_linears import QuantizedLinears
-from paged_backends.runners.onnx.graph import CONTRIB, Symbol
+from paged_backends.runners.onnx.graph import Symbol
+from paged_backends.runners.onnx.sessions import CONTRIB
 
 _FLOAT_ARITHMETIC = 1
 """What ``accuracy_level`` says of float32."""

@@ -20,6 +20,8 @@ from paged_core.errors import EngineError, SettingsError, UnsupportedModel
 
 _NAMES = ("float", "float16", "bfloat16", "int64", "int32", "bool", "uint8", "int8")
 """What ONNX calls the dtypes that cross the borders of graphs."""
+CONTRIB = "com.microsoft"
+"""The domain of the operators that ONNX Runtime adds to those of ONNX."""
 DTYPES: dict[str, torch.dtype] = {f"tensor({name})": getattr(torch, name) for name in _NAMES}
 """By the types of inputs and outputs of sessions."""
 ELEMENT_TYPES: dict[torch.dtype, int] = {

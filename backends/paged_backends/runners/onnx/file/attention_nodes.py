@@ -13,12 +13,12 @@ from onnx import NodeProto, helper
 
 from paged_backends.runners.onnx.file.found_attention import FoundAttention, GraphMask, cached_rows
 from paged_backends.runners.onnx.file.model_graph import (
-    CONTRIB,
     ModelGraph,
     attribute,
     described,
     refusal,
 )
+from paged_backends.runners.onnx.sessions import CONTRIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ nothing needs any longer, such as masks, belong to no stage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import torch
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto
 
 from paged_backends.runners.onnx.file.attention_nodes import take_attention_nodes
 from paged_backends.runners.onnx.file.counted_positions import replace_counted_positions
@@ -55,24 +55,17 @@ class Stage:
     outputs: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class CutGraph:
-    """A graph in stages: one more than there are attentions."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutModel:
+    """The stages of a model, one more than there are attentions, and what lies between them."""
 
+    path: Path
+    graph: ModelGraph
     stages: Sequence[Stage]
     attentions: Sequence[FoundAttention]
     head: Stage
     hidden: str
     """What the last stage returns and the head reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class CutModel:
-    """The stages of a model, and what lies between them."""
-
-    path: Path
-    graph: ModelGraph
-    parts: CutGraph
     dtype: torch.dtype
     """Of queries, keys and values."""
     flat: bool
@@ -107,15 +100,27 @@ def _cut(path: Path, graph: ModelGraph, config: FileConfig, dtype: torch.dtype |
     _check_independent(graph)
     flat = len(graph.inputs[config.tokens].shape.dim) == 1
     is_counted = config.positions not in graph.inputs
-    found = _take_attentions(graph, _batched(graph, config.positions, flat=flat))
+    positions = graph.reshape(config.positions, 1, -1) if flat else config.positions
+    found = _take_attentions(graph, positions)
     if is_counted and any(one.mask for one in found):
         replace_counted_positions(graph, config.tokens, config.positions)
     own = _dtype_of_cache(graph, found)
     if dtype not in (None, own):
         found = [_cast(graph, one, own, dtype) for one in found]
     tokens = frozenset({config.tokens, config.positions})
-    parts = _Cut(graph, found, tokens, config.logits).result()
-    return CutModel(path, graph, parts, dtype or own, flat, StoredWeights(path.parent))
+    cut = _Cut(graph, found, tokens, config.logits)
+    hidden = cut.hidden()
+    return CutModel(
+        path=path,
+        graph=graph,
+        stages=cut.stages(hidden),
+        attentions=found,
+        head=cut.head(hidden),
+        hidden=hidden,
+        dtype=dtype or own,
+        flat=flat,
+        weights=StoredWeights(path.parent),
+    )
 
 
 def _check_borders(graph: ModelGraph, config: FileConfig) -> None:
@@ -136,11 +141,6 @@ def _check_independent(graph: ModelGraph) -> None:
                 "quantises all tokens of a step with one scale, so that the result of one depends "
                 "on the others; quantise weights only",
             )
-
-
-def _batched(graph: ModelGraph, positions: str, *, flat: bool) -> str:
-    """Return positions as [1, T]."""
-    return graph.reshape(positions, 1, -1) if flat else positions
 
 
 def _take_attentions(graph: ModelGraph, positions: str) -> Sequence[FoundAttention]:
@@ -223,14 +223,13 @@ class _Cut:
                 stage_of |= {name: max(read) for name in node.output if name}
         return stage_of
 
-    def result(self) -> CutGraph:
-        """Return the stages.
+    def stages(self, hidden: str) -> list[Stage]:
+        """Return the stages before the head.
 
         Raises:
             UnsupportedModel: something depends on more than one token at a time outside of
                 attention.
         """
-        hidden = self._hidden()
         self._needed([hidden], set())
         if self._stage_of[hidden] != len(self._attentions):
             raise UnsupportedModel(
@@ -255,22 +254,33 @@ class _Cut:
                 crosses = here is not None and here < self._stage_of[result_of(node)]
                 if crosses and self._graph.made_by(name) and name not in wanted[here or 0]:
                     wanted[here or 0].append(name)
-        stages = [
+        return [
             self._stage(
                 [node for node in needed if self._stage_of[result_of(node)] == index], outputs
             )
             for index, outputs in enumerate(wanted)
         ]
+
+    def head(self, hidden: str) -> Stage:
+        """Return the stage from hidden states to logits.
+
+        Raises:
+            UnsupportedModel: logits depend on more than that.
+        """
         head = self._stage(self._needed([self._logits], {hidden}), [self._logits])
         if set(head.inputs) != {hidden}:
             raise UnsupportedModel(
                 "the ONNX graph cannot be served: its logits depend on more than the hidden state "
                 f"of their token ({', '.join(sorted(set(head.inputs) - {hidden}))[:200]})"
             )
-        return CutGraph(stages, self._attentions, head, hidden)
+        return head
 
-    def _hidden(self) -> str:
-        """Return the value that the last product reads: before it, rows are chosen."""
+    def hidden(self) -> str:
+        """Return the value that the last product reads: before it, rows are chosen.
+
+        Raises:
+            UnsupportedModel: logits are the result of no product, or of chosen tokens.
+        """
         name = self._logits
         for _ in self._nodes:
             node = self._graph.made_by(name)
@@ -330,16 +340,6 @@ class _Cut:
                 needed.add(id(node))
                 open_names.extend(value for value in node.input if value)
         return [node for node in self._nodes if id(node) in needed]
-
-
-def stage_model(graph: ModelGraph, stage: Stage, types: Mapping[str, int]) -> ModelProto:
-    """Return a stage as a model.
-
-    Args:
-        types: of its inputs; those of its outputs follow from them.
-    """
-    inputs = [helper.make_tensor_value_info(name, types[name], None) for name in stage.inputs]
-    return graph.part(stage.nodes, inputs, stage.outputs)
 
 
 def _ordered(graph: ModelGraph) -> list[NodeProto]:

@@ -71,7 +71,7 @@ class OnnxFileRunner(Runner):
         self._connect(model, sessions, device)
         self._size = _model_size(model, self._layers)
         check_rows(self, self._layers)
-        if any(one.mask for one in model.parts.attentions):
+        if any(one.mask for one in model.attentions):
             self._layers[:] = masked_layers(model, config, self._layers)
             check_file(self, model, config)
         self._apply_rules(model)
@@ -96,14 +96,14 @@ class OnnxFileRunner(Runner):
         """Describe the layers as the graph does, and connect the sessions with their attention."""
         cuts = [
             AttentionCut(query=one.query, key=one.key, value=one.value, attended=one.attended)
-            for one in model.parts.attentions
+            for one in model.attentions
         ]
         shapes = {
             name: value.shape
             for session in sessions.stages
             for name, value in session.outputs.items()
         }
-        for one in model.parts.attentions:
+        for one in model.attentions:
             (_, _, heads, width), (_, _, kv_heads, _) = shapes[one.query], shapes[one.key]
             assert isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(width, int)
             self._layers.append(
@@ -128,7 +128,7 @@ class OnnxFileRunner(Runner):
             self._layers,
             sessions.head,
             self._set_inputs,
-            hidden=model.parts.hidden,
+            hidden=model.hidden,
             device=device,
             deterministic=self._settings.deterministic,
         )
@@ -196,8 +196,8 @@ class OnnxFileRunner(Runner):
 def _model_size(model: CutModel, layers: Sequence[LayerSpec]) -> ModelSize:
     """Count the weights of all products of a graph."""
     return ModelSize(
-        layer_weights=sum(_of_stage(model.graph, stage) for stage in model.parts.stages),
-        head_weights=_of_stage(model.graph, model.parts.head),
+        layer_weights=sum(_of_stage(model.graph, stage) for stage in model.stages),
+        head_weights=_of_stage(model.graph, model.head),
         layers=tuple(layers),
     )
 

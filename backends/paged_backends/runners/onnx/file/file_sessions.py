@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from onnx import NodeProto
+from onnx import NodeProto, helper
 from onnxruntime import OrtValue
 
-from paged_backends.runners.onnx.file.cut_model import CutModel, Stage, stage_model
+from paged_backends.runners.onnx.file.cut_model import CutModel, Stage
 from paged_backends.runners.onnx.file.file_config import FileConfig
 from paged_backends.runners.onnx.sessions import (
     ELEMENT_TYPES,
@@ -50,12 +50,9 @@ def open_sessions(
     """
     int64 = ELEMENT_TYPES[torch.int64]
     types = {config.tokens: int64, config.positions: int64}
-    types |= dict.fromkeys(
-        (one.attended for one in model.parts.attentions), ELEMENT_TYPES[model.dtype]
-    )
+    types |= dict.fromkeys((one.attended for one in model.attentions), ELEMENT_TYPES[model.dtype])
     sessions = [
-        _open(model, stage, types, maker, exact=exact)
-        for stage in (*model.parts.stages, model.parts.head)
+        _open(model, stage, types, maker, exact=exact) for stage in (*model.stages, model.head)
     ]
     one, other = (_shapes(model, config, sessions, num_tokens) for num_tokens in _TRIALS)
     for session in sessions:
@@ -69,7 +66,8 @@ def _open(
     model: CutModel, stage: Stage, types: dict[str, int], maker: SessionMaker, *, exact: bool
 ) -> Session:
     """Make the session of a stage, and add the types of its outputs to ``types``."""
-    part = stage_model(model.graph, stage, types)
+    inputs = [helper.make_tensor_value_info(name, types[name], None) for name in stage.inputs]
+    part = model.graph.part(stage.nodes, inputs, stage.outputs)
     if exact:
         for node in part.graph.node:
             _compute_exactly(node)
@@ -108,8 +106,8 @@ def _shapes(
                 f"{len(sessions)}: {reason_of(error)}; export the model again"
             ) from error
         values |= dict(zip(outputs, returned, strict=True))
-        if index < len(model.parts.attentions):
-            attention = model.parts.attentions[index]
+        if index < len(model.attentions):
+            attention = model.attentions[index]
             query, key, value = (
                 tuple(values[name].shape())
                 for name in (attention.query, attention.key, attention.value)

@@ -94,7 +94,7 @@ def _check_window(
         if windows is None or windows[index] != expected:
             raise UnsupportedModel(
                 f"the ONNX graph cannot be served: the mask of its "
-                f"{model.parts.attentions[index].node} has a window that changes with the length "
+                f"{model.attentions[index].node} has a window that changes with the length "
                 f"of a sequence, such as at {total} tokens; the engine's attention has a fixed one"
             )
 
@@ -122,10 +122,10 @@ class _Masks:
     def __init__(self, model: CutModel, config: FileConfig, layers: Sequence[LayerSpec]) -> None:
         self._model, self._config = model, config
         self._graph = ModelGraph(read_model_file(model.path))  # that of the model was cut
-        self._masks = [one.mask for one in model.parts.attentions if one.mask is not None]
+        self._masks = [one.mask for one in model.attentions if one.mask is not None]
         self._caches = {
             name: (1, layer.num_kv_heads, layer.head_dim)
-            for one, layer in zip(model.parts.attentions, layers, strict=True)
+            for one, layer in zip(model.attentions, layers, strict=True)
             for name in one.past
         }
         self.need_cache = False
@@ -137,7 +137,7 @@ class _Masks:
         if computed is None:
             return None
         windows: list[int | None] = []
-        for one in self._model.parts.attentions:
+        for one in self._model.attentions:
             if one.mask is None:
                 windows.append(None)
                 continue

@@ -12,12 +12,11 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from paged_backends.runners.onnx.sessions import CONTRIB
 from paged_core.errors import UnsupportedModel
 
 _SMALL = 64
 """Numbers of a constant that is read; weights are larger and are left where they are."""
-CONTRIB = "com.microsoft"
-"""The domain of the operators that ONNX Runtime adds to those of ONNX."""
 CACHE_AXES = 4
 """Of keys and values: batch, heads, tokens, width."""
 Shape = Sequence[int | None]

@@ -90,7 +90,7 @@ def check_file(runner: Runner, model: CutModel, config: FileConfig) -> None:
         apart = float((whole - cut).abs().max())
         raise UnsupportedModel(
             f"the ONNX graph cannot be served: cut at its attentions, of which the first is "
-            f"{model.parts.attentions[0].node}, it computes other logits, by {apart:.3g}; they do "
+            f"{model.attentions[0].node}, it computes other logits, by {apart:.3g}; they do "
             "more than causal attention with a scale and a cap, such as adding biases by distance"
         )
 
@@ -107,7 +107,7 @@ def _logits_of_file(
         return None
     caches = {
         name: (1, layer.num_kv_heads, 0, layer.head_dim)
-        for one, layer in zip(model.parts.attentions, layers, strict=True)
+        for one, layer in zip(model.attentions, layers, strict=True)
         for name in one.past
     }
     numbers = np.arange(len(tokens))[None]
