@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from paged_core.config.documents import parse_json
 from paged_core.errors import SettingsError
@@ -85,6 +87,20 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(value, dict):
             raise TraceError(path, number, "it is no JSON object")
         yield number, value
+
+
+def checked(path: Path, number: int, values: object, kind: type[Checked]) -> Checked:
+    """Return the object of a line as a ``kind``.
+
+    Raises:
+        TraceError: it is none; the message names the first key that is wrong.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        item = error.errors(include_url=False)[0]
+        where = f"{'.'.join(map(str, item['loc'])):.80}: " if item["loc"] else ""
+        raise TraceError(path, number, f"{where}{item['msg']:.200}") from None
 
 
 def _decoded(path: Path, number: int, line: bytes) -> str:
@@ -221,6 +237,7 @@ class _Elements:
         return TraceError(self._path, None, f"entry {number}: {problem}")
 
 
+Checked = TypeVar("Checked", bound=BaseModel)
 TokenCount = Callable[[str], int]
 """Counts with a model's tokenizer, or estimates."""
 

@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from paged_plugins.workloads.request import FIRST_OWN_ID, MOST_FAMILY, ContentIds, WorkloadRequest
 from paged_plugins.workloads.traces.files import (
@@ -18,6 +18,7 @@ from paged_plugins.workloads.traces.files import (
     TokenCount,
     TraceError,
     array_items,
+    checked,
     csv_rows,
     json_lines,
 )
@@ -132,7 +133,7 @@ def read_mooncake(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
     start: float | None = None
     at = 0.0
     for index, (number, values) in enumerate(json_lines(path)):
-        line = _mooncake_line(path, number, values)
+        line = checked(path, number, values, _MooncakeLine)
         start = line.timestamp if start is None else start
         at = max(at, (line.timestamp - start) / 1000)
         if line.input_length and line.output_length:
@@ -156,15 +157,6 @@ def _mooncake_prompt(line: _MooncakeLine, own: ContentIds) -> tuple[range, ...]:
     elif rest:
         parts.append(own.take(rest))
     return tuple(parts)
-
-
-def _mooncake_line(path: Path, number: int, values: object) -> _MooncakeLine:
-    try:
-        return _MooncakeLine.model_validate(values)
-    except ValidationError as error:
-        item = error.errors(include_url=False)[0]
-        where = ".".join(map(str, item["loc"]))
-        raise TraceError(path, number, f"{where:.80}: {item['msg']:.200}") from None
 
 
 def read_sharegpt(path: Path, count_tokens: TokenCount) -> Iterator[WorkloadRequest]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, Strict, StrictInt, StrictStr, ValidationError, model_validator
+from pydantic import Field, Strict, StrictInt, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from paged_plugins.workloads.amount import SpecModel
@@ -24,7 +24,13 @@ from paged_plugins.workloads.request import (
     WorkloadRequest,
     linked,
 )
-from paged_plugins.workloads.traces.files import MAX_TOKENS, TokenCount, TraceError, json_lines
+from paged_plugins.workloads.traces.files import (
+    MAX_TOKENS,
+    TokenCount,
+    TraceError,
+    checked,
+    json_lines,
+)
 
 _MAX_SECONDS = 1e12
 _RANGE = re.compile(r"(\d{1,18}):(\d{1,18})", re.ASCII)
@@ -122,7 +128,7 @@ def read_requests(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
     ids: set[str] = set()
     time = 0.0
     for number, values in json_lines(path):
-        line = _line(path, number, values)
+        line = checked(path, number, values, RequestLine)
         if line.id in ids:
             raise TraceError(path, number, f"a line above has the id {line.id!r:.80}, too")
         ids.add(line.id)
@@ -179,12 +185,3 @@ def _values(request: WorkloadRequest, follows: str | None) -> dict[str, Any]:
 def _runs(parts: Iterable[Part]) -> Iterator[range]:
     for part in parts:
         yield from [part] if isinstance(part, range) else (range(each, each + 1) for each in part)
-
-
-def _line(path: Path, number: int, values: dict[str, Any]) -> RequestLine:
-    try:
-        return RequestLine.model_validate(values)
-    except ValidationError as error:
-        item = error.errors(include_url=False)[0]
-        where = f"{'.'.join(map(str, item['loc'])):.80}: " if item["loc"] else ""
-        raise TraceError(path, number, f"{where}{item['msg']:.200}") from None
