@@ -186,14 +186,9 @@ class SequenceRows:
     def _add_rows(self) -> None:
         count = len(self.num_computed_C)
         self._free.extend(reversed(range(count, 2 * count)))
-        self.tables_CW = np.concatenate([self.tables_CW, np.zeros_like(self.tables_CW)])
-        self.num_computed_C = np.concatenate([self.num_computed_C, np.zeros(count, np.int64)])
-        self.num_tokens_C = np.concatenate([self.num_tokens_C, np.zeros(count, np.int64)])
-        self.next_token_C = np.concatenate([self.next_token_C, np.zeros(count, np.int64)])
-        self.special_C = np.concatenate([self.special_C, np.zeros(count, np.bool_)])
-        self.plain_C = np.concatenate([self.plain_C, np.zeros(count, np.bool_)])
-        self.num_unknown_C = np.concatenate([self.num_unknown_C, np.zeros(count, np.int64)])
-        self.generation_C = np.concatenate([self.generation_C, np.zeros(count, np.int64)])
+        for name, array in list(vars(self).items()):
+            if name.endswith(("_C", "_CW")):
+                setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
 
     def _widen(self, num_blocks: int) -> None:
         rows, width = self.tables_CW.shape

@@ -1,4 +1,4 @@
-"""Whether there is an NVIDIA GPU that PyTorch can use, and of which generation."""
+"""NVIDIA GPUs: whether PyTorch can use one here, and of which generation it is."""
 
 from __future__ import annotations
 

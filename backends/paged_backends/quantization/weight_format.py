@@ -1,4 +1,4 @@
-"""How a quantised matrix is stored: bits of a weight, and one scale for each group of inputs."""
+"""The format of a quantised matrix: bits of a weight, and one scale for each group of inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which architectures of GGUF files are read, and their values in the names of ``config.json``.
+"""Architectures of GGUF files that are read, with their values by the names of ``config.json``.
 
 llama.cpp's conversion stores the weights of some of them in another form than transformers: of
 ``llama``, the rows of query and key lie in the order of a rotary embedding that rotates neighbours;
