@@ -482,22 +482,22 @@ class Engine:
         )
         refusal = self.scheduler.refuse(group)
         if refusal is None:
-            num_held = len(self.scheduler)
             try:
                 self._requests.add(group)
                 self.scheduler.add(group)
                 self._recorder.request(group, "added")
             except BaseException:
-                self._take_back(group, num_held)
+                self._take_back(group)
                 raise
         return group, refusal
 
-    def _take_back(self, group: SequenceGroup, num_held: int) -> None:
+    def _take_back(self, group: SequenceGroup) -> None:
         """Forget a request that could not be added whole; the scheduler may hold it already."""
         self._requests.finish(group, FinishReason.ABORT)
         self._requests.remove(group, self.clock())
         with self._whole():
-            if len(self.scheduler) > num_held:
+            queues = self.scheduler.queues()
+            if group in (*queues.running, *queues.waiting, *queues.swapped):
                 self.scheduler.remove(group)
 
     @contextmanager

@@ -155,6 +155,11 @@ class SequenceGroup:
         return len(self.live) if self.forked else self.request.sampling.width
 
     @property
+    def longest(self) -> int:
+        """Tokens of its longest live sequence."""
+        return max(sequence.num_tokens for sequence in self.live)
+
+    @property
     def num_candidates(self) -> int:
         """Continuations that a beam search compares: so many that ``beam_width`` do not end."""
         return max(2, 1 + len(self.stop_token_ids)) * (self.request.sampling.beam_width or 0)
