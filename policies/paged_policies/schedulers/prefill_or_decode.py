@@ -221,7 +221,7 @@ class PromptPlanner(Planner):
             self._prompt_tokens += cost
             hit = self.kv_cache.lookup(sequence, length)
             skipped = self._num_skipped(hit, length)
-            self.begin_sequence(sequence, length - skipped, hit, skipped)
+            self._begin_sequence(sequence, length - skipped, hit, skipped)
         self.restoring = None
 
     def _cost(self, sequence: SequenceState) -> int:
@@ -293,7 +293,7 @@ class PromptPlanner(Planner):
             and group.num_seqs <= self.seqs_left
         )
 
-    def make_way(self, group: SequenceGroup) -> bool:
+    def _make_way(self, group: SequenceGroup) -> bool:
         """Of the groups from this one on; not the first one while it is not alone."""
         index = self.running.index(group)
         victim = self._victim.choose(self.running[index or 1 :] or [group], self.now)
