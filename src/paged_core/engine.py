@@ -175,12 +175,9 @@ class Engine:
         step.changes = kv_cache.take_changes()
         work = step.input(recompute=self._recompute)
         self._recorder.blocks(work)
-        step.incomplete = count_scheduled(plan)
+        step.incomplete = count_scheduled(plan, step.number)
         if self._num_ahead:
             step.ends = [sequence.num_scheduled for sequence in plan.sequences]
-        if kv_cache.notes_steps:
-            for sequence in plan.sequences:
-                sequence.last_step = step.number
         if self._service is not None:
             for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
                 self._service.served(sequence.group, num_tokens, step.now)

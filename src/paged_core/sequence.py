@@ -69,7 +69,7 @@ class SequenceState:
     capacity: int = 0
     """Below this many tokens the sequence grows without a call of the KVCache."""
     last_step: int = 0
-    """The last step in which it was scheduled, where the KVCache notes steps."""
+    """The last step in which it was scheduled."""
     table: BlockTable = field(default_factory=BlockTable)
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, float]] | None = None

@@ -10,6 +10,7 @@ from paged_core.errors import PluginError
 from paged_core.ids import BlockId
 from paged_core.interfaces.allocator import (
     BlockAllocator,
+    SupportsLastStep,
     SupportsPrefixCache,
     SupportsReservation,
 )
@@ -51,11 +52,18 @@ class CheckedBlocks(BlockAllocator):
         for block in freed:
             self._references[block] -= 1
 
+    def release(self, blocks: Iterable[BlockId], last_step: int, /) -> None:
+        """:meth:`free`, of a sequence that was last scheduled in this step."""
+        if not isinstance(self.inner, SupportsLastStep):
+            self.free(blocks)
+            return
+        freed = list(blocks)
+        self.inner.release(freed, last_step)
+        for block in freed:
+            self._references[block] -= 1
+
     def ref_count(self, block: BlockId, /) -> int:
         return self._references[block]
-
-    def note_step(self, blocks: Iterable[BlockId], step: int, /) -> None:
-        self.inner.note_step(blocks, step)
 
     def take_evicted(self) -> list[BlockId]:
         """Return :attr:`evicted` and start another list."""
