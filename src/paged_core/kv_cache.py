@@ -453,13 +453,12 @@ class KVCache:
         table = sequence.table
         if table.blocks:
             self._changes.remove(sequence)
-            self._allocator.release(reversed(table.blocks), sequence.last_step)
-            self._drop_pending_writes(table.blocks)
+            self._free(table.blocks, sequence.last_step)
             table.blocks = []
         table.num_published = sequence.capacity = 0
 
-    def _free(self, blocks: Sequence[BlockId]) -> None:
-        self._allocator.free(reversed(blocks))
+    def _free(self, blocks: Sequence[BlockId], last_step: int | None = None) -> None:
+        self._allocator.free(reversed(blocks), last_step)
         self._drop_pending_writes(blocks)
 
     def _drop_pending_writes(self, blocks: Iterable[BlockId]) -> None:

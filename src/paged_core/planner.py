@@ -237,7 +237,8 @@ class Planner(PlannerRules):
         if spare and kv_cache.num_free < spare:
             return next(rest)
         sequences, other = self.plan.sequences, None
-        for group in islice(rest, self.tokens_left):
+        fits = self.tokens_left >= length_hint(rest)  # each takes a token
+        for group in rest if fits else islice(rest, self.tokens_left):
             live = group.live
             if len(live) == 1:
                 sequence = live[0]

@@ -177,7 +177,7 @@ class StuckScheduler(FaultyPlannerScheduler):
     faulty = _Stuck
 
 
-class _Circling(Planner):
+class CirclingPlanner(Planner):
     def preempt_for(self, group: SequenceGroup, num_tokens: int = 1) -> bool:
         while len(group.live) > 1 and self.kv_cache.blocks_to_grow(group) > self.kv_cache.num_free:
             pass
@@ -187,7 +187,7 @@ class _Circling(Planner):
 class CirclingScheduler(FaultyPlannerScheduler):
     """Waits inside a step until blocks are free for a forked group."""
 
-    faulty = _Circling
+    faulty = CirclingPlanner
 
 
 class WishfulScheduler(TokenBudgetScheduler):

@@ -140,7 +140,9 @@ class PrefillOrDecodeScheduler(Scheduler):
         """Put all in order, and preempt running groups worse than the head of the queue for it."""
         running, waiting, planner = self._running, self._waiting, self.planner
         key, now = self._order.key, planner.now
-        running.sort(key=lambda group: key(group, now))
+        keys = [key(group, now) for group in running]
+        if keys != sorted(keys):
+            running.sort(key=dict(zip(running, keys, strict=True)).__getitem__)
         if self._ends_quanta:
             spent = planner.spent() if self._swapped or waiting else []
             if spent:

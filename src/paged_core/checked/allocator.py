@@ -27,6 +27,7 @@ class CheckedBlocks(BlockAllocator):
 
     def __init__(self, inner: BlockAllocator, num_blocks: int) -> None:
         self.inner = inner
+        self._release = inner.release if isinstance(inner, SupportsLastStep) else None
         self._references = [0] * num_blocks
         self.content: dict[BlockId, BlockKey] = {}
         """What each published block holds, referenced or not."""
@@ -46,19 +47,13 @@ class CheckedBlocks(BlockAllocator):
         for block in shared:
             self._references[block] += 1
 
-    def free(self, blocks: Iterable[BlockId], /) -> None:
+    def free(self, blocks: Iterable[BlockId], last_step: int | None = None, /) -> None:
+        """Free blocks: those of a sequence that was last scheduled in ``last_step``, if given."""
         freed = list(blocks)
-        self.inner.free(freed)
-        for block in freed:
-            self._references[block] -= 1
-
-    def release(self, blocks: Iterable[BlockId], last_step: int, /) -> None:
-        """:meth:`free`, of a sequence that was last scheduled in this step."""
-        if not isinstance(self.inner, SupportsLastStep):
-            self.free(blocks)
-            return
-        freed = list(blocks)
-        self.inner.release(freed, last_step)
+        if self._release is None or last_step is None:
+            self.inner.free(freed)
+        else:
+            self._release(freed, last_step)
         for block in freed:
             self._references[block] -= 1
 

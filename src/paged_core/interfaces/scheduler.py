@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from paged_core.interfaces.preemption import Preemption
 from paged_core.interfaces.queue_order import QueueOrder
@@ -15,7 +15,6 @@ from paged_core.sequence import SequenceGroup
 
 if TYPE_CHECKING:
     from paged_core.kv_cache import KVCache
-    from paged_core.planner import Planner
     from paged_core.preemptor import Preemptor
 
 __all__ = ["Queues", "Schedule", "Scheduler", "SchedulerParts"]
@@ -43,6 +42,17 @@ class Queues:
     swapped: Sequence[SequenceGroup] = ()
 
 
+class StepPlanner(Protocol):
+    """What a scheduler need not say itself; a :class:`~paged_core.planner.Planner` does."""
+
+    num_seqs: int
+    """Sequences that may run at once."""
+    max_model_len: int
+
+    def refuse(self, group: SequenceGroup) -> str | None:
+        """Say why ``group`` could never run even alone, or return ``None``."""
+
+
 class Scheduler(ABC):
     """Decides which sequences are computed, and how many tokens of each.
 
@@ -54,7 +64,7 @@ class Scheduler(ABC):
     So that runs can be repeated, decisions follow from the calls and ``now`` alone.
     """
 
-    planner: Planner | None = None
+    planner: StepPlanner | None = None
     """What plans its steps. It also says what is refused, how many sequences may run and how long
     they may get, unless the scheduler does."""
 
