@@ -21,8 +21,7 @@ def count_scheduled(plan: Schedule, step: int) -> set[SeqId]:
         raise PluginError("schedule() planned 0 tokens of a sequence")
     for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
         end = sequence.num_scheduled + num_tokens
-        left = len(sequence.tokens) + sequence.num_unknown - end
-        if left or end > sequence.capacity:
+        if end != len(sequence.tokens) + sequence.num_unknown or end > sequence.capacity:
             _check_chunk(sequence, num_tokens)
             incomplete.add(sequence.id)
         sequence.num_scheduled = end
