@@ -185,12 +185,9 @@ class Engine:
         step.changes = kv_cache.take_changes()
         work = step.input(recompute=self._recompute)
         self._recorder.blocks(work)
-        step.incomplete = count_scheduled(plan)
+        step.incomplete = count_scheduled(plan, step.number)
         if self._num_ahead:
             step.ends = [sequence.num_scheduled for sequence in plan.sequences]
-        if kv_cache.notes_steps:
-            for sequence in plan.sequences:
-                sequence.last_step = step.number
         if self._service is not None:
             for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
                 self._service.served(sequence.group, num_tokens, step.now)
@@ -506,22 +503,22 @@ class Engine:
         )
         refusal = self.scheduler.refuse(group)
         if refusal is None:
-            num_held = len(self.scheduler)
             try:
                 self._requests.add(group)
                 self.scheduler.add(group)
                 self._recorder.request(group, "added")
             except BaseException:
-                self._take_back(group, num_held)
+                self._take_back(group)
                 raise
         return group, refusal
 
-    def _take_back(self, group: SequenceGroup, num_held: int) -> None:
+    def _take_back(self, group: SequenceGroup) -> None:
         """Forget a request that could not be added whole; the scheduler may hold it already."""
         self._requests.finish(group, FinishReason.ABORT)
         self._requests.remove(group, self.clock())
         with self._whole():
-            if len(self.scheduler) > num_held:
+            queues = self.scheduler.queues()
+            if group in (*queues.running, *queues.waiting, *queues.swapped):
                 self.scheduler.remove(group)
 
     @contextmanager

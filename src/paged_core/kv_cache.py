@@ -39,7 +39,6 @@ class KVCache:
 
     Args:
         watermark: share of the device blocks that admission leaves free.
-        notes_steps: see :attr:`notes_steps`.
     """
 
     def __init__(
@@ -50,7 +49,6 @@ class KVCache:
         block_size: int,
         num_host_blocks: int = 0,
         watermark: float = 0.0,
-        notes_steps: bool = False,
     ) -> None:
         self.block_size = block_size
         self.num_pinned = 0
@@ -59,8 +57,6 @@ class KVCache:
         self.num_host_blocks = num_host_blocks
         self.watermark_blocks = int(watermark * num_blocks)
         """Blocks that admission leaves free."""
-        self.notes_steps = notes_steps
-        """Whether the allocator is told the last step of a sequence that releases its blocks."""
         self._changes = CacheChanges()
         self.reset(allocator)
 
@@ -456,15 +452,13 @@ class KVCache:
         """Free the device blocks of a sequence; the executor need not know it any more."""
         table = sequence.table
         if table.blocks:
-            if self.notes_steps:
-                self._allocator.note_step(table.blocks, sequence.last_step)
             self._changes.remove(sequence)
-            self._free(table.blocks)
+            self._free(table.blocks, sequence.last_step)
             table.blocks = []
         table.num_published = sequence.capacity = 0
 
-    def _free(self, blocks: Sequence[BlockId]) -> None:
-        self._allocator.free(reversed(blocks))
+    def _free(self, blocks: Sequence[BlockId], last_step: int | None = None) -> None:
+        self._allocator.free(reversed(blocks), last_step)
         self._drop_pending_writes(blocks)
 
     def _drop_pending_writes(self, blocks: Iterable[BlockId]) -> None:

@@ -37,7 +37,7 @@ class Policies:
             SettingsError: the chosen allocator and the preemption do not work together.
         """
         settings = self._settings
-        evictor, allocator = self._make_allocator(capacity)
+        allocator = self._make_allocator(capacity)
         if isinstance(allocator, SupportsReservation) and self.make_preemption().may_swap:
             raise SettingsError(
                 f"preemption {settings.preemption.name!r} may swap, but block_allocator "
@@ -50,7 +50,6 @@ class Policies:
             block_size=settings.block_size,
             num_host_blocks=capacity.num_host_blocks,
             watermark=settings.watermark,
-            notes_steps=evictor.wants_last_step,
         )
 
     def make_preemption(self) -> Preemption:
@@ -79,10 +78,10 @@ class Policies:
         self, kv_cache: KVCache, capacity: Capacity
     ) -> tuple[Scheduler, SupportsService | None]:
         """Give an empty cache a new allocator, and return what :meth:`make_scheduler` does."""
-        kv_cache.reset(self._make_allocator(capacity)[1])
+        kv_cache.reset(self._make_allocator(capacity))
         return self.make_scheduler(kv_cache, capacity.max_model_len)
 
-    def _make_allocator(self, capacity: Capacity) -> tuple[Evictor, BlockAllocator]:
+    def _make_allocator(self, capacity: Capacity) -> BlockAllocator:
         settings = self._settings
         evictor: Evictor = self._make(
             "evictor",
@@ -99,7 +98,8 @@ class Policies:
             max_model_len=capacity.max_model_len,
             evictor=evictor,
         )
-        return evictor, self._make("block_allocator", parts)
+        allocator: BlockAllocator = self._make("block_allocator", parts)
+        return allocator
 
     def _make(self, slot: str, parts: Any) -> Any:
         return make_component(self._registry, slot, getattr(self._settings, slot), parts)

@@ -69,7 +69,7 @@ class SequenceState:
     capacity: int = 0
     """Below this many tokens the sequence grows without a call of the KVCache."""
     last_step: int = 0
-    """The last step in which it was scheduled, where the KVCache notes steps."""
+    """The last step in which it was scheduled."""
     table: BlockTable = field(default_factory=BlockTable)
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, float]] | None = None
@@ -153,6 +153,11 @@ class SequenceGroup:
     def num_seqs(self) -> int:
         """Sequences that it counts for: all it will have, until it has forked."""
         return len(self.live) if self.forked else self.request.sampling.width
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest live sequence."""
+        return max(sequence.num_tokens for sequence in self.live)
 
     @property
     def num_candidates(self) -> int:

@@ -112,6 +112,7 @@ PARTS = {
         1610,
     ),
     "checks of what components do": ("checked/", 325),
+    "the planner that schedulers ask": ("planner.py planner_rules.py quanta.py", 610),
     "the command and the contracts": ("cli/ interfaces/ testing.py", 2250),
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is

@@ -23,6 +23,7 @@ from paged_testing import (
     ObserverConformance,
     PreemptionConformance,
     QueueOrderConformance,
+    SchedulerConformance,
     VictimConformance,
     registry_with,
 )
@@ -31,6 +32,7 @@ SHOWN = {
     "block_allocator": "HighestFirst",
     "evictor": "ShortestPrefix",
     "queue_order": "ShortestPrompt",
+    "scheduler": "DecodesFirst",
     "victim": "Youngest",
     "preemption": "SwapLong",
     "observers": "Preemptions",
@@ -62,12 +64,12 @@ class _Shown(ComponentConformance):
     max_examples = 10
 
     def make_registry(self) -> Registry:
-        settings = create_model(
-            "ShownSettings", __base__=ComponentSettings, name=(Literal["shown"], "shown")
-        )
+        module = sys.modules[f"shown_{self.slot}"]
+        base = getattr(module, f"{SHOWN[self.slot]}Settings", ComponentSettings)
+        settings = create_model("ShownSettings", __base__=base, name=(Literal["shown"], "shown"))
         # where pickle looks for it
-        settings.__module__ = f"shown_{self.slot}"
-        sys.modules[settings.__module__].ShownSettings = settings  # type: ignore[attr-defined]
+        settings.__module__ = module.__name__
+        module.ShownSettings = settings  # type: ignore[attr-defined]
         factory = f"shown_{self.slot}:{SHOWN[self.slot]}"
         return registry_with(Component(self.slot, settings, factory, summary="an example"))
 
@@ -81,6 +83,10 @@ class TestShownEvictor(_Shown, EvictorConformance):
 
 
 class TestShownOrder(_Shown, QueueOrderConformance):
+    pass
+
+
+class TestShownScheduler(_Shown, SchedulerConformance):
     pass
 
 

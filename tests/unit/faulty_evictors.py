@@ -163,8 +163,6 @@ class HoardingEvictor(LruEvictor):
 class RunScanEvictor(LruEvictor):
     """Breaks ties among adjacent blocks only: a block of another step ends its scan."""
 
-    wants_last_step = True
-
     def __init__(self, options: Any, parts: Any, /) -> None:
         super().__init__(options, parts)
         self._infos: dict[BlockId, BlockInfo] = {}

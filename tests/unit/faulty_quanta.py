@@ -7,8 +7,8 @@ from random import randrange
 from typing import Any
 
 from paged_core.interfaces.queue_order import QueueOrder
+from paged_core.quanta import Quanta
 from paged_core.sequence import SequenceGroup
-from paged_policies.schedulers.quanta import Quanta
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler
 
 
@@ -73,7 +73,7 @@ class HastyScheduler(TokenBudgetScheduler):
 
     def __init__(self, options: Any, parts: Any, /) -> None:
         super().__init__(options, parts)
-        self._quanta = _Hasty(parts.queue_order, self._preemptor)
+        self.planner.quanta = _Hasty(parts.queue_order, parts.preemptor)
 
 
 class _Hasty(Quanta):
@@ -87,7 +87,7 @@ class ObligingScheduler(TokenBudgetScheduler):
 
     def __init__(self, options: Any, parts: Any, /) -> None:
         super().__init__(options, parts)
-        self._quanta = _Obliging(parts.queue_order, self._preemptor)
+        self.planner.quanta = _Obliging(parts.queue_order, parts.preemptor)
 
 
 class _Obliging(Quanta):
@@ -100,6 +100,6 @@ class _Obliging(Quanta):
 class RestlessScheduler(TokenBudgetScheduler):
     """Preempts when a quantum is over, whether anything waits or not."""
 
-    def _end_quanta(self, step: Any) -> None:
-        for group in self._quanta.spent(self._running, self._now):
-            self._preempt(step, group)
+    def _end_quanta(self) -> None:
+        for group in self.planner.spent():
+            self.planner.preempt(group)

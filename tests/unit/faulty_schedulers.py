@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from random import random
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from paged_core.interfaces.preemption import PreemptionMode
 from paged_core.interfaces.scheduler import Schedule
-from paged_core.sequence import SequenceGroup, Status
-from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings, _Step
+from paged_core.planner import Planner
+from paged_core.sequence import SequenceGroup, SequenceState, Status
+from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
 
 
 class FaultyTokenBudgetSettings(TokenBudgetSettings):
     """Those of ``token_budget``."""
 
     name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
+
+
+class FaultyPlannerScheduler(TokenBudgetScheduler):
+    """Has a planner that is wrong on purpose."""
+
+    faulty: ClassVar[type[Planner]]
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self.planner.__class__ = self.faulty
 
 
 class StarvingScheduler(TokenBudgetScheduler):
@@ -64,11 +75,15 @@ class RepeatingScheduler(TokenBudgetScheduler):
         return plan
 
 
-class UnreservedScheduler(TokenBudgetScheduler):
+class _Unreserved(Planner):
+    def _reserve(self, sequence: SequenceState) -> bool:
+        return True
+
+
+class UnreservedScheduler(FaultyPlannerScheduler):
     """Runs sequences past the end of their blocks."""
 
-    def _reserve(self, plan: Any, sequence: Any, count: int) -> bool:
-        return True
+    faulty = _Unreserved
 
 
 class SilentScheduler(TokenBudgetScheduler):
@@ -140,109 +155,131 @@ class ImpatientScheduler(TokenBudgetScheduler):
 class DicingScheduler(TokenBudgetScheduler):
     """Admits at random."""
 
-    def _admit(self, plan: Any) -> None:
+    def _admit(self) -> None:
         if random() < 0.7:
-            super()._admit(plan)
+            super()._admit()
 
 
-class StuckScheduler(TokenBudgetScheduler):
-    """Preempts a group that is alone and has outgrown the cache, and can never admit it again."""
-
-    def _preempt_for(self, step: Any, group: SequenceGroup) -> bool:
-        victim = self._running[-1]
-        self._preempt(step, victim)
+class _Stuck(Planner):
+    def _make_way(self, group: SequenceGroup) -> bool:
+        victim = self.running[-1]
+        self.preempt(victim)
+        self.is_short = True
         return victim is not group
 
-    def _never_fits(self, group: SequenceGroup) -> bool:
+    def never_fits(self, group: SequenceGroup) -> bool:
         return False
 
 
-class CirclingScheduler(TokenBudgetScheduler):
+class StuckScheduler(FaultyPlannerScheduler):
+    """Preempts a group that is alone and has outgrown the cache, and can never admit it again."""
+
+    faulty = _Stuck
+
+
+class CirclingPlanner(Planner):
+    def preempt_for(self, group: SequenceGroup, num_tokens: int = 1) -> bool:
+        while len(group.live) > 1 and self.kv_cache.blocks_to_grow(group) > self.kv_cache.num_free:
+            pass
+        return super().preempt_for(group, num_tokens)
+
+
+class CirclingScheduler(FaultyPlannerScheduler):
     """Waits inside a step until blocks are free for a forked group."""
 
-    def _schedule_group(self, step: Any, group: SequenceGroup) -> bool:
-        while self._kv.blocks_to_grow(group) > self._kv.num_free:
-            pass
-        return super()._schedule_group(step, group)
+    faulty = CirclingPlanner
 
 
 class WishfulScheduler(TokenBudgetScheduler):
     """Takes a group to be swapped out although the host was full."""
 
-    def _preempt(self, step: Any, group: SequenceGroup) -> None:
-        self._running.remove(group)
-        swaps = self._preemptor._preemption.mode(group) is PreemptionMode.SWAP
-        self._preemptor.preempt(step.plan, group, self._now)
-        if swaps:
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._preemption = parts.preemption
+
+    def _requeue(self, group: SequenceGroup) -> None:
+        if self._preemption.mode(group) is PreemptionMode.SWAP:
             self._swapped.append(group)
         else:
-            self._waiting.push_front(group, self._now)
-        step.recount()
+            self._waiting.push_front(group, self.planner.now)
 
 
-class HalfwayScheduler(TokenBudgetScheduler):
-    """Does not withdraw from the batch what it preempts."""
-
-    def _preempt(self, step: Any, group: SequenceGroup) -> None:
-        planned = list(zip(step.plan.sequences, step.plan.num_tokens, strict=True))
-        super()._preempt(step, group)
+class _Halfway(Planner):
+    def preempt(self, group: SequenceGroup) -> None:
+        planned = list(zip(self.plan.sequences, self.plan.num_tokens, strict=True))
+        super().preempt(group)
         for sequence, num_tokens in planned:
             if sequence.group is group:
-                step.plan.add(sequence, num_tokens)
+                self._add(sequence, num_tokens)
 
 
-class EarlySharingScheduler(TokenBudgetScheduler):
+class HalfwayScheduler(FaultyPlannerScheduler):
+    """Does not withdraw from the batch what it preempts."""
+
+    faulty = _Halfway
+
+
+class _EarlySharing(Planner):
+    fresh: list[SequenceGroup]
+
+    def _make_way(self, group: SequenceGroup) -> bool:
+        if not self.fresh or self.plan.swapped_in:
+            return super()._make_way(group)
+        victim = self.fresh.pop(0)
+        self.preempt(victim)
+        for groups in (self.plan.preempted, self.plan.swapped_out):
+            if victim in groups:
+                groups.remove(victim)
+        self.plan.admitted = [entry for entry in self.plan.admitted if entry[0] is not victim]
+        return True
+
+
+class EarlySharingScheduler(FaultyPlannerScheduler):
     """Admits first, and then preempts for running groups what it has just admitted, first to last.
 
     Others that it has just admitted share blocks that are now never filled.
     """
 
+    faulty = _EarlySharing
+    planner: _EarlySharing
+
     def schedule(self, now: float, /) -> Schedule:
-        self._now = now
-        step = _Step(self._options.max_num_batched_tokens, 0)
-        before = list(self._running)
-        if self._swapped:
-            self._swap_in(step)
-        else:
-            self._admit(step)
-        self._fresh = [group for group in self._running if group not in before]
-        self._running = before
-        self._schedule_running(step)
-        self._running += self._fresh
-        return step.plan
-
-    def _preempt_for(self, step: Any, group: SequenceGroup) -> bool:
-        if not self._fresh or step.plan.swapped_in:
-            return super()._preempt_for(step, group)
-        victim = self._fresh.pop(0)
-        self._running.append(victim)
-        self._preempt(step, victim)
-        for plan in (step.plan.preempted, step.plan.swapped_out):
-            if victim in plan:
-                plan.remove(victim)
-        step.plan.admitted = [entry for entry in step.plan.admitted if entry[0] is not victim]
-        return True
+        planner, before = self.planner, list(self._running)
+        planner.begin(now)
+        while self._swapped and planner.resume(self._swapped[0]):
+            del self._swapped[0]
+        self._admit()
+        planner.fresh = [group for group in self._running if group not in before]
+        planner._shares = False
+        planner.grow(before)
+        return planner.plan
 
 
-class FullyCachedScheduler(TokenBudgetScheduler):
+class _FullyCached(Planner):
+    def _start(self, sequence: SequenceState) -> int | None:
+        hit = self.kv_cache.lookup(sequence, sequence.num_tokens)
+        cached = len(hit.blocks) * self.kv_cache.block_size
+        if cached == sequence.num_tokens:
+            self.kv_cache.admit(sequence, 0, hit, cached)
+            return cached
+        return super()._start(sequence)
+
+
+class FullyCachedScheduler(FaultyPlannerScheduler):
     """Computes nothing of a prompt that is cached as a whole."""
 
-    def _start(self, step: Any, sequence: Any) -> int | None:
-        hit = self._kv.lookup(sequence, sequence.num_tokens)
-        cached = len(hit.blocks) * self._kv.block_size
-        if cached == sequence.num_tokens:
-            self._kv.admit(sequence, 0, hit, cached)
-            return cached
-        return super()._start(step, sequence)
+    faulty = _FullyCached
 
 
-class DroppingScheduler(TokenBudgetScheduler):
+class _Dropping(Planner):
+    def preempt(self, group: SequenceGroup) -> None:
+        self.give_up(group, "there are too few blocks")
+
+
+class DroppingScheduler(FaultyPlannerScheduler):
     """Gives up a request that would have to be preempted."""
 
-    def _preempt(self, step: Any, group: SequenceGroup) -> None:
-        self._running.remove(group)
-        self._preemptor.give_up(step.plan, group, "there are too few blocks")
-        step.recount()
+    faulty = _Dropping
 
 
 class UnswappingScheduler(TokenBudgetScheduler):
@@ -256,18 +293,21 @@ class UnswappingScheduler(TokenBudgetScheduler):
 class PairingScheduler(TokenBudgetScheduler):
     """Waits for a second request before it starts one."""
 
-    def _admit(self, plan: Any) -> None:
+    def _admit(self) -> None:
         if len(self._waiting) > 1 or self._running:
-            super()._admit(plan)
+            super()._admit()
 
 
-class HoldingScheduler(TokenBudgetScheduler):
+class _Holding(Planner):
+    def preempt(self, group: SequenceGroup) -> None:
+        self.running.remove(group)
+        self.plan.withdraw(group)
+        group.status = Status.WAITING
+        self.plan.preempted.append(group)
+        self._requeue(group)
+
+
+class HoldingScheduler(FaultyPlannerScheduler):
     """Keeps the blocks of what it preempts by recompute."""
 
-    def _preempt(self, step: Any, group: SequenceGroup) -> None:
-        self._running.remove(group)
-        step.plan.withdraw(group)
-        group.status = Status.WAITING
-        step.plan.preempted.append(group)
-        self._waiting.push_front(group, self._now)
-        step.recount()
+    faulty = _Holding

@@ -57,7 +57,7 @@ class TestWatchedCalls:
         with pytest.raises(CallDoesNotReturn) as raised, watched_calls(0.5):
             serve(build_memory_engine(registry, scheduler="faulty", num_blocks=6), FORKED)
         assert "Engine.step() has not returned" in str(raised.value)
-        assert "CirclingScheduler._schedule_group()" in str(raised.value)
+        assert "CirclingPlanner.preempt_for()" in str(raised.value)
         assert "faulty_schedulers.py" in str(raised.value)
 
     def test_says_what_was_waiting_for_what(self) -> None:

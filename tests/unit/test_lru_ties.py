@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from paged_core.engine import Engine
 from paged_core.ids import BlockId
+from paged_core.interfaces.allocator import AllocatorParts
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.kv_cache import KVCache
 from paged_core.registry import Registry
 from paged_core.settings import settings_class
 from paged_plugins.decisions.replay import replay
 from paged_plugins.decisions.scenario import Scenario
+from paged_policies.allocators.uncached import UncachedAllocator, UncachedSettings
+from paged_policies.evictors.lru import LruEvictor, LruSettings
 from paged_testing.engines import build_memory_engine
 from paged_testing.workloads import simple_request
+from unit.block_tables import make_group
 
 REGISTRY = Registry.discover()
 V0: dict[str, Any] = {
@@ -146,13 +152,23 @@ class TestLastStep:
         running.abort("A")
         assert last_steps(added) == {4: 2}
 
-    def test_it_is_noted_only_where_the_evictor_wants_to_know(self) -> None:
-        running = engine(evictor="lru")
-        assert not running.kv_cache.notes_steps
-        added = record_added(running)
-        running.add(simple_request("A", 4, 1))
-        running.step()
-        assert last_steps(added) == {4: None}
+    def test_an_allocator_that_does_not_ask_is_not_told(self) -> None:
+        """As one that was written before there was a last step."""
+
+        class Older(UncachedAllocator):
+            freed: ClassVar[list[list[BlockId]]] = []
+
+            def free(self, blocks: Iterable[BlockId], /) -> None:
+                self.freed.append(list(blocks))
+                super().free(self.freed[-1])
+
+        evictor = LruEvictor(LruSettings(), EvictorParts(num_blocks=4, block_size=4, seed=0))
+        parts = AllocatorParts(num_blocks=4, block_size=4, max_model_len=16, evictor=evictor)
+        cache = KVCache(Older(UncachedSettings(), parts), num_blocks=4, block_size=4)
+        group = make_group(6)
+        cache.admit(group.live[0], 6)
+        cache.release_group(group)
+        assert Older.freed == [[1, 0]]
 
 
 class TestContentKey:

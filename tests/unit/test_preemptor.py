@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 import pytest
 
 from paged_core.component import Component
 from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
-from paged_core.interfaces.scheduler import Schedule, SchedulerParts
+from paged_core.interfaces.scheduler import Schedule
 from paged_core.kv_cache import KVCache
 from paged_core.preemptor import Preemptor
 from paged_core.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
-from paged_policies.schedulers.prefill_or_decode import (
-    PrefillOrDecodeScheduler,
-    PrefillOrDecodeSettings,
-)
 from paged_testing import SchedulerConformance
 from paged_testing.engines import registry_with
 from unit.block_tables import make_cache, make_group
+from unit.self_made_scheduler import SelfMadeSettings
 
 
 class Always(Preemption):
@@ -158,44 +153,6 @@ class TestReservedBlocks:
 # ---------------------------------------------------------------------- schedulers written for 0.1
 
 
-class SelfMadeSettings(PrefillOrDecodeSettings):
-    """Options of :class:`SelfMadeScheduler`."""
-
-    name: Literal["self_made"] = "self_made"  # type: ignore[assignment]
-
-
-class SelfMadeScheduler(PrefillOrDecodeScheduler):
-    """Preempts without the Preemptor, and sets the status itself, as it was done before."""
-
-    def __init__(self, options: Any, parts: SchedulerParts, /) -> None:
-        super().__init__(options, parts)
-        self._preemption = parts.preemption
-
-    def schedule(self, now: float, /) -> Schedule:
-        plan = super().schedule(now)
-        for group, _ in plan.admitted:
-            group.status = Status.RUNNING
-        assert sum(group.seats for group in self._running) <= self.max_num_seqs
-        return plan
-
-    def _preempt(self, plan: Schedule, group: SequenceGroup) -> None:
-        self._running.remove(group)
-        if self._preemption.mode(group) is PreemptionMode.SWAP:
-            try:
-                self._kv.swap_out(group)
-            except OutOfBlocks:
-                pass
-            else:
-                group.status = Status.SWAPPED
-                self._swapped.append(group)
-                plan.swapped_out.append(group)
-                return
-        self._kv.release_group(group)
-        group.status = Status.WAITING
-        self._waiting.appendleft(group, self._now)
-        plan.preempted.append(group)
-
-
 class TestOneThatSetsTheStatusItself(SchedulerConformance):
     component = "self_made"
     max_examples = 20
@@ -205,7 +162,7 @@ class TestOneThatSetsTheStatusItself(SchedulerConformance):
             Component(
                 "scheduler",
                 SelfMadeSettings,
-                f"{__name__}:SelfMadeScheduler",
+                "unit.self_made_scheduler:SelfMadeScheduler",
                 summary="preempts by itself",
             )
         )

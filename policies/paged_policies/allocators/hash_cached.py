@@ -131,12 +131,13 @@ class HashCachedAllocator(BlockAllocator):
                     self._evictor.remove(block)
                     self._empty.appendleft(block)
 
-    def note_step(self, blocks: Iterable[BlockId], step: int, /) -> None:
-        last_steps = self._last_steps
-        for block in blocks:
+    def release(self, blocks: Iterable[BlockId], last_step: int, /) -> None:
+        released, last_steps = list(blocks), self._last_steps
+        for block in released:
             known = last_steps[block]
-            if known is None or known < step:  # its content before this one ran in earlier steps
-                last_steps[block] = step
+            if known is None or known < last_step:  # its content before ran in earlier steps
+                last_steps[block] = last_step
+        self.free(released)
 
     def _forget(self, block: BlockId) -> None:
         key = self._keys[block]

@@ -28,8 +28,6 @@ class LruScanEvictor(Evictor):
     as after an abort.
     """
 
-    wants_last_step = True
-
     def __init__(self) -> None:
         self._stretches: OrderedDict[int, _Stretch] = OrderedDict()
         self._places: dict[BlockId, _Stretch] = {}

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from paged_core.component import ComponentSettings
-from paged_core.interfaces.preemption import PreemptionMode
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
 from paged_core.kv_cache import PrefixHit
+from paged_core.planner import Planner, Room
 from paged_core.sequence import SequenceGroup, SequenceState, Status
-from paged_policies.schedulers.quanta import Quanta, fewest_to_preempt
 from paged_policies.schedulers.sortable_deque import SortableDeque
-from paged_policies.schedulers.step_budget import StepBudget
 
 
 class PrefillOrDecodeSettings(ComponentSettings):
@@ -64,32 +63,18 @@ class PrefillOrDecodeScheduler(Scheduler):
     """Whether a running group is preempted for a better waiting one; of use where that may join."""
 
     def __init__(self, options: PrefillOrDecodeSettings, parts: SchedulerParts, /) -> None:
-        self._budget = options.max_num_batched_tokens or max(parts.max_model_len, 2048)
-        self._max_num_seqs = options.max_num_seqs
-        self._kv = parts.kv_cache
         self._order = parts.queue_order
-        self._victim = parts.victim
-        self._preemptor = parts.preemptor
-        self._quanta = Quanta(parts.queue_order, parts.preemptor)
-        self._ends_quanta = self.preempts_for_head and self._quanta.exist
-        self._exact_growth = options.exact_growth
-        self._cached_is_free = options.cached_is_free
-        self._swap_in_by_order = options.swap_in_by_order or self._ends_quanta
-        self._max_model_len = parts.max_model_len
         self._waiting = SortableDeque(parts.queue_order)
         self._running: list[SequenceGroup] = []
         self._swapped: deque[SequenceGroup] = deque()
-        self._restoring: SequenceGroup | None = None
         self._delay = _Delay(options.delay_factor)
-        self._now = 0.0
-
-    @property
-    def max_num_seqs(self) -> int:
-        return self._max_num_seqs
+        self.planner: PromptPlanner = PromptPlanner(options, parts, self._running, self._requeue)
+        self._ends_quanta = self.preempts_for_head and self.planner.quanta.exist
+        self._swap_in_by_order = options.swap_in_by_order or self._ends_quanta
 
     @property
     def length_cap(self) -> int:
-        return self._max_model_len + 1
+        return self.planner.max_model_len + 1
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running) + len(self._swapped)
@@ -97,20 +82,12 @@ class PrefillOrDecodeScheduler(Scheduler):
     def queues(self) -> Queues:
         return Queues(tuple(self._running), tuple(self._waiting), tuple(self._swapped))
 
-    def refuse(self, group: SequenceGroup, /) -> str | None:
-        if group.num_seqs > self._budget:
-            return (
-                f"its {group.num_seqs} sequences decode together, and a step takes {self._budget} "
-                "tokens (scheduler.max_num_batched_tokens)"
-            )
-        return self._preemptor.refuse(group, self._most_blocks())
-
     def add(self, group: SequenceGroup, /) -> None:
-        self._waiting.append(group, self._now)
+        self._waiting.append(group, self.planner.now)
 
     def remove(self, group: SequenceGroup, /) -> None:
-        if group is self._restoring:
-            self._restoring = None
+        if group is self.planner.restoring:
+            self.planner.restoring = None
         if group in self._running:
             self._running.remove(group)
         elif group in self._swapped:
@@ -119,64 +96,119 @@ class PrefillOrDecodeScheduler(Scheduler):
             self._waiting.remove(group)
 
     def schedule(self, now: float, /) -> Schedule:
-        self._now = now
-        plan = Schedule()
+        planner = self.planner
+        planner.begin(now)
         if self._swapped and self._swap_in_by_order:
             self._swapped = deque(sorted(self._swapped, key=lambda g: self._order.key(g, now)))
             self._waiting.sort(now)
-        may_start = not self._swapped or self._restoring is not None or self._overtakes()
-        if may_start and self._is_open():
-            self._prefill(plan)
-        if not plan.sequences:
-            self._make_way_for_head(plan)
-            if self._decode(plan):
-                self._swap_in(plan)
-        return plan
-
-    def _overtakes(self) -> bool:
-        """Whether the head of the queue goes before the first swapped group."""
-        if not (self._swap_in_by_order and self._waiting and self._swapped):
-            return False
-        key, now = self._order.key, self._now
-        return bool(key(self._waiting[0], now) < key(self._swapped[0], now))
+        if (self._may_admit() or planner.restoring is not None) and self._is_open():
+            self._prefill()
+        if not planner.plan.sequences:
+            self._make_way_for_head()
+            planner.grow(self._running)
+            while self._swapped and not self._overtakes() and planner.resume(self._swapped[0]):
+                self._swapped.popleft()
+        return planner.plan
 
     def _is_open(self) -> bool:
         """Whether prompts may join the running batch."""
         return True
 
-    def _most_blocks(self) -> int:
-        """Blocks that one group can have."""
-        return self._kv.num_blocks - self._kv.watermark_blocks
+    def _may_admit(self) -> bool:
+        return not self._swapped or self._overtakes()
+
+    def _overtakes(self) -> bool:
+        """Whether the head of the queue goes before the first swapped group."""
+        if not (self._swap_in_by_order and self._waiting and self._swapped):
+            return False
+        key, now = self._order.key, self.planner.now
+        return bool(key(self._waiting[0], now) < key(self._swapped[0], now))
+
+    def _prefill(self) -> None:
+        waiting, planner = self._waiting, self.planner
+        if planner.restoring is not None:  # one step was too small for all of its sequences
+            planner.start(planner.restoring)
+        was_idle = not self._running
+        while planner.restoring is None and self._delay.passed(planner.now, waiting, was_idle):
+            if not (waiting and self._may_admit() and planner.admit(waiting[0])):
+                break
+            waiting.popleft()
+        if planner.plan.admitted:
+            self._delay.admitted()
+
+    def _make_way_for_head(self) -> None:
+        """Put all in order, and preempt running groups worse than the head of the queue for it."""
+        running, waiting, planner = self._running, self._waiting, self.planner
+        key, now = self._order.key, planner.now
+        keys = [key(group, now) for group in running]
+        if keys != sorted(keys):
+            running.sort(key=dict(zip(running, keys, strict=True)).__getitem__)
+        if self._ends_quanta:
+            spent = planner.spent() if self._swapped or waiting else []
+            if spent:
+                waiting.sort(now)
+                planner.end_quanta(spent, waiting[0] if self._may_admit() else self._swapped[0])
+        elif self.preempts_for_head and waiting:
+            head = waiting.popleft()
+            while running and key(running[-1], now) > key(head, now) and not planner.fits(head):
+                if planner.preemptor.lifetime(running[-1]):
+                    break  # its blocks are reserved to its end
+                planner.preempt(running[-1])
+            waiting.appendleft(head, now)
+        waiting.sort(now)
+
+    def _requeue(self, group: SequenceGroup) -> None:
+        if group.status is Status.SWAPPED:
+            self._swapped.append(group)
+        else:
+            self._waiting.appendleft(group, self.planner.now)
+
+
+class PromptPlanner(Planner):
+    """Starts and grows groups by the rules of vLLM's V0 engine."""
+
+    stops_at_preempted = False
+
+    def __init__(
+        self,
+        options: PrefillOrDecodeSettings,
+        parts: SchedulerParts,
+        running: list[SequenceGroup],
+        requeue: Callable[[SequenceGroup], None],
+    ) -> None:
+        super().__init__(parts, running, requeue, num_seqs=options.max_num_seqs)
+        self.budget = options.max_num_batched_tokens or max(parts.max_model_len, 2048)
+        """Prompt tokens of a step; decoding takes a token of each sequence in any case."""
+        self.restoring: SequenceGroup | None = None
+        """The group some of whose sequences are still to be started again."""
+        self.spare_blocks = 0 if options.exact_growth else 1
+        self._cached_is_free = options.cached_is_free
+
+    def begin(self, now: float) -> None:
+        super().begin(now)
+        self._prompt_tokens = 0
+
+    def refuse(self, group: SequenceGroup) -> str | None:
+        width = self.refuse_width(group, self.budget)
+        return width or self.preemptor.refuse(group, self.most_blocks)
 
     # ------------------------------------------------------------------ prompts
 
-    def _prefill(self, plan: Schedule) -> None:
-        waiting, tokens_left = self._waiting, self._budget
-        if self._restoring is not None:  # one step was too small for all of its sequences
-            tokens_left = self._start(plan, self._restoring, tokens_left)
-        seqs_left = self._num_seqs_left()
-        was_idle = not self._running
-        while self._restoring is None and self._delay.passed(self._now, waiting, was_idle):
-            if not waiting or (self._swapped and not self._overtakes()):
-                break
-            group = waiting[0]
-            if reason := self._outgrown(group):
-                self._preemptor.give_up(plan, waiting.popleft(), reason)
-                continue
-            if group.num_seqs > seqs_left or not self._has_blocks(group):
-                break
-            if self._cost(group.live[0]) > tokens_left:
-                break
-            self._running.append(waiting.popleft())
-            seqs_left -= group.num_seqs
-            tokens_left = self._start(plan, group, tokens_left)
+    def admit(self, group: SequenceGroup) -> bool:
+        fits = self.would_start(group, self.room())
+        if fits and self._prompt_tokens + self._cost(group.live[0]) <= self.budget:
+            self._joins(group)
+            self.start(group)
             num_cached = sum(sequence.num_scheduled for sequence in group.live)
-            plan.admitted.append((group, num_cached))
-        if plan.admitted:
-            self._delay.admitted()
+            self.plan.admitted.append((group, num_cached))
+            return True
+        reason = None if fits else self._outgrown(group)
+        if reason is not None:
+            self.give_up(group, reason)
+        return reason is not None
 
-    def _start(self, plan: Schedule, group: SequenceGroup, tokens_left: int) -> int:
-        """Compute the prompts of a group's sequences while tokens are left; return what is left.
+    def start(self, group: SequenceGroup) -> None:
+        """Compute the prompts of a group's sequences while tokens are left.
 
         No other group runs until all of its sequences are started, so the blocks that were free
         for it when it was admitted still are.
@@ -184,241 +216,92 @@ class PrefillOrDecodeScheduler(Scheduler):
         for sequence in group.live:
             if sequence.table.blocks:
                 continue
-            cost = self._cost(sequence)
-            if cost > tokens_left:
-                self._restoring = group
-                return tokens_left
-            tokens_left -= cost
-            self._compute_prompt(plan, sequence)
-        self._restoring = None
-        return tokens_left
+            cost, length = self._cost(sequence), sequence.num_tokens
+            if self._prompt_tokens + cost > self.budget:
+                self.restoring = group
+                return
+            self._prompt_tokens += cost
+            hit = self.kv_cache.lookup(sequence, length)
+            skipped = self._num_skipped(hit, length)
+            self._begin_sequence(sequence, length - skipped, hit, skipped)
+        self.restoring = None
 
     def _cost(self, sequence: SequenceState) -> int:
         """Tokens of the budget that a prompt takes."""
         length = sequence.num_tokens
         if not self._cached_is_free:
             return length
-        return length - self._num_skipped(self._kv.lookup(sequence, length), length)
+        return length - self._num_skipped(self.kv_cache.lookup(sequence, length), length)
 
     def _num_skipped(self, hit: PrefixHit, length: int) -> int:
         """Tokens that need not be computed: those of the last block always are."""
-        return min(hit.num_settled, self._kv.blocks_for(length) - 1) * self._kv.block_size
-
-    def _compute_prompt(self, plan: Schedule, sequence: SequenceState) -> None:
-        """Share what is cached and compute the rest."""
-        length = sequence.num_tokens
-        hit = self._kv.lookup(sequence, length)
-        skipped = self._num_skipped(hit, length)
-        self._kv.admit(sequence, length - skipped, hit, skipped)
-        plan.add(sequence, length - skipped)
-
-    def _num_seqs_left(self) -> int:
-        """Sequences that may run beside those that do; below 1, none, however far below."""
-        max_num_seqs = self._max_num_seqs
-        if len(self._running) >= max_num_seqs:
-            return 0  # the usual case is not to be counted in every step
-        return max_num_seqs - sum(group.num_seqs for group in self._running)
+        kv_cache = self.kv_cache
+        return min(hit.num_settled, kv_cache.blocks_for(length) - 1) * kv_cache.block_size
 
     def _outgrown(self, group: SequenceGroup) -> str | None:
         """Say why a waiting group can never be admitted, or return ``None``."""
-        longest = _longest(group)
-        if longest > min(self._max_model_len, self._budget):
+        if self.outgrew_step(group):
             return (
-                f"its {longest} tokens are more than one step takes "
+                f"its {group.longest} tokens are more than one step takes "
                 "(scheduler.max_num_batched_tokens)"
             )
-        needed = self._kv.blocks_to_restore(group)
-        if needed > self._most_blocks():
-            return f"it needs {needed} of {self._kv.num_blocks} blocks"
+        needed = self.kv_cache.blocks_to_restore(group)
+        if needed > self.most_blocks:
+            return f"it needs {needed} of {self.kv_cache.num_blocks} blocks"
         return None
 
-    def _has_blocks(self, group: SequenceGroup) -> bool:
-        """Whether the blocks are free that a waiting group takes."""
-        needed = self._preemptor.blocks_to_admit(group, self._running)
-        return needed + self._kv.watermark_blocks <= self._kv.num_free and all(
-            self._kv.can_start(sequence) for sequence in group.live
-        )
+    # ------------------------------------------------------------------ rules
 
-    # ------------------------------------------------------------------ requests that come first
+    @property
+    def most_blocks(self) -> int:
+        return self.kv_cache.num_blocks - self.kv_cache.watermark_blocks
 
-    def _make_way_for_head(self, plan: Schedule) -> None:
-        """Put all in order, and preempt running groups worse than the head of the queue for it."""
-        running, waiting, now, key = self._running, self._waiting, self._now, self._order.key
-        running.sort(key=lambda group: key(group, now))
-        if self._ends_quanta:
-            self._end_quanta(plan)
-        if not waiting:
-            return
-        if self.preempts_for_head and not self._ends_quanta:
-            head = waiting.popleft()
-            while running and key(running[-1], now) > key(head, now) and not self._fits(head):
-                if self._preemptor.lifetime(running[-1]):
-                    break  # its blocks are reserved to its end
-                self._preempt(plan, running[-1])
-            waiting.appendleft(head, now)
-        waiting.sort(now)
+    def watermark(self, left: Room) -> int:
+        return self.kv_cache.watermark_blocks
 
-    def _fits(self, group: SequenceGroup) -> bool:
-        """Whether ``group`` could be admitted into a step that computes nothing else."""
-        needed = self._kv.blocks_to_restore(group)
-        return (
-            self._kv.num_free - needed >= self._kv.watermark_blocks
-            and _longest(group) <= self._budget
-            and group.num_seqs <= self._num_seqs_left()
-        )
+    def room(self) -> Room:
+        num_tokens = self.budget - len(self.plan.sequences)
+        return Room(self.seqs_left, num_tokens, self.kv_cache.num_free, len(self.running))
 
-    def _end_quanta(self, plan: Schedule) -> None:
-        """Preempt running groups whose quantum is over for the group that comes next.
+    def claim(self, group: SequenceGroup) -> tuple[int, int]:
+        return len(group.live), 0
 
-        Only if that one comes before them, could not start beside them, and can once they are
-        preempted. The last in the order first, and no more than necessary.
-        """
-        running, swapped, waiting, now = self._running, self._swapped, self._waiting, self._now
-        spent = self._quanta.spent(running, now) if swapped or waiting else []
-        if not spent:
-            return
-        waiting.sort(now)
-        first = swapped[0] if swapped and not self._overtakes() else waiting[0]
-        behind = [g for g in self._quanta.behind(first, spent, now) if self._could_return(g)]
-        if not behind:
-            return
-        for group in fewest_to_preempt(
-            behind,
-            StepBudget(
-                self._max_num_seqs - sum(group.num_seqs for group in running),
-                self._budget - sum(len(group.live) for group in running),
-                self._kv.num_free,
-                len(running),
-            ),
-            freed_by=self._freed_by,
-            suffices=lambda left: self._would_start(first, left),
-        ):
-            self._preempt(plan, group)
-
-    def _could_return(self, group: SequenceGroup) -> bool:
-        """Whether a running group could start again after a preemption, or has grown too large."""
-        kv, most = self._kv, self._most_blocks()
-        if self._preemptor.would_swap(group):
-            return kv.distinct_blocks(group) + len(group.live) <= most
-        fits_step = _longest(group) <= min(self._max_model_len, self._budget)
-        return fits_step and kv.blocks_to_restore(group) <= most
-
-    def _freed_by(self, group: SequenceGroup) -> StepBudget:
-        """What the preemption of a running group adds to what is left."""
-        return StepBudget(group.num_seqs, len(group.live), self._kv.distinct_blocks(group), -1)
-
-    def _would_start(self, group: SequenceGroup, left: StepBudget) -> bool:
-        """Whether a waiting or swapped group could start, given what is ``left``."""
-        kv, live = self._kv, group.live
-        if group.num_seqs > left.num_seqs:
-            return False
-        if group.status is Status.SWAPPED:
-            needed = kv.distinct_blocks(group) + len(live)
-            return left.num_blocks - needed >= kv.watermark_blocks and left.num_tokens >= len(live)
-        needed = self._preemptor.blocks_to_admit(group, self._running)
-        if _longest(group) > self._budget or left.num_blocks - needed < kv.watermark_blocks:
-            return False
-        if kv.reserves_runs and left.num_running < len(self._running):  # which runs is not known
-            runs = sum(kv.blocks_to_start(s.num_tokens, group.max_length) for s in live)
-            return runs <= left.num_blocks
-        return all(kv.can_start(sequence) for sequence in live)
-
-    # ------------------------------------------------------------------ decoding
-
-    def _decode(self, plan: Schedule) -> bool:
-        """Decode every running sequence; whether no group was preempted for want of blocks."""
-        kv, running = self._kv, Status.RUNNING
-        sequences, num_tokens = plan.sequences, plan.num_tokens
-        num_free, undisturbed = kv.num_free, True
-        for group in tuple(self._running):
-            if not undisturbed and group.status is not running:
-                continue  # preempted for one before it
-            live = group.live
-            if len(live) == 1 and num_free:
-                sequence = live[0]
-                start = sequence.num_scheduled
-                if len(sequence.tokens) - start + sequence.num_unknown:  # else it waits for a step
-                    if start + 1 >= sequence.capacity:
-                        kv.reserve(sequence, 1)
-                        num_free = kv.num_free
-                    sequences.append(sequence)
-                    num_tokens.append(1)
-                continue
-            if not self._decode_group(plan, group):
-                undisturbed = False
-            num_free = kv.num_free
-        return undisturbed
-
-    def _decode_group(self, plan: Schedule, group: SequenceGroup) -> bool:
-        """The same for a group that may need blocks; whether they were free."""
-        kv, live = self._kv, group.live
-        if not all(sequence.num_pending for sequence in live):
-            return True  # it waits for a step under way
-        num_free = kv.num_free
-        enough = num_free >= len(live) or num_free >= self._blocks_to_decode(group)
-        if enough or self._free_blocks_for(plan, group):
-            for sequence in live:
-                if sequence.num_scheduled + 1 >= sequence.capacity:
-                    kv.reserve(sequence, 1)
-                plan.add(sequence, 1)
-        return enough
-
-    def _blocks_to_decode(self, group: SequenceGroup) -> int:
-        """Blocks that must be free for the group to decode: at most one for each sequence."""
-        if self._exact_growth or self._preemptor.lifetime(group):
-            return self._kv.blocks_to_grow(group)
+    def blocks_to_grow(self, group: SequenceGroup, num_tokens: int) -> int:
+        """At most one for each sequence, whether it takes one or not."""
+        if not self.spare_blocks or self.preemptor.lifetime(group):
+            return self.kv_cache.blocks_to_grow(group)
         return len(group.live)
 
-    def _free_blocks_for(self, plan: Schedule, group: SequenceGroup) -> bool:
-        """Preempt groups until ``group`` can decode; whether it was not preempted itself."""
-        running = self._running
-        while self._kv.num_free < self._blocks_to_decode(group):
-            index = running.index(group)
-            # the first one is no candidate while it is not alone, so that it ends in any case
-            victim = self._victim.choose(running[index or 1 :] or [group], self._now)
-            self._preempt(plan, victim)
-            if victim is group:
-                return False
-        return True
+    def blocks_to_resume(self, group: SequenceGroup, num_tokens: int) -> int:
+        return self.kv_cache.distinct_blocks(group) + len(group.live)
 
-    def _preempt(self, plan: Schedule, group: SequenceGroup) -> None:
-        self._running.remove(group)
-        if self._preemptor.preempt(plan, group, self._now) is PreemptionMode.SWAP:
-            self._swapped.append(group)
-        else:
-            self._waiting.appendleft(group, self._now)
+    def outgrew_step(self, group: SequenceGroup) -> bool:
+        return group.longest > min(self.max_model_len, self.budget)
 
-    # ------------------------------------------------------------------ swapped requests
+    def would_admit(self, group: SequenceGroup, left: Room) -> bool:
+        needed = self.preemptor.blocks_to_admit(group, self.running) + self.watermark(left)
+        return (
+            not self.outgrew_step(group)
+            and needed <= left.num_blocks
+            and self.has_runs(group, left)
+        )
 
-    def _swap_in(self, plan: Schedule) -> None:
-        kv, swapped = self._kv, self._swapped
-        while swapped and not self._overtakes():
-            group = swapped[0]
-            if self._ends_quanta and group in plan.swapped_out:
-                break
-            needed = kv.distinct_blocks(group) + len(group.live)
-            if needed > self._most_blocks():
-                reason = f"it needs {needed} of {kv.num_blocks} blocks"
-                self._preemptor.give_up(plan, swapped.popleft(), reason)
-                continue
-            if (
-                kv.num_free - needed < kv.watermark_blocks
-                or group.num_seqs > self._num_seqs_left()
-                or len(plan.sequences) + len(group.live) > self._budget
-            ):
-                break
-            self._preemptor.resume(plan, swapped.popleft())
-            self._running.append(group)
-            if not all(sequence.num_pending for sequence in group.live):
-                continue  # it waits for a step under way
-            for sequence in group.live:
-                kv.reserve(sequence, 1)
-                plan.add(sequence, 1)
+    def fits(self, group: SequenceGroup) -> bool:
+        """Whether a group could be admitted into a step that computes nothing else."""
+        needed = self.kv_cache.blocks_to_restore(group) + self.kv_cache.watermark_blocks
+        return (
+            needed <= self.kv_cache.num_free
+            and not self.outgrew_step(group)
+            and group.num_seqs <= self.seqs_left
+        )
 
-
-def _longest(group: SequenceGroup) -> int:
-    """Tokens of the longest sequence."""
-    return max(sequence.num_tokens for sequence in group.live)
+    def _make_way(self, group: SequenceGroup) -> bool:
+        """Of the groups from this one on; not the first one while it is not alone."""
+        index = self.running.index(group)
+        victim = self._victim.choose(self.running[index or 1 :] or [group], self.now)
+        self.preempt(victim)
+        self.is_short = True
+        return victim is not group
 
 
 class _Delay:

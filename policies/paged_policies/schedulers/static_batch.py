@@ -41,4 +41,4 @@ class StaticBatchScheduler(PrefillOrDecodeScheduler):
         super().__init__(whole, parts)
 
     def _is_open(self) -> bool:
-        return not self._running or self._restoring is not None
+        return not self._running or self.planner.restoring is not None

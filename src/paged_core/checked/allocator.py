@@ -10,6 +10,7 @@ from paged_core.errors import PluginError
 from paged_core.ids import BlockId
 from paged_core.interfaces.allocator import (
     BlockAllocator,
+    SupportsLastStep,
     SupportsPrefixCache,
     SupportsReservation,
 )
@@ -26,6 +27,7 @@ class CheckedBlocks(BlockAllocator):
 
     def __init__(self, inner: BlockAllocator, num_blocks: int) -> None:
         self.inner = inner
+        self._release = inner.release if isinstance(inner, SupportsLastStep) else None
         self._references = [0] * num_blocks
         self.content: dict[BlockId, BlockKey] = {}
         """What each published block holds, referenced or not."""
@@ -45,17 +47,18 @@ class CheckedBlocks(BlockAllocator):
         for block in shared:
             self._references[block] += 1
 
-    def free(self, blocks: Iterable[BlockId], /) -> None:
+    def free(self, blocks: Iterable[BlockId], last_step: int | None = None, /) -> None:
+        """Free blocks: those of a sequence that was last scheduled in ``last_step``, if given."""
         freed = list(blocks)
-        self.inner.free(freed)
+        if self._release is None or last_step is None:
+            self.inner.free(freed)
+        else:
+            self._release(freed, last_step)
         for block in freed:
             self._references[block] -= 1
 
     def ref_count(self, block: BlockId, /) -> int:
         return self._references[block]
-
-    def note_step(self, blocks: Iterable[BlockId], step: int, /) -> None:
-        self.inner.note_step(blocks, step)
 
     def take_evicted(self) -> list[BlockId]:
         """Return :attr:`evicted` and start another list."""

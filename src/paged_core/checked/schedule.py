@@ -10,8 +10,8 @@ from paged_core.interfaces.schedule import Schedule
 from paged_core.sequence import SequenceState
 
 
-def count_scheduled(plan: Schedule) -> set[SeqId]:
-    """Count the tokens of a plan as scheduled; return the sequences that have more pending.
+def count_scheduled(plan: Schedule, step: int) -> set[SeqId]:
+    """Count the tokens of a plan as scheduled in a step; return the sequences with more pending.
 
     Raises:
         PluginError: it plans what cannot be computed; some of its tokens are counted.
@@ -21,11 +21,11 @@ def count_scheduled(plan: Schedule) -> set[SeqId]:
         raise PluginError("schedule() planned 0 tokens of a sequence")
     for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
         end = sequence.num_scheduled + num_tokens
-        left = len(sequence.tokens) + sequence.num_unknown - end
-        if left or end > sequence.capacity:
+        if end != len(sequence.tokens) + sequence.num_unknown or end > sequence.capacity:
             _check_chunk(sequence, num_tokens)
             incomplete.add(sequence.id)
         sequence.num_scheduled = end
+        sequence.last_step = step
     if incomplete and len({sequence.id for sequence in plan.sequences}) < len(plan.sequences):
         raise PluginError("schedule() planned one sequence twice")
     return incomplete

@@ -50,13 +50,6 @@ class BlockAllocator(ABC):
     def ref_count(self, block: BlockId, /) -> int:
         """Number of references to the block; 0: it is free."""
 
-    def note_step(self, blocks: Iterable[BlockId], step: int, /) -> None:  # noqa: B027
-        """A sequence that is about to free these blocks was last scheduled in this step.
-
-        Called only if the evictor ``wants_last_step``. Of a block that several sequences held, the
-        latest step counts: :attr:`~paged_core.interfaces.evictor.BlockInfo.last_step`.
-        """
-
 
 @runtime_checkable
 class SupportsPrefixCache(Protocol):
@@ -74,6 +67,18 @@ class SupportsPrefixCache(Protocol):
 
     def retract(self, blocks: Iterable[BlockId], /) -> None:
         """Make these blocks unfindable: their published content was never computed."""
+
+
+@runtime_checkable
+class SupportsLastStep(Protocol):
+    """An allocator that tells its evictor when blocks were used last."""
+
+    def release(self, blocks: Iterable[BlockId], last_step: int, /) -> None:
+        """:meth:`BlockAllocator.free`, of a sequence that was last scheduled in ``last_step``.
+
+        Of a block that several sequences held, the latest step counts:
+        :attr:`~paged_core.interfaces.evictor.BlockInfo.last_step`.
+        """
 
 
 @runtime_checkable

@@ -40,8 +40,8 @@ class BlockInfo:
     """The same number for the same content, in any block and after an eviction too; a hash: a
     collision may change what is evicted and nothing else. ``None``: the allocator does not say."""
     last_step: int | None = None
-    """The last step in which a sequence that held it was scheduled; ``None``: it was not noted,
-    because the evictor does not ask for it or the allocator does not say."""
+    """The last step in which a sequence that held it was scheduled; ``None``: the allocator does
+    not say."""
 
 
 class Evictor(ABC):
@@ -50,9 +50,6 @@ class Evictor(ABC):
     What it remembers of evicted content is bounded by the number of blocks. So that runs can be
     repeated, what it evicts follows from what it was told and from the seed.
     """
-
-    wants_last_step: bool = False
-    """Whether it looks at :attr:`BlockInfo.last_step`, which is noted only then."""
 
     @abstractmethod
     def add(self, block: BlockId, info: BlockInfo, /) -> None:

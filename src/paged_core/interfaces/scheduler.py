@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from paged_core.interfaces.preemption import Preemption
 from paged_core.interfaces.queue_order import QueueOrder
@@ -42,13 +42,31 @@ class Queues:
     swapped: Sequence[SequenceGroup] = ()
 
 
+class StepPlanner(Protocol):
+    """What a scheduler need not say itself; a :class:`~paged_core.planner.Planner` does."""
+
+    num_seqs: int
+    """Sequences that may run at once."""
+    max_model_len: int
+
+    def refuse(self, group: SequenceGroup) -> str | None:
+        """Say why ``group`` could never run even alone, or return ``None``."""
+
+
 class Scheduler(ABC):
-    """Decides. Blocks move through the :class:`~paged_core.kv_cache.KVCache`, groups are preempted
-    and resumed through the :class:`~paged_core.preemptor.Preemptor`; both keep ``group.status``.
+    """Decides which sequences are computed, and how many tokens of each.
+
+    A :class:`~paged_core.planner.Planner` carries the decisions out. Without one, blocks are moved
+    through the :class:`~paged_core.kv_cache.KVCache`, and groups are preempted and resumed through
+    the :class:`~paged_core.preemptor.Preemptor`; both keep ``group.status``.
 
     The engine advances ``num_scheduled``, appends tokens and releases blocks of what has finished.
     So that runs can be repeated, decisions follow from the calls and ``now`` alone.
     """
+
+    planner: StepPlanner | None = None
+    """What plans its steps. It also says what is refused, how many sequences may run and how long
+    they may get, unless the scheduler does."""
 
     @abstractmethod
     def add(self, group: SequenceGroup, /) -> None:
@@ -59,7 +77,7 @@ class Scheduler(ABC):
 
         The size of the cache and the model's length are the engine's concern.
         """
-        return None
+        return None if self.planner is None else self.planner.refuse(group)
 
     @abstractmethod
     def remove(self, group: SequenceGroup, /) -> None:
@@ -77,16 +95,19 @@ class Scheduler(ABC):
     def queues(self) -> Queues:
         """Return the queues; for observers, off the hot path."""
 
-    @abstractmethod
     def __len__(self) -> int:
         """Groups held, in whatever state."""
+        queues = self.queues()
+        return len(queues.running) + len(queues.waiting) + len(queues.swapped)
 
     @property
     def max_num_seqs(self) -> int | None:
         """Sequences that may run at once, hence the most that one request may ask for."""
-        return None
+        return None if self.planner is None else self.planner.num_seqs
 
     @property
-    @abstractmethod
     def length_cap(self) -> int:
         """A sequence of this many tokens ends with ``length``."""
+        if self.planner is None:
+            raise NotImplementedError("define length_cap, or set planner")
+        return self.planner.max_model_len

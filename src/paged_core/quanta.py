@@ -1,21 +1,20 @@
-"""Running groups that may be preempted because their quantum is over."""
+"""The quanta of running groups, under an order that has any."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum
 from paged_core.preemptor import Preemptor
 from paged_core.sequence import SequenceGroup
-from paged_policies.schedulers.step_budget import StepBudget
 
 
 class Quanta:
-    """The quanta of an order, if it has any, and the rules that a scheduler adds to them.
+    """Says which running groups may be preempted since their quantum is over.
 
-    A group generates at least one token between its start and a preemption for its quantum, or two
-    groups could preempt each other for ever; and a group whose blocks are reserved for its whole
-    life is not preempted.
+    Beside what the order says, a group generates at least one token between its start and a
+    preemption for its quantum, or two groups could preempt each other for ever; and a group whose
+    blocks are reserved for its whole life is not preempted.
     """
 
     def __init__(self, order: QueueOrder, preemptor: Preemptor) -> None:
@@ -47,7 +46,7 @@ class Quanta:
             marks[group.id] = mark
             if (
                 rule.quantum_over(group, now)
-                and _longest(group) != mark[1]
+                and group.longest != mark[1]
                 and all(sequence.num_pending == 1 for sequence in group.live)
                 and not self._preemptor.lifetime(group)
             ):
@@ -66,42 +65,11 @@ class Quanta:
         return [group for _, group in keyed]
 
 
-def fewest_to_preempt(
-    candidates: list[SequenceGroup],
-    left: StepBudget,
-    *,
-    freed_by: Callable[[SequenceGroup], StepBudget],
-    suffices: Callable[[StepBudget], bool],
-) -> list[SequenceGroup]:
-    """Return as many candidates, from the last on, as have to be preempted until it suffices.
-
-    Args:
-        left: of the step, as long as all of them run.
-        freed_by: what a preemption adds to it.
-
-    Returns:
-        No group if it suffices as it is, or if all candidates are not enough.
-    """
-    chosen: list[SequenceGroup] = []
-    while not suffices(left):
-        if len(chosen) == len(candidates):
-            return []
-        group = candidates[-1 - len(chosen)]
-        chosen.append(group)
-        left += freed_by(group)
-    return chosen
-
-
-def _longest(group: SequenceGroup) -> int:
-    """Tokens of the longest sequence; the number grows with every generated token."""
-    return max(sequence.num_tokens for sequence in group.live)
-
-
 def _length_at_start(group: SequenceGroup) -> int:
-    """An upper bound of :func:`_longest` at the time the group last started.
+    """An upper bound of ``group.longest`` at the time the group last started.
 
     A pending token does not tell: it may be the last one of a prompt computed in chunks.
     """
     if group.waiting_since == group.arrival:
         return len(group.request.prompt)
-    return _longest(group)
+    return group.longest

@@ -1,0 +1,148 @@
+"""What a planner does beyond the decisions of the schedulers that have one."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged_core.errors import PluginError
+from paged_core.interfaces.preemption import Preemption, PreemptionMode
+from paged_core.interfaces.queue_order import OrderParts
+from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
+from paged_core.interfaces.victim import VictimParts
+from paged_core.kv_cache import KVCache
+from paged_core.planner import Planner
+from paged_core.preemptor import Preemptor
+from paged_core.sequence import SequenceGroup, Status
+from paged_policies.orders.fcfs import FcfsOrder, FcfsSettings
+from paged_policies.victims.newest import NewestSettings, NewestVictim
+from paged_testing.engines import build_memory_engine
+from paged_testing.workloads import simple_request
+from unit.block_tables import make_cache, make_group
+
+
+class Recompute(Preemption):
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        return PreemptionMode.RECOMPUTE
+
+
+class Held:
+    """A planner of up to eight sequences, and the groups that it hands back."""
+
+    def __init__(self, cache: KVCache, num_tokens: int = 100) -> None:
+        preemption = Recompute()
+        parts = SchedulerParts(
+            kv_cache=cache,
+            queue_order=FcfsOrder(FcfsSettings(), OrderParts(kv_cache=cache)),
+            victim=NewestVictim(NewestSettings(), VictimParts(kv_cache=cache)),
+            preemption=preemption,
+            preemptor=Preemptor(cache, preemption),
+            max_model_len=64,
+        )
+        self.running: list[SequenceGroup] = []
+        self.waiting: list[SequenceGroup] = []
+        self.planner = Planner(
+            parts, self.running, self.waiting.append, num_tokens=num_tokens, num_seqs=8
+        )
+
+    def computed(self, *groups: SequenceGroup) -> None:
+        """Admit groups, and compute what is planned of them and a token after it."""
+        self.planner.begin(0.0)
+        assert all(self.planner.admit(group) for group in groups)
+        plan = self.planner.plan
+        for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
+            sequence.num_scheduled += num_tokens
+            sequence.num_computed = sequence.num_scheduled
+            sequence.tokens.append(0)
+        self.planner.kv_cache.take_changes()
+        self.planner.begin(1.0)
+
+
+def batch(plan: Schedule) -> list[tuple[SequenceGroup, int]]:
+    return [(s.group, n) for s, n in zip(plan.sequences, plan.num_tokens, strict=True)]
+
+
+def test_a_group_is_in_the_batch_once_however_often_it_is_named() -> None:
+    held = Held(make_cache())
+    first, second = make_group(5), make_group([9] * 6)
+    held.computed(first, second)
+    held.planner.grow([second])
+    held.planner.grow([first, second])
+    assert batch(held.planner.plan) == [(second, 1), (first, 1)]
+
+
+def test_groups_grow_while_tokens_are_left() -> None:
+    held = Held(make_cache())
+    groups = [make_group([number] * 3) for number in range(3)]
+    held.computed(*groups)
+    held.planner.tokens_left = 2
+    held.planner.grow(groups)
+    assert batch(held.planner.plan) == [(groups[0], 1), (groups[1], 1)]
+    assert held.planner.tokens_left == 0
+
+
+def test_the_newest_is_preempted_for_a_block_and_not_admitted_again_in_that_step() -> None:
+    held = Held(make_cache(num_blocks=4))
+    first, second = make_group([1] * 7), make_group([2] * 7)
+    held.computed(first, second)
+    for group in (first, second):  # their last blocks are full now
+        held.planner.grow([group])
+        group.live[0].num_scheduled += 1
+        group.live[0].tokens.append(0)
+    held.planner.kv_cache.take_changes()
+    held.planner.begin(2.0)
+    held.planner.grow(held.running)
+    planner = held.planner
+    assert batch(planner.plan) == [(first, 1)]
+    assert (held.running, held.waiting, planner.plan.preempted) == ([first], [second], [second])
+    assert second.status is Status.WAITING
+    assert planner.is_short
+    assert not planner.admit(second)
+
+
+class TestAfterAnAdmissionThatSharesWhatTheStepFills:
+    @pytest.fixture
+    def held(self) -> Held:
+        """Two equal prompts of two full blocks and a token in one step, and one that decodes."""
+        held = Held(make_cache(num_blocks=6))
+        old = make_group([7] * 8)
+        held.computed(old)
+        equal = [make_group(list(range(9))) for _ in range(2)]
+        assert all(held.planner.admit(group) for group in equal)
+        assert [n for _, n in batch(held.planner.plan)] == [9, 1]
+        return held
+
+    def test_no_group_of_the_batch_may_be_preempted(self, held: Held) -> None:
+        with pytest.raises(PluginError, match="preempt before admitting"):
+            held.planner.preempt(held.running[1])
+        assert len(held.running) == 3
+
+    def test_a_group_that_finds_no_block_waits_for_the_next_step(self, held: Held) -> None:
+        assert held.planner.kv_cache.num_free == 0
+        held.planner.grow(held.running)
+        assert [n for _, n in batch(held.planner.plan)] == [9, 1]
+        assert not held.planner.plan.preempted
+        assert len(held.running) == 3
+
+
+class Bare(Scheduler):
+    """Defines no more than it must, and has no planner."""
+
+    def add(self, group: SequenceGroup, /) -> None:
+        raise AssertionError
+
+    def remove(self, group: SequenceGroup, /) -> None:
+        raise AssertionError
+
+    def schedule(self, now: float, /) -> Schedule:
+        return Schedule()
+
+    def queues(self) -> Queues:
+        return Queues((), ())
+
+
+def test_a_scheduler_without_a_planner_is_told_to_define_its_length_cap() -> None:
+    engine = build_memory_engine()
+    engine.scheduler = Bare()
+    assert (len(engine.scheduler), engine.scheduler.max_num_seqs) == (0, None)
+    with pytest.raises(PluginError, match="define length_cap, or set planner"):
+        engine.add(simple_request("A", 5, 2))
