@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from integration.remote_executor import PICKLING
 from paged_backends.text.tokenizer import load_tokenizer
 from paged_core import LLM, EngineSettings, SamplingParams
 from paged_core.cli import main
@@ -239,10 +238,10 @@ def test_another_tokenizer_is_refused(capfd: Capture, tmp_path: Path) -> None:
 
 
 def test_logits_must_be_in_this_process() -> None:
-    registry = Registry.discover().extended(PICKLING)
+    registry, executor = Registry.discover(), {"name": "process", "inner": "memory"}
     with QualityEngines(Given(registry, {}), Variant("base", {}), None) as engines:
-        engines.load_if_served(Variant("remote", {"executor": "pickling"}), "text")
-    assert "'pickling' runs the model in another process" in engines.left_out["remote"]
+        engines.load_if_served(Variant("remote", {"executor": executor}), "text")
+    assert "'process' runs the model in another process" in engines.left_out["remote"]
 
 
 def test_default_variants() -> None:
