@@ -552,6 +552,9 @@ PROGRAM = """
 """
 ENDINGS = {
     "killed": "os.kill(os.getpid(), 9)",
+    "killed while the process is stopped": (
+        "os.kill(llm.engine.executor._worker.pid, 19); os.kill(os.getpid(), 9)"
+    ),
     "exit": "sys.exit(3)",
     "end": "",
     "collected": "del llm; import gc, time; gc.collect(); time.sleep(600)",
@@ -566,9 +569,10 @@ def test_the_process_ends_with_the_one_that_started_it(ending: str) -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         try:
-            child = psutil.Process(int(parent.stdout.readline()))
-            with suppress(psutil.NoSuchProcess):
-                child.wait(LONG)
+            pid = int(parent.stdout.readline())
+            with suppress(psutil.NoSuchProcess):  # it has ended already
+                psutil.Process(pid).wait(LONG)
+            assert not psutil.pid_exists(pid)
         finally:
             parent.kill()
 
