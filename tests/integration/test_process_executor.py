@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread, Timer
 from time import monotonic, sleep
@@ -181,8 +182,8 @@ def test_text_is_that_of_local_when_blocks_are_short(tight: str) -> None:
 
 def test_the_next_step_is_sent_while_one_runs() -> None:
     with slow_engine(step=0.2) as engine:
-        executor = engine.executor
-        assert executor.runs_in_background
+        assert engine.capacity.remote
+        assert engine.executor.runs_in_background
         engine._num_ahead = 1
         engine.add(make_request("A", SamplingParams(max_tokens=4)))
         engine.step()
@@ -242,6 +243,13 @@ def test_what_a_step_raises_names_the_inner_executor_and_others_go_on() -> None:
         assert pid_of(engine) == pid
 
 
+def remote_engine() -> Engine:
+    """An engine that takes its executor to be in another process."""
+    engine = build(registry_with(), executor="memory")
+    engine.capacity = replace(engine.capacity, remote=True)
+    return engine
+
+
 class Unpicklable:
     """A processor that holds what cannot be pickled."""
 
@@ -264,14 +272,14 @@ class TestProcessors:
     def test_that_cannot_be_pickled_are_refused(self, number: int) -> None:
         processor = unpicklable()[number]
         name = ["<lambda>", "local", "Unpicklable"][number]
-        with slow_engine() as engine:
-            asked = SamplingParams(logits_processors=[favour_token_9, processor])
-            with pytest.raises(RequestError, match="cannot be pickled") as refused:
-                engine.add(make_request("A", asked))
-            assert "request 'A'" in str(refused.value)
-            assert f"{name}, which" in str(refused.value)
-            assert "module level" in str(refused.value)
-            assert not engine.has_unfinished
+        engine = remote_engine()
+        asked = SamplingParams(logits_processors=[favour_token_9, processor])
+        with pytest.raises(RequestError, match="cannot be pickled") as refused:
+            engine.add(make_request("A", asked))
+        assert "request 'A'" in str(refused.value)
+        assert f"{name}, which" in str(refused.value)
+        assert "module level" in str(refused.value)
+        assert not engine.has_unfinished
 
     def test_of_the_program_itself_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def mine(output: Sequence[int], logits: Any) -> Any:
@@ -279,8 +287,8 @@ class TestProcessors:
 
         mine.__module__, mine.__qualname__ = "__main__", "mine"
         monkeypatch.setattr(sys.modules["__main__"], "mine", mine, raising=False)
-        with slow_engine() as engine, pytest.raises(RequestError, match="define it in a module"):
-            engine.add(make_request("A", SamplingParams(logits_processors=[mine])))
+        with pytest.raises(RequestError, match="define it in a module"):
+            remote_engine().add(make_request("A", SamplingParams(logits_processors=[mine])))
 
     def test_are_served_where_steps_stay_in_this_process(self) -> None:
         engine = build(registry_with(), executor="memory")
@@ -544,6 +552,9 @@ PROGRAM = """
 """
 ENDINGS = {
     "killed": "os.kill(os.getpid(), 9)",
+    "killed while the process is stopped": (
+        "os.kill(llm.engine.executor._worker.pid, 19); os.kill(os.getpid(), 9)"
+    ),
     "exit": "sys.exit(3)",
     "end": "",
     "collected": "del llm; import gc, time; gc.collect(); time.sleep(600)",
@@ -558,9 +569,10 @@ def test_the_process_ends_with_the_one_that_started_it(ending: str) -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         try:
-            child = psutil.Process(int(parent.stdout.readline()))
-            with suppress(psutil.NoSuchProcess):
-                child.wait(LONG)
+            pid = int(parent.stdout.readline())
+            with suppress(psutil.NoSuchProcess):  # it has ended already
+                psutil.Process(pid).wait(LONG)
+            assert not psutil.pid_exists(pid)
         finally:
             parent.kill()
 

@@ -236,8 +236,9 @@ def test_another_tokenizer_is_refused(capfd: Capture, tmp_path: Path) -> None:
 
 
 def test_logits_must_be_in_this_process() -> None:
-    with QualityEngines(Given(Registry.discover(), {}), Variant("base", {}), None) as engines:
-        engines.load_if_served(Variant("remote", {"executor": "process"}), "text")
+    registry, executor = Registry.discover(), {"name": "process", "inner": "memory"}
+    with QualityEngines(Given(registry, {}), Variant("base", {}), None) as engines:
+        engines.load_if_served(Variant("remote", {"executor": executor}), "text")
     assert "'process' runs the model in another process" in engines.left_out["remote"]
 
 

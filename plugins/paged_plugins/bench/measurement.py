@@ -322,8 +322,8 @@ class _Completion(ServingLoop):
         self._generations: dict[str, Generation] = {}
 
     def add(self, arrival: Arrival) -> None:
-        generation = Generation(None, self._tokenizer)
         request = arrival.asked(self.start, sampling=_sampling(arrival.request))
+        generation = Generation(request, None, self._tokenizer)
         generation.group = self.driver.add(request)
         self._generations[request.id] = generation
 
