@@ -1,4 +1,4 @@
-"""Which operations the native runner chooses, and what it says where it cannot."""
+"""The choice of operations of runner ``native``, and its errors where there are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which families of models the decoder covers, and how each describes itself in ``config.json``.
+"""The families of models that the decoder covers, as each describes itself in ``config.json``.
 
 Defaults are those of the transformers library, which leaves out of the file what has its default.
 """

@@ -1,4 +1,4 @@
-"""What a decoder is built from, on a device, and what its runner says of it."""
+"""Source of a decoder: configuration and weights on a device; and the runners that describe it."""
 
 from __future__ import annotations
 

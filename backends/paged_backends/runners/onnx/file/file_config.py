@@ -1,4 +1,4 @@
-"""What a graph does not say of a model, and the configuration beside it does."""
+"""The configuration beside a graph, and the rules of attention that the graph does not say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is tried before a cut graph is served: a few tokens, and results that must agree.
+"""Trials of a cut graph before it is served: a few tokens, and results that must agree.
 
 Shapes: T tokens, H query heads, K key/value heads, D head_dim.
 """
