@@ -252,7 +252,7 @@ def _command(peer: Peer, python: str | None, what: str, values: dict[str, Any]) 
 
     The scripts are beside this module in an installed package, and in ``tools`` in a checkout.
     """
-    shipped = Path(__file__).with_name("peers")
+    shipped = Path(__file__).with_name("peer_scripts")
     folder = shipped if shipped.is_dir() else Path(__file__).parents[3] / "tools" / "peers"
     script = str(folder / f"{peer.script}.py")
     return [python or sys.executable, script, what, json.dumps({"name": peer.kind, **values})]
