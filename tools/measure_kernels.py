@@ -41,7 +41,7 @@ from paged_core.interfaces.attention import (
     LayerAttention,
 )
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import attention_batch
 
 BF16 = torch.bfloat16

@@ -6,10 +6,9 @@ from collections.abc import Collection
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from paged_core.component import ComponentSettings
-from paged_core.config.suggest import did_you_mean
-from paged_core.errors import SettingsError
-from paged_core.registry import Registry
+from paged_core.errors import SettingsError, did_you_mean
+from paged_core.plugins.component import ComponentSettings
+from paged_core.plugins.registry import Registry
 
 
 class ChosenComponent(BaseModel):

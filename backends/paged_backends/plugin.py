@@ -20,8 +20,8 @@ from paged_backends.runners.settings import (
     OnnxRuntimeSettings,
     TransformersSettings,
 )
-from paged_core.component import Component
-from paged_core.hookspecs import hookimpl
+from paged_core.plugins.component import Component
+from paged_core.plugins.hooks import hookimpl
 
 
 @hookimpl

@@ -8,10 +8,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from paged_core.component import Component, ComponentSettings
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
 from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator
+from paged_core.plugins.component import Component, ComponentSettings
 
 
 class BuddySettings(ComponentSettings):

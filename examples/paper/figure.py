@@ -10,7 +10,7 @@ from typing import Any
 from buddy import BUDDY
 from pydantic import Field
 
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.settings import EngineSettings, settings_class
 from paged_plugins.files import read_file
 from paged_plugins.lab.runs.run_record import RunRecord

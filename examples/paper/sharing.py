@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from figure import registry
 
 from paged_core.engine import Engine
+from paged_core.engine.wiring import build_engine
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings import EngineSettings
-from paged_core.wiring import build_engine
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
 from paged_plugins.workloads.spec import WorkloadSpec
 

@@ -18,7 +18,7 @@ sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "third_party" / "paged-core-exa
 from paged_core_example import plugin as example  # noqa: E402
 from parts import CHEAPEST  # noqa: E402
 
-from paged_core.registry import Registry  # noqa: E402
+from paged_core.plugins.registry import Registry  # noqa: E402
 from paged_plugins.decisions.replay import replay  # noqa: E402
 from paged_plugins.decisions.scenario import Scenario, read_case  # noqa: E402
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from paged_core.component import Component, ComponentSettings
 from paged_core.ids import BlockId
 from paged_core.interfaces.victim import Victim, VictimParts
+from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.sequence import SequenceGroup
 
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from paged_core.config.documents import parse_json
 from paged_core.errors import SettingsError
+from paged_core.settings.documents import parse_json
 
 VERSION = 1
 """Of the format."""

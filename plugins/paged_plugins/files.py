@@ -8,9 +8,8 @@ from typing import Any, TextIO
 
 from pydantic import BaseModel, ValidationError
 
-from paged_core.config.documents import MAX_SIZE, read_text
-from paged_core.config.suggest import did_you_mean
-from paged_core.errors import SettingsError
+from paged_core.errors import SettingsError, did_you_mean
+from paged_core.settings.documents import MAX_SIZE, read_text
 
 _SHOWN = 5
 """Mistakes that an error names."""

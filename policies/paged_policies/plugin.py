@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.resources import files
 
-from paged_core.component import Component, ComponentSettings, Profile
-from paged_core.hookspecs import hookimpl
+from paged_core.plugins.component import Component, ComponentSettings, Profile
+from paged_core.plugins.hooks import hookimpl
 from paged_policies.allocators.contiguous import ContiguousSettings
 from paged_policies.allocators.hash_cached import HashCachedSettings
 from paged_policies.allocators.uncached import UncachedSettings

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from paged_core import former_names
 from paged_core._version import __version__
 
 TYPE_CHECKING = False  # typing takes longer to import than the rest
 if TYPE_CHECKING:
     from typing import Any
 
-    from paged_core.beam_search_params import BeamSearchParams
     from paged_core.errors import PagedCoreError
     from paged_core.llm import LLM
     from paged_core.request import Request
-    from paged_core.sampling_params import SamplingParams
-    from paged_core.settings import EngineSettings
-    from paged_core.text.logprobs import Logprob
-    from paged_core.text.outputs import CompletionOutput, RequestOutput
+    from paged_core.sampling_params import BeamSearchParams, SamplingParams
+    from paged_core.settings.schema import EngineSettings
+    from paged_core.text.outputs import CompletionOutput, Logprob, RequestOutput
 
 __all__ = [
     "LLM",
@@ -32,15 +31,17 @@ __all__ = [
 
 _HOMES = {
     "LLM": "paged_core.llm",
-    "BeamSearchParams": "paged_core.beam_search_params",
+    "BeamSearchParams": "paged_core.sampling_params",
     "CompletionOutput": "paged_core.text.outputs",
-    "EngineSettings": "paged_core.settings",
-    "Logprob": "paged_core.text.logprobs",
+    "EngineSettings": "paged_core.settings.schema",
+    "Logprob": "paged_core.text.outputs",
     "PagedCoreError": "paged_core.errors",
     "Request": "paged_core.request",
     "RequestOutput": "paged_core.text.outputs",
     "SamplingParams": "paged_core.sampling_params",
 }
+
+former_names.install()
 
 
 def __getattr__(name: str) -> Any:

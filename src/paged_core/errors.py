@@ -5,6 +5,9 @@ A message names the thing, the cause and the remedy; the command line prints it 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class PagedCoreError(Exception):
     """Root of the tree: catch this to catch everything the project raises on purpose."""
@@ -67,3 +70,13 @@ def import_problem(error: BaseException) -> str:
     name = (getattr(error, "name", None) or "").removeprefix("paged_core.")
     remedy = f"; import paged_core.{_MOVED[name]}.{name}" if name in _MOVED else ""
     return f"{type(error).__name__}: {error}{remedy}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the nearest known name, or else all of them, to append to a message."""
+    names = sorted(known)
+    by_key = {name.lower(): name for name in names}
+    close = get_close_matches(word.lower(), by_key, n=1)
+    if close:
+        return f"; did you mean {by_key[close[0]]!r}?"
+    return f"; there are: {', '.join(names)}" if names else "; there are none"

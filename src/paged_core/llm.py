@@ -7,23 +7,22 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from typing import Any, Self
 
-from paged_core.beam_search_params import BeamSearchParams
-from paged_core.engine_driver import EngineDriver
+from paged_core.engine.driver import EngineDriver
+from paged_core.engine.outcome import EngineMetrics
+from paged_core.engine.wiring import build_engine
 from paged_core.errors import EngineError, RequestError
 from paged_core.field_rules import instance
 from paged_core.interfaces.executor import SupportsText
 from paged_core.interfaces.tokenizer import Tokenizer
-from paged_core.metrics import EngineMetrics
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.requests.pins import Pin, PinState
-from paged_core.sampling_params import SamplingParams
-from paged_core.settings import EngineSettings, load_settings, settings_class
+from paged_core.sampling_params import BeamSearchParams, SamplingParams
+from paged_core.settings.schema import EngineSettings, load_settings, settings_class
 from paged_core.text.front_end import FrontEnd, check_sampling
 from paged_core.text.generation import Generation
 from paged_core.text.outputs import RequestOutput
 from paged_core.text.progress import Progress, progress_bar
 from paged_core.text.prompts import Prompt
-from paged_core.wiring import build_engine
 
 
 class LLM:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_core.component import Command, Slot
-from paged_core.hookspecs import hookimpl
+from paged_core.plugins.component import Command, Slot
+from paged_core.plugins.hooks import hookimpl
 
 _SLOTS: tuple[tuple[str, str, str | tuple[str, ...], str], ...] = (
     # settings key, interface, default (a tuple where several may be chosen), summary

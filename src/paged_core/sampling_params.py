@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
 from paged_core.errors import RequestError
@@ -21,6 +21,26 @@ from paged_core.field_rules import (
     token_sequences,
     whole,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchParams:
+    """A beam search that returns as many sequences as it has beams; the names are vLLM's."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+    def sampling(self) -> SamplingParams:
+        """Return the same as sampling parameters.
+
+        Raises:
+            RequestError: a value is out of range.
+        """
+        return SamplingParams(**asdict(self)).clone(n=self.beam_width)
+
 
 LogitsProcessor = Callable[[Sequence[int], Any], Any]
 """Takes the tokens generated so far and a row of logits (a float32 tensor [vocab_size] that it may

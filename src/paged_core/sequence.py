@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from enum import Enum, auto
 
-from paged_core.block_key import BlockKey
-from paged_core.ids import BlockId, SeqId
+from paged_core.ids import BlockId, BlockKey, SeqId
 from paged_core.request import FinishReason, Request
 
 __all__ = [
@@ -37,7 +36,7 @@ class Status(Enum):
 class BlockTable:
     """Where one sequence's keys and values are: block ``i`` holds tokens ``i*size .. (i+1)*size``.
 
-    Only :class:`~paged_core.kv_cache.KVCache` changes it.
+    Only :class:`~paged_core.cache.kv_cache.KVCache` changes it.
     """
 
     blocks: list[BlockId] = field(default_factory=list)

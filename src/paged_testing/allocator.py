@@ -7,9 +7,8 @@ from typing import ClassVar
 
 import pytest
 
-from paged_core.block_key import BlockKey
 from paged_core.errors import OutOfBlocks
-from paged_core.ids import BlockId
+from paged_core.ids import BlockId, BlockKey
 from paged_core.interfaces.allocator import (
     AllocatorParts,
     BlockAllocator,

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from paged_core.block_key import BlockKey
 from paged_core.errors import OutOfBlocks
-from paged_core.ids import BlockId
+from paged_core.ids import BlockId, BlockKey
 from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache
 
 Content = tuple[object, tuple[tuple[int, ...], ...]]

@@ -19,7 +19,7 @@ from paged_core.interfaces.attention import (
     SupportsCacheLayout,
 )
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene
 from paged_testing.component import ComponentConformance
 

@@ -15,11 +15,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from paged_core.component import Component, ComponentSettings
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
 from paged_core.errors import SettingsError
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
+from paged_core.plugins.component import Component, ComponentSettings
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
 from paged_testing.call_watch import CallDoesNotReturn, watched_calls
 from paged_testing.engines import (
     build_memory_engine,

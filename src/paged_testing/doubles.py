@@ -8,12 +8,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from paged_core.component import Component, ComponentSettings
-from paged_core.engine import Engine
+from paged_core.cache.kv_cache import KVCache
+from paged_core.engine.engine import Engine
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
-from paged_core.kv_cache import KVCache
+from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.step import StepInput, StepResult
 from paged_testing.policy_subjects import untouched

@@ -8,16 +8,16 @@ from typing import Any, Literal, get_args, get_origin
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from paged_core.component import ComponentSettings
-from paged_core.engine import Engine
+from paged_core.cache.lookup_oracle import LookupOracle
+from paged_core.engine.engine import Engine
+from paged_core.engine.outcome import StepOutcome
+from paged_core.engine.wiring import build_engine
 from paged_core.errors import RequestError, SettingsError
-from paged_core.interfaces.future import Future
 from paged_core.interfaces.observer import Observer
-from paged_core.registry import Registry
+from paged_core.plugins.component import ComponentSettings
+from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
-from paged_core.settings import EngineSettings, settings_class
-from paged_core.step_outcome import StepOutcome
-from paged_core.wiring import build_engine
+from paged_core.settings.schema import EngineSettings, settings_class
 from paged_testing.call_watch import described_by
 from paged_testing.workloads import Workload
 
@@ -26,7 +26,8 @@ def registry_with(*parts: object) -> Registry:
     """Return a registry of everything installed, with ``parts`` added.
 
     Args:
-        parts: records (:class:`~paged_core.component.Component` and the like) or modules with
+        parts: records (:class:`~paged_core.plugins.component.Component` and the like) or modules
+        with
             hooks, as an entry point would name them.
 
     Raises:
@@ -62,7 +63,7 @@ def build_memory_engine(
     *,
     observers: Sequence[Observer | str | Mapping[str, Any]] = (),
     clock: Callable[[], float] | None = None,
-    future: Future | None = None,
+    future: LookupOracle | None = None,
     **settings: Any,
 ) -> Engine:
     """Build an engine on the ``memory`` executor, which reads every scheduled sequence back.
@@ -97,10 +98,10 @@ def start_memory_engine(
     *,
     observers: Sequence[Observer] = (),
     clock: Callable[[], float] | None = None,
-    future: Future | None = None,
+    future: LookupOracle | None = None,
 ) -> Engine:
     """As :func:`build_memory_engine`, from settings that are made, and observers that are built."""
-    engine = build_engine(settings, registry, observers=observers, future=future or Future())
+    engine = build_engine(settings, registry, observers=observers, future=future or LookupOracle())
     engine.clock = clock or (lambda: float(engine.num_steps))
     return engine
 

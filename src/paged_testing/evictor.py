@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import pytest
 
+from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
-from paged_core.interfaces.future import Future
 from paged_testing.component import ComponentConformance, ServesEveryWorkload
 from paged_testing.evictor_model import (
     EvictorMachine,
@@ -39,9 +39,9 @@ class EvictorCases(ComponentConformance):
 
     def make(self, num_blocks: int = 16) -> Evictor:
         """A fresh evictor for this many blocks; an evictor for replays gets an empty future."""
-        return self.make_foreseeing(Future(), num_blocks)
+        return self.make_foreseeing(LookupOracle(), num_blocks)
 
-    def make_foreseeing(self, future: Future, num_blocks: int = 16) -> Evictor:
+    def make_foreseeing(self, future: LookupOracle, num_blocks: int = 16) -> Evictor:
         """A fresh evictor; one for replays gets this future."""
         parts = EvictorParts(num_blocks=num_blocks, block_size=4, seed=0, future=future)
         made = self.build(parts)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
 from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.executor import Executor
 from paged_core.request import FinishReason, Request

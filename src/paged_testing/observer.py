@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
 from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
 from paged_core.sequence import SequenceGroup
 from paged_testing.component import ComponentConformance

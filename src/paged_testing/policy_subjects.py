@@ -8,10 +8,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from paged_core.cache.kv_cache import KVCache
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import SeqId
-from paged_core.kv_cache import KVCache
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, Status

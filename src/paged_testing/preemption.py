@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import strategies as st
 
+from paged_core.cache.kv_cache import KVCache
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.interfaces.preemption import Preemption, PreemptionMode, PreemptionParts
 from paged_core.interfaces.victim import Victim, VictimParts
-from paged_core.kv_cache import KVCache
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup, Status
 from paged_testing.component import ComponentConformance, ServesEveryWorkload

@@ -12,12 +12,12 @@ from typing import ClassVar
 import pytest
 from hypothesis import strategies as st
 
+from paged_core.engine.policies import service_of
+from paged_core.engine.waiting_queue import WaitingQueue
 from paged_core.ids import SeqId
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsQuantum
-from paged_core.interfaces.service import service_of
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup, Status
-from paged_core.waiting_queue import WaitingQueue
 from paged_testing.component import ComponentConformance, ServesEveryWorkload
 from paged_testing.policy_subjects import (
     WRITTEN_SHARES,

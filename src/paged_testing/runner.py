@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner, RunnerParts
-from paged_core.settings import settings_class
+from paged_core.settings.schema import settings_class
 from paged_testing.component import ComponentConformance
 
 

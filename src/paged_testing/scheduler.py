@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import strategies as st
 
-from paged_core.component import ComponentSettings
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
 from paged_core.errors import SettingsError
-from paged_core.registry import Registry
+from paged_core.plugins.component import ComponentSettings
+from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import (
     ALWAYS_OVER,

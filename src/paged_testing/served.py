@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isclose
 from typing import Protocol, cast
 
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
 from paged_core.errors import RequestError
 from paged_core.ids import SeqId
 from paged_core.request import FinishReason, Request

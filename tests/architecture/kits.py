@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 
 
 def kit_modules() -> list[str]:

@@ -17,10 +17,10 @@ import pytest
 
 from architecture.kits import conformance_classes
 from architecture.snippets import PAGES, ROOT, blocks, matches, run_page
-from paged_core import hookspecs
-from paged_core.component import Command, Component, Profile, Slot
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
+from paged_core.plugins import hooks as hookspecs
+from paged_core.plugins.component import Command, Component, Profile, Slot
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
 from paged_testing import POLICY_SLOTS
 
 README = ROOT / "README.md"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from architecture.kits import conformance_classes as kit_classes
-from paged_core.component import Component
-from paged_core.registry import Registry
+from paged_core.plugins.component import Component
+from paged_core.plugins.registry import Registry
 from paged_testing import ComponentConformance
 
 FOLDER = Path(__file__).parent.parent / "conformance"

@@ -24,8 +24,8 @@ def modules_after(program: str) -> set[str]:
 @pytest.mark.parametrize(
     "program",
     [
-        "from paged_core.registry import Registry; assert Registry.discover().of('attention')",
-        "from paged_core.settings import EngineSettings; EngineSettings()",
+        "from paged_core.plugins.registry import Registry; Registry.discover().of('attention')",
+        "from paged_core.settings.schema import EngineSettings; EngineSettings()",
         "from paged_core.cli import main; assert main(['plugins']) == 0",
         "from paged_core.cli import main; assert main(['config', '--json']) == 0",
         "from paged_core.cli import main; assert main(['--help']) == 0",
@@ -52,12 +52,12 @@ def test_the_former_name_of_the_kit_imports_it_when_it_is_used() -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        "from paged_core.registry import Registry; assert Registry.discover().of('attention')",
+        "from paged_core.plugins.registry import Registry; Registry.discover().of('attention')",
         "from paged_core.cli import main; assert main(['--help']) == 0",
     ],
 )
 def test_sources_of_settings_are_imported_to_read_settings(program: str) -> None:
-    assert not modules_after(program) & {"pydantic_settings", "yaml", "paged_core.settings"}
+    assert not modules_after(program) & {"pydantic_settings", "yaml", "paged_core.settings.schema"}
 
 
 def test_help_answers_in_half_a_second() -> None:

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 import paged_core
 from paged_core.cli import main
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {

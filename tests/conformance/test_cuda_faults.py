@@ -20,7 +20,7 @@ from paged_backends.kernels.cuda.emulation import EmulatedModule
 from paged_backends.kernels.cuda.kernel import SOURCES, KernelError, Variant
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
 from paged_core.interfaces.layer import KVCacheDtype
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_testing import AttentionConformance
 from unit.emulated_kernels import Workshop
 

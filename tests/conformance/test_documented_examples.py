@@ -13,8 +13,8 @@ import pytest
 from pydantic import create_model
 
 from architecture.snippets import ROOT, blocks
-from paged_core.component import Component, ComponentSettings
-from paged_core.registry import Registry
+from paged_core.plugins.component import Component, ComponentSettings
+from paged_core.plugins.registry import Registry
 from paged_plugins.lab.testing import CostModelConformance, RouterConformance
 from paged_testing import (
     BlockAllocatorConformance,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo
-from paged_core.interfaces.future import Future
 from paged_testing import EvictorConformance, IdleBlock
 from paged_testing.evictor_model import other_key
 
@@ -120,7 +120,7 @@ class TestBeladyThatForesees(EvictorConformance):
 
     def make(self, num_blocks: int = 16) -> Any:
         both_names = [[*keys, *map(other_key, keys)] for keys in self.asked]
-        return self.make_foreseeing(Future(both_names), num_blocks)
+        return self.make_foreseeing(LookupOracle(both_names), num_blocks)
 
     def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
         def rank(info: BlockInfo) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paged_core.cli import main
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_plugins.decisions.diff import first_difference
 from paged_plugins.decisions.replay import replay
 from paged_plugins.decisions.scenario import read_case

@@ -20,7 +20,7 @@ from paged_backends.kernels.cuda.targets import GpuTarget, architecture
 from paged_backends.kernels.cuda.toolkit import Nvcc, Nvrtc, load_variant
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_testing import AttentionConformance
 from paged_testing.attention_scene import Scene, attention_batch
 

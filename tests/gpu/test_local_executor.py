@@ -14,7 +14,7 @@ from integration.test_device_pipeline import GREEDY, PROMPTS, SAMPLED, WAYS, gen
 from paged_backends.executors.accelerator import ModelTimer
 from paged_backends.executors.cuda_accelerator import CudaAccelerator
 from paged_core import LLM, SamplingParams
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_testing.engines import registry_with
 from unit.capturable_attention import CAPTURABLE
 

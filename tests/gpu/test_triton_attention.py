@@ -15,7 +15,7 @@ from paged_backends.attention.triton_attention import TritonAttention
 from paged_core import LLM, SamplingParams
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_testing import AttentionConformance
 from paged_testing.attention_scene import Scene, attention_batch
 

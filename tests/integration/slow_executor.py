@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from paged_backends.executors.memory import MemoryExecutor
 from paged_backends.executors.settings import MemorySettings
-from paged_core.component import Component
 from paged_core.interfaces.executor import Capacity, ExecutorParts
+from paged_core.plugins.component import Component
 from paged_core.step import StepResult
 
 

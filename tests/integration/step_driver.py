@@ -21,7 +21,7 @@ from paged_core.interfaces.attention import AttentionBackend, AttentionParts
 from paged_core.interfaces.executor import ExecutorParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner, RunnerParts
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput, StepResult
 

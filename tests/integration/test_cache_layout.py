@@ -11,7 +11,7 @@ from integration import tiny_models
 from paged_backends.executors.local import LocalExecutor
 from paged_core import LLM, SamplingParams
 from paged_core.errors import SettingsError
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_testing import AttentionConformance
 from paged_testing.engines import registry_with
 from unit.packed_attention import PACKED, PackedAttention

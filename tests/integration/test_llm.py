@@ -15,7 +15,7 @@ from integration import tiny_models
 from paged_core import LLM, SamplingParams
 from paged_core.errors import EngineError, RequestError, SettingsError
 from paged_core.log import get_logger
-from paged_core.text.output_text import OutputText
+from paged_core.text.generation import OutputText
 from paged_core.text.outputs import OutputDelta
 
 

@@ -12,7 +12,7 @@ import pytest
 from integration import tiny_models
 from paged_core import LLM, BeamSearchParams, Logprob, SamplingParams
 from paged_core.errors import RequestError
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_core.text.outputs import CompletionOutput
 
 USER = [{"role": "user", "content": "What is a block table?"}]

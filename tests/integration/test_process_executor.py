@@ -23,8 +23,9 @@ from integration.slow_executor import SLOW, favour_token_9
 from paged_backends.executors import process, worker_process
 from paged_backends.executors.process import ProcessExecutor
 from paged_core import LLM
-from paged_core.engine import Engine
-from paged_core.engine_driver import EngineDriver
+from paged_core.engine.driver import EngineDriver
+from paged_core.engine.engine import Engine
+from paged_core.engine.wiring import build_engine
 from paged_core.errors import (
     CheckpointError,
     EngineError,
@@ -35,12 +36,11 @@ from paged_core.errors import (
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.executor import ExecutorParts
 from paged_core.interfaces.runner import RunnerParts
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
-from paged_core.settings import settings_class
-from paged_core.wiring import build_engine
+from paged_core.settings.schema import settings_class
 from paged_testing import registry_with
 
 PROMPT = (5, 7, 11, 13, 17, 19)

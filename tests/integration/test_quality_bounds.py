@@ -20,8 +20,8 @@ from integration.gguf_files import GgufModel
 from paged_backends.checkpoint.folder import resolve_checkpoint
 from paged_backends.quantization import quantize
 from paged_core.cli import main
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench.quality_command import default_variants
 from unit import cpu_kernels
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from paged_core.clock import VirtualClock
+from paged_core.engine.clock import VirtualClock
+from paged_core.engine.wiring import build_engine
 from paged_core.interfaces.executor import Executor
 from paged_core.interfaces.observer import Observer, StepRecord
-from paged_core.registry import Registry
-from paged_core.settings import settings_class
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import settings_class
 from paged_core.step import StepResult
-from paged_core.wiring import build_engine
 from paged_plugins.lab.runs.run_collector import RunCollector
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import RecordedLoop

@@ -10,7 +10,7 @@ import pytest
 
 from architecture.snippets import ROOT, blocks, run, run_page, write
 from paged_core import LLM, SamplingParams
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 

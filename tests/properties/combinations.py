@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, Literal, get_args, get_origin
 
-from paged_core.component import ComponentSettings
-from paged_core.registry import Registry
+from paged_core.plugins.component import ComponentSettings
+from paged_core.plugins.registry import Registry
 from paged_testing.engines import POLICY_SLOTS
 
 Table = dict[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from paged_core import policies, wiring
+from paged_core.engine import policies, wiring
 
 Site = tuple[str, str]
 """A slot, and a method or property of its component."""

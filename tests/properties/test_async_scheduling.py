@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_core.engine import Engine
-from paged_core.registry import Registry
+from paged_core.engine.engine import Engine
+from paged_core.plugins.registry import Registry
 from paged_testing.doubles import BackgroundExecutor, FailingExecutor
 from paged_testing.engines import build_memory_engine, engine_settings, serve
 from paged_testing.served import check_nothing_leaked, check_said, check_served

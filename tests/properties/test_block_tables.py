@@ -17,9 +17,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from paged_core.cache.kv_cache import CacheChanges
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, SeqId
-from paged_core.kv_cache import CacheChanges
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from unit.block_tables import make_cache, make_group
 

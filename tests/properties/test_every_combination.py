@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from paged_core.errors import SettingsError
-from paged_core.registry import Registry
-from paged_core.settings import settings_class
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import settings_class
 from paged_testing.engines import POLICY_SLOTS, build_memory_engine, serve
 from paged_testing.served import check_served
 from paged_testing.workloads import Workload

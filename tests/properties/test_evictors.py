@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
-from paged_core.interfaces.future import Future
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from properties.evictor_models import (
     ArcModel,
     TwoQModel,
@@ -32,16 +32,16 @@ references = st.lists(st.integers(0, 7), max_size=60)
 few_references = st.lists(st.integers(0, 4), max_size=14)
 
 
-def make(name: str, future: Future | None = None, **options: Any) -> Evictor:
+def make(name: str, future: LookupOracle | None = None, **options: Any) -> Evictor:
     component = REGISTRY.get("evictor", name)
-    parts = EvictorParts(num_blocks=64, block_size=4, seed=0, future=future or Future())
+    parts = EvictorParts(num_blocks=64, block_size=4, seed=0, future=future or LookupOracle())
     made = component.load()(component.settings(name=name, **options), parts)
     assert isinstance(made, Evictor)
     return made
 
 
 def hits(
-    evictor: Evictor, pages: Sequence[int], capacity: int, future: Future | None = None
+    evictor: Evictor, pages: Sequence[int], capacity: int, future: LookupOracle | None = None
 ) -> list[bool]:
     """Ask for pages, each used for a moment, in a cache of so many blocks: which were there."""
     blocks: dict[int, BlockId] = {}
@@ -160,7 +160,7 @@ def test_two_q_does_as_its_model_where_blocks_are_in_use(
 
 
 def belady_misses(pages: Sequence[int], capacity: int) -> int:
-    future = Future([hash((page,))] for page in pages)
+    future = LookupOracle([hash((page,))] for page in pages)
     found = hits(make("belady", future), pages, capacity, future)
     return len(pages) - sum(found)
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
 from paged_core.errors import PluginError, RequestError
 from paged_core.interfaces.observer import Observer
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_testing.doubles import BackgroundExecutor

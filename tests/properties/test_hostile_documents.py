@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from paged_core.cli.options import Given
 from paged_core.errors import PagedCoreError
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings, load_settings, settings_class
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings, load_settings, settings_class
 from paged_plugins.decisions.replay import check_settings, replay, settings_layer
 from paged_plugins.decisions.replay_run import Outcome
 from paged_plugins.decisions.scenario import read_case

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from paged_core.engine import Engine
-from paged_core.registry import Registry
+from paged_core.engine.engine import Engine
+from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup

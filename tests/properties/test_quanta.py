@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_core.component import ComponentSettings
-from paged_core.registry import Registry
+from paged_core.plugins.component import ComponentSettings
+from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
 from paged_policies.orders.mlfq import MlfqSettings
 from paged_policies.schedulers.iteration_level import IterationLevelSettings

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from paged_core.ids import SeqId
 from paged_core.interfaces.observer import Observer, StepRecord
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.step import StepInput
 from paged_testing.engines import build_memory_engine, engine_settings, serve
 from paged_testing.served import check_served

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason
 from paged_testing.doubles import FailingExecutor
 from paged_testing.engines import build_memory_engine, engine_settings, serve

@@ -14,8 +14,8 @@ import torch
 
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionParts
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import attention_batch
 
 LAYER = LayerSpec(

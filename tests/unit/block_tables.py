@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
+from paged_core.cache.kv_cache import KVCache
 from paged_core.ids import SeqId
 from paged_core.interfaces.allocator import AllocatorParts
 from paged_core.interfaces.evictor import EvictorParts
-from paged_core.kv_cache import KVCache
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, SequenceState

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import PagedLayer, TorchAttention
-from paged_core.component import Component
 from paged_core.interfaces.attention import AttentionBatch, AttentionParts, LayerAttention
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.settings import EngineSettings
+from paged_core.plugins.component import Component
+from paged_core.settings.schema import EngineSettings
 
 
 class CapturableSettings(TorchSettings):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from paged_core.component import Component, ComponentSettings
-from paged_core.interfaces.schedule import Schedule
+from paged_core.interfaces.scheduler import Schedule
+from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.request import Request
 from paged_plugins.lab.router import ReplicaLoad, Router
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler

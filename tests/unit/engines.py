@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
 from paged_core.interfaces.observer import Observer
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from random import shuffle
 from typing import Any, ClassVar
 
-from paged_core.block_key import BlockKey
 from paged_core.errors import OutOfBlocks
-from paged_core.ids import BlockId
+from paged_core.ids import BlockId, BlockKey
 from paged_policies.allocators.contiguous import ContiguousAllocator
 from paged_policies.allocators.hash_cached import HashCachedAllocator
 from paged_policies.allocators.uncached import UncachedAllocator

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from random import randrange
 from typing import Any
 
+from paged_core.engine.quanta import Quanta
 from paged_core.interfaces.queue_order import QueueOrder
-from paged_core.quanta import Quanta
 from paged_core.sequence import SequenceGroup
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import random
 from typing import Any, ClassVar, Literal
 
+from paged_core.engine.planner import Planner
 from paged_core.interfaces.preemption import PreemptionMode
 from paged_core.interfaces.scheduler import Schedule
-from paged_core.planner import Planner
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
 

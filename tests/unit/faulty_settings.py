@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from paged_core.component import ComponentSettings
+from paged_core.plugins.component import ComponentSettings
 from paged_policies.allocators.contiguous import ContiguousSettings
 from paged_policies.allocators.hash_cached import HashCachedSettings
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
-from paged_core.component import Component
 from paged_core.interfaces.layer import LayerSpec
+from paged_core.plugins.component import Component
 
 
 class HeadsFirstSettings(TorchSettings):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings, settings_class
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings, settings_class
 from paged_plugins.lab.cost_models.linear import PARTS
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import Phase
 
 from conformance import test_evictors
-from paged_core.component import Component, ComponentSettings
 from paged_core.ids import BlockId
-from paged_core.registry import Registry
+from paged_core.plugins.component import Component, ComponentSettings
+from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
 from paged_testing import (
     AttentionConformance,

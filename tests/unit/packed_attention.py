@@ -10,9 +10,9 @@ from torch import Tensor
 
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import PagedLayer, Plan, TorchAttention
-from paged_core.component import Component
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.layer import LayerSpec
+from paged_core.plugins.component import Component
 
 _PADDING = 24
 """Bytes after the values of a block."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from paged_core.component import Component, ComponentSettings
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, EvictorParts
 from paged_core.interfaces.queue_order import QueueOrder
+from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.sequence import SequenceGroup
 from paged_policies.evictors.lru import LruEvictor, LruSettings
 

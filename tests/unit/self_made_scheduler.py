@@ -6,12 +6,12 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from paged_core.component import ComponentSettings
+from paged_core.engine.waiting_queue import WaitingQueue
 from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.preemption import PreemptionMode
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
+from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup, SequenceState, Status
-from paged_core.waiting_queue import WaitingQueue
 
 
 class SelfMadeSettings(ComponentSettings):

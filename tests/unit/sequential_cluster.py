@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from math import inf
 
+from paged_core.engine.wiring import build_engine
 from paged_core.errors import RequestError
 from paged_core.interfaces.component_factory import make_component
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
-from paged_core.settings import EngineSettings
-from paged_core.wiring import build_engine
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.cluster.record import ClusterRecord, Watch
 from paged_plugins.lab.cluster.replica import Replica
 from paged_plugins.lab.cluster.simulate_cluster import router_options

@@ -10,11 +10,11 @@ import pytest
 from pydantic import Field
 
 from paged_core import plugin
-from paged_core.component import Component, ComponentSettings, Profile
-from paged_core.config.entry import Entry, Origin, Text
 from paged_core.errors import SettingsError
-from paged_core.registry import Registry
-from paged_core.settings import Resolved, load_settings, settings_class
+from paged_core.plugins.component import Component, ComponentSettings, Profile
+from paged_core.plugins.registry import Registry
+from paged_core.settings.layers import Entry, Origin, Text
+from paged_core.settings.schema import Resolved, load_settings, settings_class
 
 
 class BudgetSettings(ComponentSettings):

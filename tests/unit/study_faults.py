@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Literal, NoReturn
 
-from paged_core.component import Component, ComponentSettings
+from paged_core.plugins.component import Component, ComponentSettings
 
 
 class DeadlySettings(ComponentSettings):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paged_core.block_key import BlockKey
+from paged_core.ids import BlockKey
 from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator
 from paged_policies.allocators.contiguous import ContiguousAllocator, ContiguousSettings
 from paged_policies.allocators.hash_cached import HashCachedAllocator, HashCachedSettings

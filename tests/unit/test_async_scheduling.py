@@ -8,12 +8,12 @@ import pytest
 
 from paged_backends.executors.memory import MemoryExecutor
 from paged_backends.executors.settings import MemorySettings
-from paged_core.component import Component, ComponentSettings
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
 from paged_core.errors import RequestError
 from paged_core.interfaces.executor import ExecutorParts
 from paged_core.interfaces.scheduler import Schedule, Scheduler
-from paged_core.registry import Registry
+from paged_core.plugins.component import Component, ComponentSettings
+from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.sequence import Status
 from paged_core.step import StepInput, StepResult

@@ -15,8 +15,8 @@ from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionParts
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import attention_batch
 
 CHUNKS = [(40, 1), (0, 9), (13, 1), (5, 6), (40, 1)]

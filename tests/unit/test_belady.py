@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.cli import main
+from paged_core.engine.wiring import build_engine
 from paged_core.errors import SettingsError
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
-from paged_core.interfaces.future import Future
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.request import Request
-from paged_core.settings import settings_class
-from paged_core.wiring import build_engine
+from paged_core.settings.schema import settings_class
 from paged_plugins.decisions.replay import replay
 from paged_plugins.decisions.scenario import Scenario
 from paged_plugins.workloads.rehearsal import LookUps
@@ -26,7 +26,7 @@ REGISTRY = Registry.discover()
 
 class TestFuture:
     def test_the_next_use_is_the_next_request_that_asks(self) -> None:
-        future = Future([[1, 2], [3], [1]])
+        future = LookupOracle([[1, 2], [3], [1]])
         assert [future.next_use(key) for key in (1, 2, 3)] == [0, 0, 1]
         future.reach(1)
         assert [future.next_use(key) for key in (1, 2, 3)] == [2, None, 1]
@@ -34,21 +34,21 @@ class TestFuture:
         assert [future.next_use(key) for key in (1, 2, 3)] == [None, None, None]
 
     def test_it_never_goes_back(self) -> None:
-        future = Future([[1], [1]])
+        future = LookupOracle([[1], [1]])
         future.reach(2)
         future.reach(1)
         assert future.position == 2
 
     def test_of_what_is_not_known_nothing_is_known(self) -> None:
-        assert Future().next_use(1) is None
-        assert Future([[1]]).next_use(None) is None
+        assert LookupOracle().next_use(1) is None
+        assert LookupOracle([[1]]).next_use(None) is None
 
     def test_it_is_not_read_before_it_is_asked_about(self) -> None:
         def asked() -> Any:
             raise AssertionError("it was read")
             yield
 
-        Future(asked()).reach(3)
+        LookupOracle(asked()).reach(3)
 
     def test_a_prompt_asks_for_whole_blocks_before_its_last_token(self) -> None:
         prompts = [tuple(range(length)) for length in (3, 4, 5, 8, 9)]
@@ -73,7 +73,7 @@ def looked_up(requests: list[Request]) -> dict[str, list[int]]:
     return look_ups.found
 
 
-def made(future: Future) -> Evictor:
+def made(future: LookupOracle) -> Evictor:
     component = REGISTRY.get("evictor", "belady")
     parts = EvictorParts(num_blocks=8, block_size=4, seed=0, future=future)
     evictor: Evictor = component.load()(component.settings(), parts)
@@ -81,7 +81,7 @@ def made(future: Future) -> Evictor:
 
 
 def test_a_block_whose_request_passes_without_taking_it_is_ranked_anew() -> None:
-    future = Future([[1], [2], [3], [2]])
+    future = LookupOracle([[1], [2], [3], [2]])
     evictor = made(future)
     for key in (1, 2, 3):
         evictor.add(BlockId(key), BlockInfo(4, 0, key, key, key))

@@ -16,8 +16,8 @@ from paged_core.cli import main
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBatch, AttentionParts
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench import attention_case, attention_command
 from paged_plugins.bench.attention_case import BARE, AttentionCase, BareAttention
 from paged_plugins.bench.device import Rates

@@ -16,7 +16,7 @@ import pytest
 from integration import tiny_models
 from paged_core.cli import main
 from paged_core.errors import EngineError
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench import compare_command, peers
 from paged_plugins.bench.compare_command import memory, print_comparison, speeds, task_for
 from paged_plugins.bench.comparison import compare

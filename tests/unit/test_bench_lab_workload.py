@@ -11,7 +11,7 @@ import pytest
 from paged_backends.text.tokenizer import CheckpointTokenizer
 from paged_core import LLM
 from paged_core.cli import main
-from paged_core.clock import VirtualClock
+from paged_core.engine.clock import VirtualClock
 from paged_plugins.bench.measurement import complete
 from paged_plugins.bench.workloads import NAMED, LabWorkload, by_turn, is_batch
 from paged_plugins.workloads.named import names, workload_spec

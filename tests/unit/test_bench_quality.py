@@ -21,7 +21,7 @@ from paged_core import LLM, EngineSettings, SamplingParams
 from paged_core.cli import main
 from paged_core.cli.options import Given
 from paged_core.errors import EngineError, SettingsError
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_plugins.bench.quality_command import base_changes, default_variants
 from paged_plugins.bench.quality_engines import QualityEngines, Window, quality_text, windows_of
 from paged_plugins.bench.quality_scores import RowDifference, Tally, score

@@ -11,7 +11,7 @@ import pytest
 from paged_core.cli import main
 from paged_core.cli.options import Given
 from paged_core.interfaces.queue_order import QueueOrder
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
 from paged_plugins.bench.scheduler_command import NULL_EXECUTOR, NullExecutor, SteadyState
 

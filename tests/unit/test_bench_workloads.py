@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from paged_core.cli import main
-from paged_core.interfaces.layer import LayerSpec
-from paged_core.interfaces.model_size import ModelSize
+from paged_core.interfaces.layer import LayerSpec, ModelSize
 from paged_plugins.bench.device import Rates, least_seconds, measure_rates
 from paged_plugins.bench.measurement import peak_memory, reset_peak
 from paged_plugins.bench.workloads import NAMED, BatchWorkload, Draw, by_turn, drawn

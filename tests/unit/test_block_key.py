@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paged_core.block_key import BlockKey, extend_keys
+from paged_core.ids import BlockKey, extend_keys
 
 
 def chain(tokens: list[int], block_size: int = 2, extra: Any = None) -> list[BlockKey]:

@@ -10,11 +10,11 @@ from random import Random
 
 import pytest
 
-from paged_core.clock import Clock
-from paged_core.engine import Engine
+from paged_core.engine.clock import Clock
+from paged_core.engine.engine import Engine
+from paged_core.engine.wiring import build_engine
 from paged_core.errors import SettingsError
-from paged_core.settings import EngineSettings
-from paged_core.wiring import build_engine
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.calibration.calibrate import (
     MeasuredStep,
     Measurement,

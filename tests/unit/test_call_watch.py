@@ -13,8 +13,8 @@ import psutil
 import pytest
 from hypothesis import strategies as st
 
-from paged_core.component import Component
-from paged_core.registry import Registry
+from paged_core.plugins.component import Component
+from paged_core.plugins.registry import Registry
 from paged_testing import (
     EvictorConformance,
     VictimConformance,

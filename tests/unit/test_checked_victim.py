@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paged_core.checked.victim import CheckedVictim
-from paged_core.component import Component
+from paged_core.checked.answers import CheckedVictim
+from paged_core.plugins.component import Component
 from paged_policies.victims.newest import NewestSettings, NewestVictim
 from paged_testing import build_memory_engine, check_nothing_leaked, registry_with
 from paged_testing.workloads import simple_request

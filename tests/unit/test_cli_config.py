@@ -14,9 +14,9 @@ from paged_core import __version__, cli, plugin
 from paged_core.cli import frame, main
 from paged_core.cli.options import Given, expanded
 from paged_core.cli.plugins import choices
-from paged_core.component import Command, Component, ComponentSettings
 from paged_core.errors import CheckpointError
-from paged_core.registry import Plugin, Registry
+from paged_core.plugins.component import Command, Component, ComponentSettings
+from paged_core.plugins.registry import Plugin, Registry
 
 Capture = pytest.CaptureFixture[str]
 

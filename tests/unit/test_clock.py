@@ -6,7 +6,7 @@ from time import monotonic
 
 import pytest
 
-from paged_core.clock import Clock, SystemClock, VirtualClock
+from paged_core.engine.clock import Clock, SystemClock, VirtualClock
 from paged_core.llm import LLM
 from paged_core.sampling_params import SamplingParams
 

@@ -19,8 +19,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from paged_core.errors import EngineError, SettingsError
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings, settings_class
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings, settings_class
 from paged_plugins.lab.cluster.record import ClusterRecord, Timeline
 from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
 from paged_plugins.lab.commands.simulate import request_log

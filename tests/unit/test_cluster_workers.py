@@ -25,8 +25,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from paged_core.errors import EngineError, SettingsError
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.cluster import shard, simulate_cluster
 from paged_plugins.lab.cluster.pauses import Pauses
 from paged_plugins.lab.cluster.shard import Progress, open_shard

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from paged_core.checked.result import check_capacity
-from paged_core.component import Component, ComponentSettings
-from paged_core.engine import Engine
+from paged_core.checked.answers import check_capacity
+from paged_core.engine.engine import Engine
 from paged_core.errors import PluginError
 from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.allocator import BlockAllocator
 from paged_core.interfaces.executor import Executor
 from paged_core.interfaces.observer import Observer
 from paged_core.interfaces.scheduler import Schedule
+from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.request import FinishReason, Request
 from paged_core.requests.pins import PinState
 from paged_core.sampling_params import SamplingParams

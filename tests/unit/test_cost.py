@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from paged_core.block_key import BlockKey
+from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.cli.options import Given
-from paged_core.ids import BlockId
+from paged_core.engine.policies import service_of
+from paged_core.ids import BlockId, BlockKey
 from paged_core.interfaces.allocator import (
     AllocatorParts,
     BlockAllocator,
@@ -20,10 +21,8 @@ from paged_core.interfaces.allocator import (
     SupportsReservation,
 )
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
-from paged_core.interfaces.future import Future
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsQuantum
-from paged_core.interfaces.service import service_of
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_plugins.bench.scheduler_command import NULL_EXECUTOR, SteadyState
 from paged_testing.evictor_model import Watched, evictor_cost, work
 from paged_testing.policy_subjects import empty_cache, waiting_groups
@@ -44,7 +43,7 @@ def build(slot: str, name: str, parts: object) -> Any:
 
 
 def make_evictor(name: str, num_blocks: int) -> Evictor:
-    parts = EvictorParts(num_blocks=num_blocks, block_size=16, seed=0, future=Future())
+    parts = EvictorParts(num_blocks=num_blocks, block_size=16, seed=0, future=LookupOracle())
     made = build("evictor", name, parts)
     assert isinstance(made, Evictor)
     return made

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paged_core.errors import SettingsError
-from paged_core.settings import settings_class
+from paged_core.settings.schema import settings_class
 from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
 from paged_plugins.lab.cost_models.linear import PARTS, LinearCost
 from paged_plugins.lab.cost_models.roofline import DEVICES, SHAPES, RooflineCost, model_shape

@@ -22,7 +22,7 @@ from paged_backends.kernels.cpu import bindings
 from paged_backends.kernels.cpu.bindings import Bindings
 from paged_backends.kernels.cpu.compiler import CppCompiler, NoSuchInstructions, choose
 from paged_core.interfaces.attention import AttentionParts
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene
 from unit.cpu_kernels import load
 from unit.test_cpu_attention import layer

@@ -9,7 +9,7 @@ from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene
 from unit.cpu_kernels import SETS, load
 

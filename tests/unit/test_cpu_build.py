@@ -35,7 +35,7 @@ from paged_backends.kernels.cpu.compiler import (
 from paged_backends.runners.settings import NativeSettings
 from paged_core import LLM
 from paged_core.errors import PagedCoreError, SettingsError
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 
 SMALLEST = cpp_build("one", ["detect.cpp"])
 """The smallest library there is."""

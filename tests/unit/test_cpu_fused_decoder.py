@@ -17,7 +17,7 @@ from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.runners.native.fused_layers import FusedDecoder, FusedLayer, FusedNorm
 from paged_core.interfaces.attention import AttentionBatch, AttentionParts
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import attention_batch
 from unit.cpu_kernels import SETS, load
 

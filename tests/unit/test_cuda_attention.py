@@ -22,7 +22,7 @@ from paged_backends.kernels.cuda.targets import EmulatedTarget, GpuTarget
 from paged_backends.kernels.nvidia import gpu_problem
 from paged_core.interfaces.attention import AttentionBatch, AttentionParts, SupportsGraphCapture
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene, attention_batch
 from unit.cuda_fakes import FakeDriver, FakeModule, Launch, fake_module
 

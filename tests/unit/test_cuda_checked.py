@@ -24,7 +24,7 @@ from paged_backends.kernels.cuda.kernel import KernelError
 from paged_backends.kernels.cuda.targets import EmulatedTarget
 from paged_core.interfaces.attention import AttentionParts
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene
 from unit.test_cuda_attention import LAYER, step
 

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from paged_core.cli import main
 from paged_core.errors import RequestError, SettingsError
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_plugins.decisions.diff import first_difference, side_by_side, totals

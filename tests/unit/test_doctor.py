@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from paged_core.cli import main
-from paged_core.component import Component
-from paged_core.registry import Plugin, Registry
+from paged_core.plugins.component import Component
+from paged_core.plugins.registry import Plugin, Registry
 from paged_plugins import machine
 
 Capture = pytest.CaptureFixture[str]

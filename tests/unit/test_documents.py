@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from paged_core.config import documents
-from paged_core.config.documents import (
+from paged_core.settings import documents
+from paged_core.settings.documents import (
     MAX_DEPTH,
     DocumentError,
     parse_json,

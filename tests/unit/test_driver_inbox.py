@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from paged_core import engine_driver
-from paged_core.engine import Engine
-from paged_core.engine_driver import EngineDriver
+from paged_core.engine import driver as engine_driver
+from paged_core.engine.driver import EngineDriver
+from paged_core.engine.engine import Engine
 from paged_core.errors import EngineError, RequestError
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
 from paged_core.errors import RequestError
 from paged_core.request import FinishReason, Request
 from paged_core.sequence import SequenceState, Status

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from paged_core import engine_driver
-from paged_core.clock import VirtualClock
-from paged_core.engine import Engine
-from paged_core.engine_driver import EngineDriver
+from paged_core.engine import driver as engine_driver
+from paged_core.engine.clock import VirtualClock
+from paged_core.engine.driver import EngineDriver
+from paged_core.engine.engine import Engine
 from paged_core.errors import EngineError
 from paged_core.interfaces.scheduler import Schedule
 from unit.engines import engine_with, request

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import pytest
 from structlog.testing import capture_logs
 
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
 from paged_core.errors import ExecutorLost
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
@@ -254,7 +254,7 @@ class TestObservers:
 
     def test_without_observers_nothing_is_recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = engine_with(observers=[Observer()])
-        monkeypatch.setattr("paged_core.step_recorder._step_record", None)
+        monkeypatch.setattr("paged_core.engine.recorder._step_record", None)
         run(engine, request())
 
 

@@ -20,8 +20,8 @@ from paged_backends.kernels.nvidia import gpu_problem
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.attention import AttentionBatch, SupportsGraphCapture
 from paged_core.interfaces.component_factory import make_attention
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene
 from unit.attention_calls import LAYER, batch_of, layer, make, record, run, tokens
 from unit.attention_packages import flash_attn_2, flash_attn_3, flash_attn_4, torch_varlen

@@ -18,9 +18,9 @@ from paged_core.errors import SettingsError, UnsupportedModel
 from paged_core.interfaces.attention import AttentionParts, SupportsGraphCapture
 from paged_core.interfaces.component_factory import make_attention
 from paged_core.llm import LLM
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.sampling_params import SamplingParams
-from paged_core.settings import EngineSettings, settings_class
+from paged_core.settings.schema import EngineSettings, settings_class
 from paged_testing.attention_scene import Scene
 from paged_testing.engines import registry_with
 from unit.attention_calls import LAYER, batch_of, layer

@@ -16,7 +16,7 @@ from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_core.interfaces.attention import AttentionParts
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene, attention_batch
 from unit import test_cpu_attention
 from unit.cpu_kernels import SETS

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from paged_core.cache.kv_cache import KVCache
 from paged_core.errors import OutOfBlocks
-from paged_core.kv_cache import KVCache
 from paged_core.sequence import SequenceGroup, Status
 from unit.block_tables import finish_step, fork, grow, make_cache, make_group, started
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paged_core.kv_cache import KVCache
+from paged_core.cache.kv_cache import KVCache
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from unit.block_tables import fork, grow, make_cache, make_group, plan_unknown, started

@@ -12,9 +12,9 @@ import yaml
 
 from paged_core.cli import BAD_USAGE, OK, main
 from paged_core.cli.options import Given
-from paged_core.config.entry import Entry, Origin
 from paged_core.errors import EngineError, SettingsError
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
+from paged_core.settings.layers import Entry, Origin
 from paged_plugins.lab.commands import studies
 from paged_plugins.lab.measures import SHOWN
 from paged_plugins.lab.results.load_results import load_results

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from paged_core.engine import Engine
+from paged_core.cache.kv_cache import KVCache
+from paged_core.engine.engine import Engine
 from paged_core.ids import BlockId
 from paged_core.interfaces.allocator import AllocatorParts
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
-from paged_core.kv_cache import KVCache
-from paged_core.registry import Registry
-from paged_core.settings import settings_class
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import settings_class
 from paged_plugins.decisions.replay import replay
 from paged_plugins.decisions.scenario import Scenario
 from paged_policies.allocators.uncached import UncachedAllocator, UncachedSettings

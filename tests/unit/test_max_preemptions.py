@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from paged_core.cache.kv_cache import KVCache
 from paged_core.interfaces.victim import Victim, VictimParts
-from paged_core.kv_cache import KVCache
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
 from paged_policies.victims.preemption_limit import below_limit
 from paged_testing.policy_subjects import empty_cache, waiting_groups

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.engines import engine_with, finish, request
 
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
+from paged_core.engine.wiring import build_engine
 from paged_core.errors import SettingsError
 from paged_core.ids import BlockId
 from paged_core.interfaces.observer import BlockEvent
-from paged_core.registry import Registry
-from paged_core.settings import settings_class
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import settings_class
 from paged_core.step import StepInput
-from paged_core.wiring import build_engine
 from paged_plugins.block_history import BlockHistory, Span
 from paged_plugins.metrics.instruments import Counter, Gauge, Histogram, exposition, length_bounds
 from paged_plugins.metrics.metrics import Metrics

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paged_core.interfaces.queue_order import OrderParts
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
 from paged_policies.orders.mlfq import MlfqOrder, MlfqSettings
 from paged_testing.engines import build_memory_engine, serve

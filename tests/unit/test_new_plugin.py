@@ -12,7 +12,7 @@ import pytest
 
 from paged_core.cli import main
 from paged_core.plugin import paged_core_slots
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_plugins.scaffold.new_plugin import LAYOUT, PAGES, SUMMARIES
 
 ROOT = Path(__file__).parents[2]

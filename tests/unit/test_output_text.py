@@ -11,9 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_core.request import FinishReason
-from paged_core.text.logprobs import Logprob
-from paged_core.text.output_text import OutputText
-from paged_core.text.outputs import CompletionOutput, RequestMetrics, RequestOutput, to_json
+from paged_core.text.generation import OutputText
+from paged_core.text.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    to_json,
+)
 
 
 class Spelling:

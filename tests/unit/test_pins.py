@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
 from paged_core.errors import EngineError, RequestError
 from paged_core.llm import LLM
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason
 from paged_core.requests.pins import Pin, PinState
 from paged_core.sampling_params import SamplingParams

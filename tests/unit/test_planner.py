@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from paged_core.cache.kv_cache import KVCache
+from paged_core.engine.planner import Planner
+from paged_core.engine.preemptor import Preemptor
 from paged_core.errors import PluginError
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.queue_order import OrderParts
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
 from paged_core.interfaces.victim import VictimParts
-from paged_core.kv_cache import KVCache
-from paged_core.planner import Planner
-from paged_core.preemptor import Preemptor
 from paged_core.sequence import SequenceGroup, Status
 from paged_policies.orders.fcfs import FcfsOrder, FcfsSettings
 from paged_policies.victims.newest import NewestSettings, NewestVictim

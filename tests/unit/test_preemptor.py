@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from paged_core.component import Component
+from paged_core.cache.kv_cache import KVCache
+from paged_core.engine.preemptor import Preemptor
 from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.scheduler import Schedule
-from paged_core.kv_cache import KVCache
-from paged_core.preemptor import Preemptor
-from paged_core.registry import Registry
+from paged_core.plugins.component import Component
+from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
 from paged_testing import SchedulerConformance
 from paged_testing.engines import registry_with

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import pytest
 
-from paged_core.component import Component, ComponentSettings
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
 from paged_core.interfaces.queue_order import QueueOrder
+from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup, Status
 from paged_plugins.decisions.replay import replay

@@ -11,15 +11,15 @@ from typing import Literal
 import pytest
 
 from paged_core import plugin
-from paged_core.component import Command, Component, ComponentSettings, Profile, Slot
 from paged_core.errors import _MOVED, PluginError
-from paged_core.registry import Plugin, Registry
-from paged_core.settings import settings_class
+from paged_core.plugins.component import Command, Component, ComponentSettings, Profile, Slot
+from paged_core.plugins.registry import Plugin, Registry
+from paged_core.settings.schema import settings_class
 
 HEADER = """
 from typing import Literal
-from paged_core.component import Command, Component, ComponentSettings, Profile, Slot
-from paged_core.hookspecs import hookimpl
+from paged_core.plugins.component import Command, Component, ComponentSettings, Profile, Slot
+from paged_core.plugins.hooks import hookimpl
 
 class RoundRobinSettings(ComponentSettings):
     name: Literal["round_robin"] = "round_robin"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
 from paged_core.request import FinishReason
 from paged_testing.engines import build_memory_engine
 from paged_testing.served import check_nothing_leaked, check_said

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_plugins.lab.router import Load, Router, RouterParts
 from paged_plugins.lab.routers import KnownPrefixes, content_keys
 from paged_plugins.lab.testing import RouterConformance

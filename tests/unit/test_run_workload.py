@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paged_core.engine.wiring import build_engine
 from paged_core.errors import EngineError
 from paged_core.interfaces.observer import Observer
-from paged_core.interfaces.schedule import Schedule
+from paged_core.interfaces.scheduler import Schedule
 from paged_core.sequence import SequenceGroup
-from paged_core.wiring import build_engine
 from paged_plugins.lab.runs.run_collector import RunCollector, memory_use
 from paged_plugins.lab.runs.run_workload import RecordedLoop
 from paged_plugins.lab.runs.time_histogram import bucket

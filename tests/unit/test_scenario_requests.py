@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from paged_core.cli import main
-from paged_core.component import Component
 from paged_core.errors import SettingsError
 from paged_core.interfaces.scheduler import Schedule
-from paged_core.registry import Registry
+from paged_core.plugins.component import Component
+from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.block_history import BlockHistory
 from paged_plugins.decisions.replay import replay, settings_of
 from paged_plugins.decisions.replay_run import LastStep, Outcome, RequestTimes

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_core.cli import main
-from paged_core.config.entry import Origin
-from paged_core.config.sources import from_yaml
 from paged_core.errors import SettingsError
-from paged_core.registry import Registry
-from paged_core.settings import settings_class
+from paged_core.plugins.registry import Registry
+from paged_core.settings.layers import Origin
+from paged_core.settings.schema import settings_class
+from paged_core.settings.sources import from_yaml
 from paged_plugins.lab.search.report import document, print_search, settings_yaml, verdict
 from paged_plugins.lab.search.search import (
     MIN_REQUESTS,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from paged_core.component import Component
+from paged_core.engine.policies import service_of
 from paged_core.errors import PluginError
 from paged_core.interfaces.queue_order import QueueOrder
-from paged_core.interfaces.service import service_of
+from paged_core.plugins.component import Component
 from paged_core.sequence import SequenceGroup
 from paged_testing.engines import build_memory_engine, registry_with, serve
 from paged_testing.workloads import Workload, simple_request

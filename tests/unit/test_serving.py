@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_core.clock import VirtualClock
-from paged_core.engine_driver import EngineDriver
+from paged_core.engine.clock import VirtualClock
+from paged_core.engine.driver import EngineDriver
 from paged_core.errors import RequestError
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
 from paged_plugins.workloads.request import WorkloadRequest, linked
 from paged_plugins.workloads.serving import Arrival, Arrivals, ServingLoop

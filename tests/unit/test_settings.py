@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_core import plugin
-from paged_core.component import AutoSettings, Component, Slot
 from paged_core.errors import PluginError, SettingsError
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings, settings_class
+from paged_core.plugins.component import AutoSettings, Component, Slot
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings, settings_class
 from unit.settings_parts import (
     BudgetSettings,
     LogSettings,

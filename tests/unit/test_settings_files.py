@@ -10,9 +10,9 @@ import pytest
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from paged_core.config.entry import Origin
 from paged_core.errors import SettingsError
-from paged_core.settings import EngineSettings, Resolved, load_settings
+from paged_core.settings.layers import Origin
+from paged_core.settings.schema import EngineSettings, Resolved, load_settings
 from unit.settings_parts import LogSettings, PhasesSettings, Settings, registry
 
 

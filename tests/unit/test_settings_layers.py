@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_core.component import Profile
-from paged_core.config.entry import Entry, Origin
 from paged_core.errors import SettingsError
-from paged_core.settings import load_settings, settings_class
+from paged_core.plugins.component import Profile
+from paged_core.settings.layers import Entry, Origin
+from paged_core.settings.schema import load_settings, settings_class
 from unit.settings_parts import (
     BudgetSettings,
     LogSettings,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from paged_core.clock import VirtualClock
-from paged_core.engine import Engine
+from paged_core.engine.clock import VirtualClock
+from paged_core.engine.engine import Engine
+from paged_core.engine.wiring import build_engine
 from paged_core.errors import SettingsError
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
-from paged_core.wiring import build_engine
 from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.runs.work_count import WatchedExecutor
 from unit.lab_runs import REGISTRY, simulated

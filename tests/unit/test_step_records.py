@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.unit.engines import engine_with, finish, request
 
-from paged_core.clock import VirtualClock
-from paged_core.engine import Engine
+from paged_core.engine.clock import VirtualClock
+from paged_core.engine.engine import Engine
 from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
 from paged_testing.doubles import FailingExecutor
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
 from paged_core.interfaces.scheduler import Schedule
 from paged_core.sequence import SequenceGroup
 from paged_testing.engines import build_memory_engine

@@ -20,7 +20,7 @@ import pytest
 
 from paged_core.cli import main
 from paged_core.errors import SettingsError
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_plugins.lab.commands.options import with_address
 from paged_plugins.lab.commands.studies import beginning
 from paged_plugins.lab.results.load_results import load_results

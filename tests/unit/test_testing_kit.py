@@ -14,10 +14,10 @@ from pydantic import field_validator
 
 import paged_testing
 from paged_core import testing as former
-from paged_core.component import Component, ComponentSettings
 from paged_core.errors import PluginError
+from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.sampling_params import SamplingParams
-from paged_core.settings import settings_class
+from paged_core.settings.schema import settings_class
 from paged_testing import (
     POLICY_SLOTS,
     FailingExecutor,

@@ -26,8 +26,8 @@ from paged_backends.kernels.triton.cache import decode
 from paged_backends.kernels.triton.tuning import MAX_SPLITS, num_splits
 from paged_core.interfaces.attention import AttentionParts, SupportsGraphCapture
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import attention_batch
 
 if not is_interpreted():

@@ -34,7 +34,7 @@ from paged_core.interfaces.attention import (
 )
 from paged_core.interfaces.component_factory import make_component
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from paged_backends.chosen_component import ChosenComponent
 from paged_backends.kernels.cpu import InstructionSetName
-from paged_core.component import ComponentSettings
+from paged_core.plugins.component import ComponentSettings
 
 
 class TorchSettings(ComponentSettings):

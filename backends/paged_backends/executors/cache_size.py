@@ -33,7 +33,7 @@ from paged_core.interfaces.runner import Runner
 from paged_core.log import get_logger
 
 if TYPE_CHECKING:
-    from paged_core.settings import EngineSettings
+    from paged_core.settings.schema import EngineSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,10 +37,10 @@ from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
 from paged_core.errors import EngineError, SettingsError
 from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
-from paged_core.interfaces.model_size import ModelSize
+from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.runner import Runner, SupportsModelSize
 from paged_core.log import get_logger
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_core.step import StepInput, StepResult
 
 _SPARE_ROWS = 64

@@ -14,7 +14,7 @@ from paged_core import errors
 from paged_core.errors import EngineError, ExecutorLost
 from paged_core.interfaces.component_factory import make_component
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts, SupportsText
-from paged_core.interfaces.model_size import ModelSize
+from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.log import get_logger
 from paged_core.step import StepInput, StepResult

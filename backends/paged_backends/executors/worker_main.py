@@ -29,7 +29,7 @@ from paged_core.checked.fault_names import FaultNames
 from paged_core.errors import PagedCoreError, PluginError, SettingsError, error_text
 from paged_core.interfaces.component_factory import make_component
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts, SupportsClock
-from paged_core.interfaces.model_size import ModelSize
+from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.runner import SupportsModelSize
 
 Messages = SimpleQueue[tuple[bytes, bytes]]

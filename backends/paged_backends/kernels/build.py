@@ -22,8 +22,8 @@ from time import perf_counter
 from typing import Protocol
 
 from paged_backends.cache_folder import locked, make_private
-from paged_core.config.cache_dir import cache_dir
 from paged_core.log import get_logger
+from paged_core.settings.environment import cache_dir
 
 
 class CannotCompile(Exception):

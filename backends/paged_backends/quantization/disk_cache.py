@@ -32,8 +32,8 @@ from paged_backends.cache_folder import locked, make_private
 from paged_backends.quantization.matrix import QuantizedMatrix, QuantizedWeights, Rows, shape_of
 from paged_backends.quantization.quantize import quantize, quantize_into
 from paged_backends.quantization.weight_format import Shape, WeightFormat
-from paged_core.config.cache_dir import cache_dir
 from paged_core.log import get_logger
+from paged_core.settings.environment import cache_dir
 
 _ALIGNMENT = 64
 _CHECKSUM = 4

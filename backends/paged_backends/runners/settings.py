@@ -8,7 +8,7 @@ from pydantic import Field
 
 from paged_backends.kernels.cpu import InstructionSetName, ProductsName
 from paged_backends.quantization.weight_format import WeightFormat
-from paged_core.component import ComponentSettings
+from paged_core.plugins.component import ComponentSettings
 
 
 class TransformersSettings(ComponentSettings):

@@ -14,7 +14,7 @@ from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench.attention_case import BARE, AttentionCase
 from paged_plugins.bench.attention_grid import WARM_UP, AttentionGrid, told
 from paged_plugins.bench.device import Rates, device_of, machine, machine_line, measure_rates

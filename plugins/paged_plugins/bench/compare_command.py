@@ -17,7 +17,7 @@ import typer
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_table
 from paged_core.errors import EngineError, SettingsError
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench.comparison import EngineRuns, compare, row_of, run_alone, warm_up
 from paged_plugins.bench.device import device_of, machine, machine_line, measure_rates
 from paged_plugins.bench.peers import (

@@ -16,7 +16,7 @@ import typer
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
-from paged_core.interfaces.model_size import ModelSize
+from paged_core.interfaces.layer import ModelSize
 from paged_core.llm import LLM
 from paged_core.sampling_params import SamplingParams
 from paged_core.text.generation import Generation

@@ -15,8 +15,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from paged_core.errors import SettingsError
-from paged_core.interfaces.model_size import ModelSize
-from paged_core.settings import EngineSettings
+from paged_core.interfaces.layer import ModelSize
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.machine import summary
 from paged_plugins.workloads.request import WorkloadRequest
 

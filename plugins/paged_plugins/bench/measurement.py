@@ -12,13 +12,13 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import Any, Self
 
-from paged_core.component import ComponentSettings
 from paged_core.errors import EngineError, RequestError, SettingsError
 from paged_core.ids import BlockId
 from paged_core.interfaces.executor import SupportsClock
-from paged_core.interfaces.model_size import ModelSize
+from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.runner import SupportsModelSize
 from paged_core.llm import LLM
+from paged_core.plugins.component import ComponentSettings
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
 from paged_core.step import StepInput

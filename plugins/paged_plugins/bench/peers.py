@@ -22,7 +22,7 @@ from typing import Any, Self
 import psutil
 
 from paged_core.errors import EngineError, SettingsError
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench.workloads import by_turn
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
 

@@ -10,11 +10,11 @@ import typer
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_table
-from paged_core.component import ComponentSettings
 from paged_core.errors import SettingsError
 from paged_core.llm import LLM
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
+from paged_core.plugins.component import ComponentSettings
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench.device import device_of, machine, machine_line
 from paged_plugins.bench.quality_engines import QualityEngines, Window, quality_text, windows_of
 from paged_plugins.bench.quality_scores import compare_predictions

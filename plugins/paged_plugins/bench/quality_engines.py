@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Self
 
 from paged_core.cli.options import Given
-from paged_core.config.entry import Entry, Layer, Origin
 from paged_core.errors import PagedCoreError, SettingsError
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.llm import LLM
-from paged_core.settings import EngineSettings
+from paged_core.settings.layers import Entry, Layer, Origin
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench.variants import Variant
 from paged_plugins.files import read_file
 

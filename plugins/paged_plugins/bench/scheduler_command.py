@@ -14,15 +14,15 @@ import typer
 
 from paged_core.cli.options import Given, flag
 from paged_core.cli.output import print_table
-from paged_core.component import Component, ComponentSettings
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
+from paged_core.engine.wiring import build_engine
 from paged_core.errors import SettingsError
 from paged_core.ids import SeqId
 from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
+from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import StepInput, StepResult
-from paged_core.wiring import build_engine
 from paged_plugins.bench.device import machine
 from paged_plugins.command_options import JsonFile, report
 from paged_plugins.progress import progress

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from paged_core.cli.options import Given
-from paged_core.config.documents import DocumentError, parse_yaml
-from paged_core.config.entry import Layer
 from paged_core.errors import SettingsError
-from paged_core.settings import Resolved
+from paged_core.settings.documents import DocumentError, parse_yaml
+from paged_core.settings.layers import Layer
+from paged_core.settings.schema import Resolved
 
 _EXAMPLE = "--variant 'torch={attention: torch}'"
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from paged_core.component import Command, Component, ComponentSettings
-from paged_core.hookspecs import hookimpl
+from paged_core.plugins.component import Command, Component, ComponentSettings
+from paged_core.plugins.hooks import hookimpl
 
 
 class DecisionLogSettings(ComponentSettings):

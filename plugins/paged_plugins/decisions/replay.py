@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
-from paged_core.clock import Clock
-from paged_core.config.entry import Entry, Layer, Origin
+from paged_core.cache.lookup_oracle import LookupOracle
+from paged_core.engine.clock import Clock
+from paged_core.engine.wiring import build_engine
 from paged_core.errors import SettingsError
-from paged_core.interfaces.future import Future
 from paged_core.interfaces.observer import Observer
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings, settings_class
+from paged_core.plugins.registry import Registry
+from paged_core.settings.layers import Entry, Layer, Origin
+from paged_core.settings.schema import EngineSettings, settings_class
 from paged_core.step import NewSequence
-from paged_core.wiring import build_engine
 from paged_plugins.decisions.replay_run import ClockTime, EqualSteps, LastStep, Outcome, ReplayRun
 from paged_plugins.decisions.scenario import IDS_PER_REQUEST, MAX_READS, Scenario
-from paged_plugins.workloads.rehearsal import Admissions, RehearsedFuture
+from paged_plugins.workloads.rehearsal import Admissions, RehearsedOracle
 
 _EXECUTORS = ("memory", "simulated")
 _FIRST_GENERATED = 5 * 10**8
@@ -33,7 +33,7 @@ def replay(
     """Yield the trace of a scenario, a line per step in which a request is unfinished.
 
     An evictor that asks for the future gets that of a rehearsal, see
-    :class:`~paged_plugins.workloads.rehearsal.RehearsedFuture`.
+    :class:`~paged_plugins.workloads.rehearsal.RehearsedOracle`.
 
     Args:
         outcome: is filled in with what the trace does not contain.
@@ -50,7 +50,7 @@ def replay(
         for _ in _run(scenario, registry, Outcome(), settings, watch):
             pass
 
-    future = RehearsedFuture(settings, registry, rehearse)
+    future = RehearsedOracle(settings, registry, rehearse)
     yield from _run(scenario, registry, outcome or Outcome(), settings, Admissions(future), future)
 
 
@@ -60,7 +60,7 @@ def _run(
     outcome: Outcome,
     settings: EngineSettings,
     watch: Observer,
-    future: Future | None = None,
+    future: LookupOracle | None = None,
 ) -> Iterator[dict[str, Any]]:
     steps = EqualSteps(scenario.seconds_per_step, scenario.max_steps)
     is_stepped = settings.executor.name == "memory"

@@ -14,7 +14,7 @@ import typer
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
-from paged_core.settings import Resolved
+from paged_core.settings.schema import Resolved
 from paged_plugins.decisions.diff import echo, first_difference, listed, show_difference
 from paged_plugins.decisions.replay import check_settings, replay, settings_layer
 from paged_plugins.decisions.replay_run import Outcome, RequestTimes

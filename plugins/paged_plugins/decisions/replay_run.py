@@ -11,9 +11,9 @@ from itertools import count
 from operator import attrgetter
 from typing import Any
 
-from paged_core.clock import Clock
-from paged_core.engine import Engine
-from paged_core.engine_driver import IDLE_SECONDS
+from paged_core.engine.clock import Clock
+from paged_core.engine.driver import IDLE_SECONDS
+from paged_core.engine.engine import Engine
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams

@@ -19,8 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from paged_core.config.documents import parse_json, parse_yaml
 from paged_core.errors import SettingsError
+from paged_core.settings.documents import parse_json, parse_yaml
 from paged_plugins.decisions.trace import trace_problem
 from paged_plugins.files import mistakes, read_file
 from paged_plugins.workloads.amount import SpecModel

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from paged_core.config.documents import parse_json
 from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
+from paged_core.settings.documents import parse_json
 from paged_plugins.decisions.plugin import DecisionLogSettings
 from paged_plugins.files import open_file, read_file
 

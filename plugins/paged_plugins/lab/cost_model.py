@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paged_core.settings import EngineSettings
+    from paged_core.settings.schema import EngineSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_core.component import Command, Component, Slot
-from paged_core.hookspecs import hookimpl
+from paged_core.plugins.component import Command, Component, Slot
+from paged_core.plugins.hooks import hookimpl
 from paged_plugins.lab.routers import (
     LeastLoadedSettings,
     PowerOfTwoSettings,

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from paged_core.component import ComponentSettings
+from paged_core.plugins.component import ComponentSettings
 from paged_core.request import Request
 from paged_plugins.lab.router import ReplicaLoad, Router, RouterParts
 

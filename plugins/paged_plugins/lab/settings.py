@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from paged_core.component import ComponentSettings
+from paged_core.plugins.component import ComponentSettings
 
 
 class LinearSettings(ComponentSettings):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, cast
 
-from paged_core.clock import Clock, VirtualClock
+from paged_core.engine.clock import Clock, VirtualClock
 from paged_core.errors import SettingsError
 from paged_core.ids import SeqId
 from paged_core.interfaces.component_factory import make_component

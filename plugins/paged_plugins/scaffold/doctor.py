@@ -10,9 +10,9 @@ import typer
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
-from paged_core.component import Component, load
-from paged_core.config.cache_dir import cache_dir
-from paged_core.registry import Registry
+from paged_core.plugins.component import Component, load
+from paged_core.plugins.registry import Registry
+from paged_core.settings.environment import cache_dir
 from paged_plugins.command_options import JsonFile
 from paged_plugins.files import write_json
 from paged_plugins.machine import describe

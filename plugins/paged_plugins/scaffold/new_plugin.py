@@ -17,9 +17,8 @@ import typer
 
 from paged_core import __version__
 from paged_core.cli.options import Given
-from paged_core.config.suggest import did_you_mean
-from paged_core.errors import PluginError
-from paged_core.registry import Registry
+from paged_core.errors import PluginError, did_you_mean
+from paged_core.plugins.registry import Registry
 
 SUMMARIES = {
     "queue_order": "admits short prompts first; waiting makes up for length",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paged_core.config.documents import parse_yaml, read_text
 from paged_core.errors import SettingsError
+from paged_core.settings.documents import parse_yaml, read_text
 from paged_plugins.workloads.spec import WorkloadSpec, parse_spec
 
 _YAML = (".yaml", ".yml")

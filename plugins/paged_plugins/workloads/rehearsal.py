@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from paged_core.block_key import BlockKey, extend_keys
-from paged_core.interfaces.future import Future
+from paged_core.cache.lookup_oracle import LookupOracle
+from paged_core.ids import BlockKey, extend_keys
 from paged_core.interfaces.observer import Observer
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 
 
-class RehearsedFuture(Future):
+class RehearsedOracle(LookupOracle):
     """The look-ups of a run, in the order of a rehearsal with the evictor ``lru``.
 
     The rehearsal is made when an evictor first asks for the future: those that never do cost
@@ -57,7 +57,7 @@ class RehearsedFuture(Future):
 class Admissions(Observer):
     """Tells a future which requests were admitted."""
 
-    def __init__(self, future: RehearsedFuture) -> None:
+    def __init__(self, future: RehearsedOracle) -> None:
         self._future = future
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:

@@ -14,13 +14,13 @@ from functools import cache
 from heapq import heappop, heappush
 from itertools import count
 
-from paged_core.clock import Clock, SystemClock
-from paged_core.engine_driver import EngineDriver
+from paged_core.engine.clock import Clock, SystemClock
+from paged_core.engine.driver import EngineDriver
+from paged_core.engine.outcome import StepOutcome
 from paged_core.errors import RequestError
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup
-from paged_core.step_outcome import StepOutcome
 from paged_plugins.workloads.request import WorkloadRequest, token_ids
 
 _TEMPERATURE = 20.0

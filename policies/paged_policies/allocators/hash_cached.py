@@ -8,12 +8,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from paged_core.block_key import BlockKey
-from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks
-from paged_core.ids import BlockId
+from paged_core.ids import BlockId, BlockKey
 from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator
 from paged_core.interfaces.evictor import BlockInfo
+from paged_core.plugins.component import ComponentSettings
 
 
 class HashCachedSettings(ComponentSettings):

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Literal
 
-from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
 from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator
+from paged_core.plugins.component import ComponentSettings
 
 
 class UncachedSettings(ComponentSettings):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks, SettingsError
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.plugins.component import ComponentSettings
 from paged_policies.evictors.ranked_blocks import RankedBlocks
 
 

@@ -9,10 +9,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.plugins.component import ComponentSettings
 from paged_policies.evictors.ranked_blocks import RankedBlocks
 
 

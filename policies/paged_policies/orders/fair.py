@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat
 
-from paged_core.component import ComponentSettings
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder
+from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from paged_core.component import ComponentSettings
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder
+from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
 
 

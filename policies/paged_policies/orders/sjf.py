@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat
 
-from paged_core.component import ComponentSettings
 from paged_core.interfaces.queue_order import OrderParts, QueueOrder
+from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
 from paged_policies.orders.job_size import num_tokens_left
 

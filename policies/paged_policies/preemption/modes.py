@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from paged_core.component import ComponentSettings
 from paged_core.interfaces.preemption import Preemption, PreemptionMode, PreemptionParts
+from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
 
 

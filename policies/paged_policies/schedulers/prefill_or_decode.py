@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from paged_core.component import ComponentSettings
+from paged_core.cache.kv_cache import PrefixHit
+from paged_core.engine.planner import Planner, Room
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
-from paged_core.kv_cache import PrefixHit
-from paged_core.planner import Planner, Room
+from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_policies.schedulers.sortable_deque import SortableDeque
 

@@ -12,9 +12,9 @@ from paged_core.sequence import SequenceGroup
 class SortableDeque:
     """New groups are at the end and preempted ones at the head, until :meth:`sort` is called.
 
-    The core's :class:`~paged_core.waiting_queue.WaitingQueue` is in order at all times instead.
-    Sorting costs nothing while, under a stable order, the groups are in order: under first come,
-    first served they always are. Otherwise it computes the key of every group.
+    The core's :class:`~paged_core.engine.waiting_queue.WaitingQueue` is in order at all times
+    instead. Sorting costs nothing while, under a stable order, the groups are in order: under first
+    come, first served they always are. Otherwise it computes the key of every group.
     """
 
     def __init__(self, order: QueueOrder) -> None:

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from paged_core.component import ComponentSettings
 from paged_core.interfaces.scheduler import SchedulerParts
+from paged_core.plugins.component import ComponentSettings
 from paged_policies.schedulers.prefill_or_decode import (
     PrefillOrDecodeScheduler,
     PrefillOrDecodeSettings,

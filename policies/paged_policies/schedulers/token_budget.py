@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from paged_core.component import ComponentSettings
+from paged_core.engine.planner import Planner
+from paged_core.engine.waiting_queue import WaitingQueue
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
-from paged_core.planner import Planner
+from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup, Status
-from paged_core.waiting_queue import WaitingQueue
 
 
 class TokenBudgetSettings(ComponentSettings):

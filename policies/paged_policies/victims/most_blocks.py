@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from paged_core.component import ComponentSettings
 from paged_core.interfaces.victim import Victim, VictimParts
+from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
 from paged_policies.victims.preemption_limit import below_limit
 

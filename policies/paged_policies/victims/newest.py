@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from paged_core.component import ComponentSettings
 from paged_core.interfaces.victim import Victim, VictimParts
+from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import cast
 
-from paged_core.block_key import BlockKey
 from paged_core.errors import PluginError
-from paged_core.ids import BlockId
+from paged_core.ids import BlockId, BlockKey
 from paged_core.interfaces.allocator import (
     BlockAllocator,
     SupportsLastStep,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from traceback import walk_tb
 
-from paged_core.component import ComponentSettings
 from paged_core.errors import PluginError, error_text
 from paged_core.interfaces.allocator import BlockAllocator
 from paged_core.interfaces.attention import AttentionBackend
@@ -17,6 +16,7 @@ from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.interfaces.runner import Runner
 from paged_core.interfaces.scheduler import Scheduler
 from paged_core.interfaces.victim import Victim
+from paged_core.plugins.component import ComponentSettings
 
 _SLOTS: Mapping[type, str] = {
     BlockAllocator: "block_allocator",

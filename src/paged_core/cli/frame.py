@@ -13,9 +13,9 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from paged_core._version import __version__
-from paged_core.config.suggest import did_you_mean
-from paged_core.config.variables import blocked_plugins
-from paged_core.registry import Registry
+from paged_core.errors import did_you_mean
+from paged_core.plugins.registry import Registry
+from paged_core.settings.environment import blocked_plugins
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import logging
 import sys
 from collections.abc import Mapping
 
-from paged_core.config.suggest import did_you_mean
-from paged_core.config.variables import PREFIX
-from paged_core.errors import SettingsError
+from paged_core.errors import SettingsError, did_you_mean
+from paged_core.settings.environment import PREFIX
 
 LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
 

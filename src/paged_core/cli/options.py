@@ -22,12 +22,26 @@ import typer
 from pydantic.fields import FieldInfo
 
 from paged_core.cli.logs import configure_logs
-from paged_core.cli.type_name import type_name
-from paged_core.component import Slot
-from paged_core.config.entry import Entry, Layer, Origin, Text
-from paged_core.config.field_types import is_container, members
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings, Resolved, choices, load_settings
+from paged_core.plugins.component import Slot
+from paged_core.plugins.registry import Registry
+from paged_core.settings.layers import Entry, Layer, Origin, Text
+from paged_core.settings.schema import EngineSettings, Resolved, choices, load_settings
+from paged_core.settings.values import is_container, members
+
+_NAMES = {int: "int", float: "float", bool: "bool", str: "text", NoneType: "null"}
+
+
+def type_name(kind: Any) -> str:
+    """Return a short name: ``int``, ``text or null``, ``auto, float32 or float16``."""
+    names: list[str] = []
+    for member in members(kind):
+        if get_origin(member) is Literal:
+            names += [str(value) for value in get_args(member)]
+        else:
+            names.append(_NAMES.get(member, "JSON"))
+    *some, last = dict.fromkeys(names)
+    return f"{', '.join(some)} or {last}" if some else last
+
 
 PREFIX = "setting__"
 
@@ -47,7 +61,7 @@ class Given:
         """Return the settings of all layers, with ``overrides`` above and ``below`` beneath them.
 
         Raises:
-            SettingsError, PluginError: as :func:`~paged_core.settings.load_settings` does.
+            SettingsError, PluginError: as :func:`~paged_core.settings.schema.load_settings` does.
         """
         return load_settings(
             self.registry,

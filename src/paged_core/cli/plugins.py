@@ -9,13 +9,11 @@ from typing import Annotated, Any
 import typer
 from pydantic import PydanticUserError
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import Given, type_name
 from paged_core.cli.output import print_json, print_table
-from paged_core.cli.type_name import type_name
-from paged_core.component import AutoSettings, Component, ComponentSettings, Slot
-from paged_core.config.suggest import did_you_mean
-from paged_core.errors import PluginError
-from paged_core.registry import Plugin, Registry
+from paged_core.errors import PluginError, did_you_mean
+from paged_core.plugins.component import AutoSettings, Component, ComponentSettings, Slot
+from paged_core.plugins.registry import Plugin, Registry
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json
-from paged_core.settings import settings_class
+from paged_core.settings.schema import settings_class
 
 
 def command(given: Given) -> None:

@@ -8,8 +8,8 @@ from typer import TyperException
 
 from paged_core.cli.frame import dashed
 from paged_core.cli.options import flag
-from paged_core.config.suggest import spelled_here
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
+from paged_core.settings.errors import spelled_here
 
 
 def explain(error: TyperException, args: Sequence[str], registry: Registry) -> str:

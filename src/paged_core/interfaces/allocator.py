@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from paged_core.block_key import BlockKey
-from paged_core.ids import BlockId
+from paged_core.ids import BlockId, BlockKey
 from paged_core.interfaces.evictor import Evictor
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from paged_core.registry import Registry
-    from paged_core.settings import EngineSettings
+    from paged_core.plugins.registry import Registry
+    from paged_core.settings.schema import EngineSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paged_core.component import ComponentSettings
 from paged_core.errors import PagedCoreError, PluginError, SettingsError, UnsupportedModel
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner, RunnerParts
 from paged_core.log import get_logger
-from paged_core.registry import Registry
+from paged_core.plugins.component import ComponentSettings
+from paged_core.plugins.registry import Registry
 
 if TYPE_CHECKING:
-    from paged_core.settings import EngineSettings
+    from paged_core.settings.schema import EngineSettings
 
 _log = get_logger()
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paged_core.ids import BlockId
-from paged_core.interfaces.future import Future
+
+if TYPE_CHECKING:
+    from paged_core.cache.lookup_oracle import LookupOracle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +20,7 @@ class EvictorParts:
     block_size: int
     seed: int
     """Of the engine, for an evictor that chooses at random."""
-    future: Future | None = None
+    future: LookupOracle | None = None
     """What will be looked up, in a replay; ``None``: that is not known, as in any live engine."""
 
 

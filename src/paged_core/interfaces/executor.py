@@ -11,13 +11,13 @@ from paged_core.interfaces import component_factory
 from paged_core.step import StepInput, StepResult
 
 if TYPE_CHECKING:
-    from paged_core.clock import Clock
+    from paged_core.engine.clock import Clock
     from paged_core.interfaces.attention import AttentionBackend
     from paged_core.interfaces.layer import LayerSpec
     from paged_core.interfaces.runner import Runner
     from paged_core.interfaces.tokenizer import Tokenizer
-    from paged_core.registry import Registry
-    from paged_core.settings import EngineSettings
+    from paged_core.plugins.registry import Registry
+    from paged_core.settings.schema import EngineSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

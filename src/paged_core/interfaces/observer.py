@@ -11,7 +11,7 @@ from paged_core.interfaces.scheduler import Queues
 from paged_core.sequence import SequenceGroup
 
 if TYPE_CHECKING:
-    from paged_core.settings import EngineSettings
+    from paged_core.settings.schema import EngineSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

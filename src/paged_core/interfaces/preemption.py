@@ -26,8 +26,8 @@ class PreemptionMode(StrEnum):
 
 
 class Preemption(ABC):
-    """Decides for one group. The :class:`~paged_core.preemptor.Preemptor` acts on the answers, and
-    recomputes what it should swap if the host is full.
+    """Decides for one group. The :class:`~paged_core.engine.preemptor.Preemptor` acts on the
+    answers, and recomputes what it should swap if the host is full.
 
     Answers follow from the group alone, and asking changes nothing about it.
     """

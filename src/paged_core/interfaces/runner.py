@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from paged_core.interfaces.attention import LayerAttention
-from paged_core.interfaces.layer import LayerSpec
-from paged_core.interfaces.model_size import ModelSize
+from paged_core.interfaces.layer import LayerSpec, ModelSize
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paged_core.settings import EngineSettings
+    from paged_core.settings.schema import EngineSettings
 
     Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
     """``attend(layer, query, key, value)``: shapes as in

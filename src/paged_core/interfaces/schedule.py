@@ -12,7 +12,7 @@ class Schedule:
     """One step. Its blocks are reserved already.
 
     A scheduler fills in the batch, ``admitted`` and nothing else: the
-    :class:`~paged_core.preemptor.Preemptor` enters what it does to whole groups.
+    :class:`~paged_core.engine.preemptor.Preemptor` enters what it does to whole groups.
     """
 
     sequences: list[SequenceState] = field(default_factory=list)
@@ -46,3 +46,6 @@ class Schedule:
         kept = [(each, count) for each, count in pairs if each in each.group.live]
         self.sequences[:] = [sequence for sequence, _ in kept]
         self.num_tokens[:] = [count for _, count in kept]
+
+
+__all__ = ["Queues", "Schedule", "Scheduler", "SchedulerParts"]

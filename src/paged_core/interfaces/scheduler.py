@@ -14,10 +14,8 @@ from paged_core.interfaces.victim import Victim
 from paged_core.sequence import SequenceGroup
 
 if TYPE_CHECKING:
-    from paged_core.kv_cache import KVCache
-    from paged_core.preemptor import Preemptor
-
-__all__ = ["Queues", "Schedule", "Scheduler", "SchedulerParts"]
+    from paged_core.cache.kv_cache import KVCache
+    from paged_core.engine.preemptor import Preemptor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +41,7 @@ class Queues:
 
 
 class StepPlanner(Protocol):
-    """What a scheduler need not say itself; a :class:`~paged_core.planner.Planner` does."""
+    """What a scheduler need not say itself; a :class:`~paged_core.engine.planner.Planner` does."""
 
     num_seqs: int
     """Sequences that may run at once."""
@@ -56,9 +54,9 @@ class StepPlanner(Protocol):
 class Scheduler(ABC):
     """Decides which sequences are computed, and how many tokens of each.
 
-    A :class:`~paged_core.planner.Planner` carries the decisions out. Without one, blocks are moved
-    through the :class:`~paged_core.kv_cache.KVCache`, and groups are preempted and resumed through
-    the :class:`~paged_core.preemptor.Preemptor`; both keep ``group.status``.
+    A :class:`~paged_core.engine.planner.Planner` carries the decisions out. Without one, blocks are
+    moved through the :class:`~paged_core.cache.kv_cache.KVCache`, and groups are preempted and
+    resumed through the :class:`~paged_core.engine.preemptor.Preemptor`; both keep ``group.status``.
 
     The engine advances ``num_scheduled``, appends tokens and releases blocks of what has finished.
     So that runs can be repeated, decisions follow from the calls and ``now`` alone.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paged_core.sequence import SequenceGroup
 
 if TYPE_CHECKING:
-    from paged_core.kv_cache import KVCache
+    from paged_core.cache.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pickle
 
+from paged_core.cache.kv_cache import KVCache
 from paged_core.errors import RequestError
 from paged_core.interfaces.executor import Capacity
-from paged_core.kv_cache import KVCache
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams, processor_name
 

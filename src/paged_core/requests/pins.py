@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import count
 
+from paged_core.cache.kv_cache import KVCache
 from paged_core.errors import RequestError
 from paged_core.field_rules import finite
 from paged_core.ids import BlockId
-from paged_core.kv_cache import KVCache
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup, SequenceState
 

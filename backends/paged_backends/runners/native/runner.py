@@ -31,7 +31,7 @@ from paged_backends.runners.native.quantized_linears import check_quantization, 
 from paged_backends.runners.native.source import DescribedRunner, ModelSource
 from paged_backends.runners.settings import NativeSettings
 from paged_core.errors import SettingsError
-from paged_core.interfaces.model_size import ModelSize
+from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.runner import RunnerParts
 from paged_core.log import get_logger
 

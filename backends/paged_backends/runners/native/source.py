@@ -17,11 +17,10 @@ from paged_backends.device import choose_device, free_memory
 from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.families import decoder_config
 from paged_core.errors import SettingsError
-from paged_core.interfaces.layer import LayerSpec
-from paged_core.interfaces.model_size import ModelSize
+from paged_core.interfaces.layer import LayerSpec, ModelSize
 from paged_core.interfaces.runner import Runner, RunnerParts
 from paged_core.log import get_logger
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """The dtypes that decoders compute in."""

@@ -29,8 +29,7 @@ from paged_backends.runners.transformers.attention_port import AttentionPort, pr
 from paged_backends.runners.transformers.model_loader import load_model
 from paged_backends.runners.transformers.trial_run import try_out
 from paged_core.errors import PagedCoreError, SettingsError, UnsupportedModel
-from paged_core.interfaces.layer import LayerSpec
-from paged_core.interfaces.model_size import ModelSize
+from paged_core.interfaces.layer import LayerSpec, ModelSize
 from paged_core.interfaces.runner import Runner, RunnerParts
 from paged_core.log import get_logger
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_core.clock import Clock
-from paged_core.engine import Engine
+from paged_core.engine.clock import Clock
+from paged_core.engine.engine import Engine
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
-from paged_core.settings import EngineSettings
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.calibration.scenes import Scene
 from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
 from paged_plugins.lab.cost_models.linear import PARTS, LinearCost, WeightsFile

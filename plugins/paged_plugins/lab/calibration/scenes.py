@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from paged_core.engine import Engine
+from paged_core.engine.engine import Engine
 from paged_core.errors import SettingsError
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _CONTEXTS = (16, 64, 192, 512, 1024, 2048)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from paged_core.clock import Clock
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
+from paged_core.engine.clock import Clock
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.measures import ServiceLevel, measures
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.workloads.spec import WorkloadSpec, parse_spec

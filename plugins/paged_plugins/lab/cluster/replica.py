@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paged_core.clock import Clock
-from paged_core.engine import Engine
-from paged_core.engine_driver import EngineDriver
+from paged_core.engine.clock import Clock
+from paged_core.engine.driver import EngineDriver
+from paged_core.engine.engine import Engine
+from paged_core.engine.outcome import StepOutcome
 from paged_core.errors import EngineError
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
-from paged_core.step_outcome import StepOutcome
 from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.runs.time_histogram import TokenGaps
 from paged_plugins.lab.runs.work_count import CountsWork

@@ -9,12 +9,12 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
+from paged_core.engine.wiring import build_engine
 from paged_core.errors import RequestError, SettingsError
 from paged_core.interfaces.executor import Capacity, SupportsClock
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
-from paged_core.settings import EngineSettings
-from paged_core.wiring import build_engine
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.cluster.replica import Replica, ReplicaCounts
 from paged_plugins.lab.runs.run_record import RequestRecord, ended_record
 from paged_plugins.lab.runs.work_count import CountsWork

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import pairwise, starmap
 
-from paged_core.component import ComponentSettings
 from paged_core.errors import SettingsError
 from paged_core.interfaces.component_factory import make_component
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
+from paged_core.plugins.component import ComponentSettings
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.cluster.event_loop import EventLoop
 from paged_plugins.lab.cluster.fleet import Fleet
 from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest, Watch

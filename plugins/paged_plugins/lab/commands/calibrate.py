@@ -11,12 +11,12 @@ import typer
 
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
-from paged_core.clock import SystemClock
-from paged_core.engine import Engine
+from paged_core.engine.clock import SystemClock
+from paged_core.engine.engine import Engine
+from paged_core.engine.wiring import build_engine
 from paged_core.errors import PagedCoreError, SettingsError
 from paged_core.interfaces.executor import SupportsClock
-from paged_core.settings import EngineSettings
-from paged_core.wiring import build_engine
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.command_options import check_writable
 from paged_plugins.lab.calibration.calibrate import (
     Measurement,

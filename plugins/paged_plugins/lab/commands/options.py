@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from paged_core.cli.frame import SettingsCommand
-from paged_core.config.entry import Entry, Layer, Origin
-from paged_core.config.suggest import did_you_mean
-from paged_core.errors import SettingsError
-from paged_core.settings import EngineSettings
+from paged_core.errors import SettingsError, did_you_mean
+from paged_core.settings.layers import Entry, Layer, Origin
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.measures import GOODPUT, MEASURES, ServiceLevel
 from paged_plugins.lab.tasks.pool import LOCAL
 from paged_plugins.lab.tasks.task import SIMULATED

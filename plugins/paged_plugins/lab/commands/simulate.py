@@ -16,7 +16,7 @@ import typer
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json, print_table
 from paged_core.errors import SettingsError
-from paged_core.settings import EngineSettings, Resolved
+from paged_core.settings.schema import EngineSettings, Resolved
 from paged_plugins.command_options import check_writable
 from paged_plugins.files import unwritable
 from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest

@@ -18,7 +18,7 @@ from paged_core.cli import FAILED, OK
 from paged_core.cli.options import Given
 from paged_core.cli.output import print_json
 from paged_core.errors import SettingsError
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_plugins.command_options import JsonFile, check_writable, refuse_settings
 from paged_plugins.files import write_json
 from paged_plugins.lab.commands.options import (

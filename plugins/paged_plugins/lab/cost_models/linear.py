@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError
 
-from paged_core.config.documents import parse_yaml, read_text
 from paged_core.errors import SettingsError
+from paged_core.settings.documents import parse_yaml, read_text
 from paged_plugins.files import write_text
 from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
 from paged_plugins.lab.settings import LinearSettings

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paged_core.config.documents import parse_json, read_text
-from paged_core.config.suggest import did_you_mean
-from paged_core.errors import SettingsError
+from paged_core.errors import SettingsError, did_you_mean
+from paged_core.settings.documents import parse_json, read_text
 from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
 from paged_plugins.lab.settings import RooflineSettings
 

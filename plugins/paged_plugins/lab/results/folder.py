@@ -15,7 +15,7 @@ from typing import IO, Annotated, Any, Literal, Self
 from pydantic import Field
 
 from paged_core.errors import SettingsError
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_plugins.files import read_file, unwritable
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.results.results import Results, RunResult, run_result

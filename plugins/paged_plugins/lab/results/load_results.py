@@ -7,8 +7,8 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from paged_core.config.documents import read_text
 from paged_core.errors import SettingsError
+from paged_core.settings.documents import read_text
 from paged_plugins.lab.measures import MEASURES
 from paged_plugins.lab.results.folder import MANIFEST, RECORDS, Manifest
 from paged_plugins.lab.results.results import Results, RunResult

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ConfigDict, ValidationError
 
 from paged_core.errors import SettingsError
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_plugins.lab.results.tables import PARTIAL, write_bytes
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.study.study import Strict

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from paged_core.engine import Engine
+from paged_core.cache.kv_cache import KVCache
+from paged_core.engine.engine import Engine
+from paged_core.engine.outcome import StepOutcome
 from paged_core.ids import BlockId
 from paged_core.interfaces.observer import Observer
-from paged_core.kv_cache import KVCache
 from paged_core.sequence import SequenceGroup, Status
-from paged_core.step_outcome import StepOutcome
 from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.runs.run_record import RunRecord, StepSample, ended_record, refused_records
 from paged_plugins.lab.runs.time_histogram import TokenGaps

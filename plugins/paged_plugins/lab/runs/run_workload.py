@@ -5,24 +5,24 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable
 
-from paged_core.clock import Clock
-from paged_core.engine import Engine
-from paged_core.engine_driver import EngineDriver
+from paged_core.cache.lookup_oracle import LookupOracle
+from paged_core.engine.clock import Clock
+from paged_core.engine.driver import EngineDriver
+from paged_core.engine.engine import Engine
+from paged_core.engine.outcome import StepOutcome
+from paged_core.engine.wiring import build_engine
 from paged_core.errors import EngineError, RequestError
 from paged_core.interfaces.executor import SupportsClock
-from paged_core.interfaces.future import Future
 from paged_core.interfaces.observer import Observer
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
-from paged_core.settings import EngineSettings
-from paged_core.step_outcome import StepOutcome
-from paged_core.wiring import build_engine
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.runs.run_collector import RunCollector
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.work_count import CountsWork, WatchedExecutor
-from paged_plugins.workloads.rehearsal import Admissions, RehearsedFuture
+from paged_plugins.workloads.rehearsal import Admissions, RehearsedOracle
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.serving import Arrival, Arrivals, ServingLoop, exact_sampling
 from paged_plugins.workloads.workload import Workload
@@ -50,7 +50,7 @@ def run_workload(
     cache ends them earlier: greedily, or sampled where there are several sequences.
 
     An evictor that asks for the future gets that of a rehearsal, see
-    :class:`~paged_plugins.workloads.rehearsal.RehearsedFuture`.
+    :class:`~paged_plugins.workloads.rehearsal.RehearsedOracle`.
 
     Args:
         seed: of the workload; the engine's own is raised by it.
@@ -68,7 +68,7 @@ def run_workload(
     def run(
         settings: EngineSettings,
         watch: Observer,
-        future: Future | None = None,
+        future: LookupOracle | None = None,
         max_samples: int = 2,
         advance: Callable[[int], None] = lambda count: None,
     ) -> RunRecord:
@@ -83,7 +83,7 @@ def run_workload(
         finally:
             engine.close()
 
-    future = RehearsedFuture(settings, registry, run)
+    future = RehearsedOracle(settings, registry, run)
     return run(settings, Admissions(future), future, max_samples, advance)
 
 

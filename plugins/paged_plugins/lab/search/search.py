@@ -16,9 +16,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictInt, model_validator
 
-from paged_core.config.suggest import did_you_mean
-from paged_core.errors import EngineError
-from paged_core.registry import Registry
+from paged_core.errors import EngineError, did_you_mean
+from paged_core.plugins.registry import Registry
 from paged_plugins.lab.measures import GOODPUT, MEASURES
 from paged_plugins.lab.results.results import KeptRuns, Results, run_missing
 from paged_plugins.lab.statistics.differences import Difference, differences, minimum_seeds

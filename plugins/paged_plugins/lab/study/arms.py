@@ -10,11 +10,11 @@ from math import prod
 from typing import Any
 
 from paged_core.cli.options import Given
-from paged_core.config.documents import parse_yaml
-from paged_core.config.entry import Entry, Layer, Origin, Text
 from paged_core.errors import SettingsError
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings, settings_class
+from paged_core.plugins.registry import Registry
+from paged_core.settings.documents import parse_yaml
+from paged_core.settings.layers import Entry, Layer, Origin, Text
+from paged_core.settings.schema import EngineSettings, settings_class
 
 
 def setting_text(value: Any) -> str:

@@ -19,10 +19,10 @@ from pydantic import (
     model_validator,
 )
 
-from paged_core.config.documents import DocumentError, parse_yaml
-from paged_core.config.entry import Layer
 from paged_core.errors import SettingsError
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
+from paged_core.settings.documents import DocumentError, parse_yaml
+from paged_core.settings.layers import Layer
 from paged_plugins.files import mistakes, read_file
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.study.arms import PlannedArm, layer, plan_arms

@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from typing import Any, Protocol, Self
 
 from paged_core.errors import SettingsError, error_text
-from paged_core.registry import Registry
+from paged_core.plugins.registry import Registry
 from paged_plugins.lab.tasks.task import Ran, Task, code_digest, run
 from paged_plugins.lab.tasks.worker import WorkerDied, WorkerProcess
 

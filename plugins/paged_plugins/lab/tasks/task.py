@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from paged_core.errors import error_text
-from paged_core.registry import Registry
-from paged_core.settings import EngineSettings
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.machine import cpu_model

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from paged_core.settings import settings_class
+from paged_core.settings.schema import settings_class
 from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
 from paged_testing import ComponentConformance
 

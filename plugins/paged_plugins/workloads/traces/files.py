@@ -12,8 +12,8 @@ from typing import Any, TextIO, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from paged_core.config.documents import parse_json
 from paged_core.errors import SettingsError
+from paged_core.settings.documents import parse_json
 
 MAX_LINE = 2**22
 """Bytes of a line."""

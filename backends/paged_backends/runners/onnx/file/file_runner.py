@@ -28,8 +28,7 @@ from paged_backends.runners.onnx.segmented_model import AttentionCut, SegmentedM
 from paged_backends.runners.onnx.sessions import Session, SessionMaker
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core.errors import CheckpointError
-from paged_core.interfaces.layer import LayerSpec
-from paged_core.interfaces.model_size import ModelSize
+from paged_core.interfaces.layer import LayerSpec, ModelSize
 from paged_core.interfaces.runner import Runner, RunnerParts
 from paged_core.log import get_logger
 

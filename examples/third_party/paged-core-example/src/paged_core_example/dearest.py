@@ -5,10 +5,10 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
-from paged_core.component import ComponentSettings
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.plugins.component import ComponentSettings
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 

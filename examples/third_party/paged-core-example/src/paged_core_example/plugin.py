@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_core.component import Component
-from paged_core.hookspecs import hookimpl
+from paged_core.plugins.component import Component
+from paged_core.plugins.hooks import hookimpl
 
 from paged_core_example.dearest import DearestSettings
 from paged_core_example.round_robin import RoundRobinSettings

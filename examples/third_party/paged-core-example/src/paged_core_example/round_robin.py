@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from paged_core.component import ComponentSettings
+from paged_core.engine.waiting_queue import WaitingQueue
 from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.preemption import PreemptionMode
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
+from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup, SequenceState, Status
-from paged_core.waiting_queue import WaitingQueue
 from pydantic import Field, PositiveInt
 
 

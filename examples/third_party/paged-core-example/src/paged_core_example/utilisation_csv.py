@@ -6,9 +6,9 @@ import csv
 from pathlib import Path
 from typing import Literal
 
-from paged_core.component import ComponentSettings
 from paged_core.errors import SettingsError
 from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
+from paged_core.plugins.component import ComponentSettings
 from pydantic import Field, PositiveInt
 
 COLUMNS = (

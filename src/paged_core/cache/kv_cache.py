@@ -1,0 +1,499 @@
+"""The only code that moves blocks between sequences, the allocator and host memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence, Set
+from dataclasses import dataclass
+
+from paged_core.cache.changes import CacheChanges
+from paged_core.cache.publishing import PrefixPublishing
+from paged_core.checked.allocator import CheckedAllocator
+from paged_core.errors import OutOfBlocks
+from paged_core.ids import BlockId, SeqId
+from paged_core.interfaces.allocator import BlockAllocator
+from paged_core.sequence import SequenceGroup, SequenceState, Status
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """What the prefix cache has for the leading tokens of a sequence."""
+
+    blocks: Sequence[BlockId] = ()
+    """Blocks that hold them; nothing is referenced yet."""
+    num_settled: int = 0
+    """Leading blocks that an earlier step filled; the rest is filled in this one."""
+    num_idle: int = 0
+    """Unreferenced ones among the blocks: sharing them takes them from the free ones."""
+
+
+class KVCache:
+    """Block tables and every operation on them.
+
+    Schedulers call it while they plan a step, the engine when it applies one. Every change is
+    recorded for the executor; :meth:`take_changes` hands the record over once a step is planned.
+    An operation that raises has changed nothing.
+
+    Steps run in the order in which they are planned. So what a step under way computes
+    (``num_scheduled``) is in the cache by the time the step being planned runs.
+
+    Args:
+        watermark: share of the device blocks that admission leaves free.
+    """
+
+    def __init__(
+        self,
+        allocator: BlockAllocator,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        watermark: float = 0.0,
+    ) -> None:
+        self.block_size = block_size
+        self.num_pinned = 0
+        """Blocks that belong to pinned prefixes, now or as soon as they are computed."""
+        self._num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        self.watermark_blocks = int(watermark * num_blocks)
+        """Blocks that admission leaves free."""
+        self._changes = CacheChanges()
+        self.reset(allocator)
+
+    def reset(self, allocator: BlockAllocator) -> None:
+        """Forget all that blocks hold and what was planned with them; ``allocator`` is a new one.
+
+        Nothing may hold blocks any more. The removed sequences will still be named.
+        """
+        self._allocator = CheckedAllocator(allocator, self._num_blocks)
+        self.caches_prefixes = self._allocator.caches_prefixes
+        """Whether the allocator finds blocks by their content."""
+        self.reserves_runs = self._allocator.reserves_runs
+        """Whether each sequence gets one run of blocks for its whole life, and shares none."""
+        self._publishing = PrefixPublishing(self._allocator, self.block_size)
+        self._free_host = [BlockId(block) for block in reversed(range(self.num_host_blocks))]
+        self._changes = CacheChanges(removed=self._changes.removed)
+
+    def forget(self, sequence_ids: Iterable[SeqId]) -> None:
+        """Let the executor drop its copies of these sequences, if it has any."""
+        self._changes.removed.extend(sequence_ids)
+
+    # ------------------------------------------------------------------ what there is
+
+    @property
+    def num_blocks(self) -> int:
+        """Device blocks for sequences; those of pinned prefixes are not counted."""
+        return self._num_blocks - self.num_pinned
+
+    @property
+    def num_free(self) -> int:
+        """Unreferenced device blocks, cached or not."""
+        return self._allocator.inner.num_free  # asked more often than anything else
+
+    @property
+    def num_cached(self) -> int:
+        """Device blocks whose content the prefix cache finds, referenced or not."""
+        return len(self._allocator.content)
+
+    @property
+    def num_free_host(self) -> int:
+        """Host blocks that hold nothing."""
+        return len(self._free_host)
+
+    @property
+    def introduced(self) -> Set[SeqId]:
+        """Sequences that the step being planned makes known to the executor."""
+        return self._changes.added.keys()
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether blocks are to be moved, even if no sequence is computed."""
+        changes = self._changes
+        return bool(changes.swap_out or changes.swap_in or changes.copies)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that ``num_tokens`` tokens take."""
+        return -(-num_tokens // self.block_size)
+
+    def distinct_blocks(self, group: SequenceGroup) -> int:
+        """Device or host blocks that the live sequences of ``group`` hold, shared ones once."""
+        held = [sequence.table.blocks or sequence.table.host_blocks for sequence in group.live]
+        return len(held[0]) if len(held) == 1 else len(set().union(*held))
+
+    def blocks_to_start(self, num_tokens: int, max_num_tokens: int) -> int:
+        """Blocks that a sequence of ``num_tokens`` tokens, which may get longer, gets at first."""
+        if self.reserves_runs:
+            return self._allocator.blocks_to_reserve(num_tokens, max_num_tokens)
+        return self.blocks_for(num_tokens)
+
+    def can_start(self, sequence: SequenceState) -> bool:
+        """Whether an allocator that reserves runs has one for ``sequence``; others always can.
+
+        Free blocks are counted by the scheduler; this is about adjacent ones.
+        """
+        if not self.reserves_runs:
+            return True
+        count = self.blocks_to_start(sequence.num_tokens, sequence.group.max_length)
+        return self._allocator.can_reserve(count)
+
+    def blocks_to_grow(self, group: SequenceGroup, num_tokens: int = 1) -> int:
+        """Blocks that :meth:`reserve` takes to give each live sequence ``num_tokens`` more tokens.
+
+        For a group that is swapped out: what that takes once it is swapped in.
+        """
+        size, needed = self.block_size, 0
+        sharers: Counter[BlockId] = Counter()
+        for sequence in group.live:
+            start, table = sequence.num_scheduled, sequence.table
+            blocks = table.blocks or table.host_blocks
+            needed += max(0, -(-(start + num_tokens) // size) - len(blocks))
+            if table.num_published <= start // size < len(blocks):
+                sharers[blocks[start // size]] += 1
+        for tail, count in sharers.items():
+            swapped = group.status is Status.SWAPPED
+            needed += min(count, (count if swapped else self._allocator.ref_count(tail)) - 1)
+        return needed
+
+    def blocks_to_restore(self, group: SequenceGroup) -> int:
+        """Blocks that the sequences of a group take if they are recomputed, one after the other.
+
+        Where prefixes are cached, a sequence shares those that it has in common with earlier ones.
+        """
+        live = group.live
+        needed = sum(self.blocks_for(sequence.num_tokens) for sequence in live)
+        if len(live) > 1 and _may_share(group):
+            needed -= self._publishing.num_in_common(live)
+        return needed
+
+    # ------------------------------------------------------------------ allocating
+
+    def lookup(
+        self, sequence: SequenceState, num_tokens: int, *, settled: bool = False
+    ) -> PrefixHit:
+        """Find cached blocks for the first ``num_tokens`` tokens, whole blocks, to the first miss.
+
+        With ``settled``, only those that an earlier step filled. Nothing is referenced: hand the
+        result, or part of it, to :meth:`admit` before the next change. A sequence that shares
+        blocks that are not settled relies on the chunk that fills them: after that, no group in
+        this step's batch may be preempted.
+        """
+        if not _may_share(sequence.group):
+            return PrefixHit()
+        blocks = self._publishing.look_up(sequence, num_tokens // self.block_size)
+        num_settled = self._publishing.num_settled(blocks)
+        if settled:
+            blocks = blocks[:num_settled]
+        return PrefixHit(blocks, num_settled, self._num_idle(blocks))
+
+    def admit(
+        self,
+        sequence: SequenceState,
+        num_tokens: int,
+        hit: PrefixHit | None = None,
+        num_skipped: int = 0,
+    ) -> None:
+        """Give a sequence that holds no blocks the blocks for its first tokens; its group runs.
+
+        Args:
+            num_tokens: to be computed in this step, after those skipped.
+            hit: cached blocks to share, the rest is fresh; at most what the tokens take.
+            num_skipped: leading tokens, all in shared blocks, that need not be computed.
+
+        Raises:
+            OutOfBlocks: too few are free; nothing has changed.
+        """
+        shared, idle = (list(hit.blocks), hit.num_idle) if hit else ([], 0)
+        end = num_skipped + num_tokens
+        missing = self.blocks_for(end) - len(shared)
+        self._check_free(missing + idle)
+        table = sequence.table
+        if self.reserves_runs:
+            run = self.blocks_to_start(sequence.num_tokens, sequence.group.max_length)
+            table.blocks = self._allocator.reserve(run)
+        else:
+            keys = self._publishing.keys(sequence, len(shared))
+            self._allocator.check_content(shared, keys)
+            self._allocator.share(shared)
+            table.blocks = shared + self._allocator.allocate(missing)
+        if shared:
+            self._changes.hits[sequence.id] = shared
+        table.num_published = len(shared)
+        sequence.num_scheduled = sequence.num_computed = num_skipped
+        sequence.capacity = len(table.blocks) * self.block_size
+        sequence.group.status = Status.RUNNING
+        self._changes.added[sequence.id] = sequence
+        self._publish(sequence, end // self.block_size)
+
+    def reserve(self, sequence: SequenceState, num_tokens: int) -> None:
+        """Make room for the next ``num_tokens`` tokens of a sequence that holds blocks.
+
+        A last block that is shared with a forked sequence is copied first. Blocks that these tokens
+        fill are published, and those filled before whose tokens were not known then. Need not be
+        called while the sequence stays below its ``capacity``.
+
+        Raises:
+            OutOfBlocks: too few are free; nothing has changed.
+        """
+        table, size = sequence.table, self.block_size
+        blocks, tail = table.blocks, sequence.num_scheduled // size
+        end = sequence.num_scheduled + num_tokens
+        missing = -(-end // size) - len(blocks)
+        copies_tail = (
+            table.num_published <= tail < len(blocks)
+            and self._allocator.ref_count(blocks[tail]) > 1
+        )
+        if missing > 0 or copies_tail:
+            fresh = self._allocator.allocate(max(missing, 0) + copies_tail)
+            if copies_tail:
+                self._copy_on_write(sequence, tail, fresh.pop())
+            for block in fresh:
+                self._changes.edit(sequence, len(blocks), block)
+                blocks.append(block)
+        sequence.capacity = len(blocks) * size
+        if self.caches_prefixes and end // size > table.num_published:
+            self._publish(sequence, end // size)
+
+    def fork(self, parent: SequenceState, child: SequenceState) -> None:
+        """Let ``child``, which holds nothing, share the blocks of ``parent``, whose tokens it has.
+
+        The child takes over how far the parent is computed; the first of them to write into a
+        partly filled last block gets a copy of it. If the parent is being recomputed, since it was
+        preempted, the child shares nothing and is recomputed too.
+        """
+        if parent.num_scheduled < len(child.tokens) - 1:
+            return
+        ours, theirs = child.table, parent.table
+        self._allocator.share(theirs.blocks)
+        ours.blocks, ours.host_blocks = list(theirs.blocks), list(theirs.host_blocks)
+        ours.keys = list(theirs.keys)
+        ours.num_published = theirs.num_published
+        child.num_computed = parent.num_computed
+        child.num_scheduled = parent.num_scheduled
+        child.capacity = parent.capacity = 0
+        if ours.blocks:
+            self._changes.added[child.id] = child
+
+    def introduce_again(self, sequence: SequenceState) -> None:
+        """Send a sequence to the executor anew, if it has a copy: that is out of date."""
+        if sequence.table.blocks and sequence.id not in self._changes.added:
+            self._changes.removed.append(sequence.id)
+            self._changes.added[sequence.id] = sequence
+
+    def step_back(self, sequence: SequenceState) -> None:
+        """Have the last token of a sequence computed once more, if it is computed."""
+        sequence.num_scheduled = min(sequence.num_scheduled, sequence.num_tokens - 1)
+        sequence.num_computed = min(sequence.num_computed, sequence.num_scheduled)
+        self.introduce_again(sequence)
+
+    # ------------------------------------------------------------------ releasing
+
+    def release(self, sequence: SequenceState) -> None:
+        """Take all blocks from a sequence, last one first, and forget how far it was computed.
+
+        What was published for it in the step being planned is retracted: it will not be computed.
+        """
+        table = sequence.table
+        self._withdraw([sequence])
+        if table.host_blocks:
+            others = [other for other in sequence.group.live if other is not sequence]
+            kept = {block for other in others for block in other.table.host_blocks}
+            self._free_host.extend(set(table.host_blocks) - kept)
+            table.host_blocks = []
+        self._empty(sequence)
+        sequence.num_computed = sequence.num_scheduled = 0
+
+    def release_group(self, group: SequenceGroup) -> None:
+        """:meth:`release` every live sequence of ``group``."""
+        for sequence in group.live:
+            self.release(sequence)
+
+    def hold(self, sequence: SequenceState, count: int) -> list[BlockId]:
+        """Reference the first ``count`` blocks of a sequence, for longer than it lives."""
+        blocks = sequence.table.blocks[:count]
+        self._allocator.share(blocks)
+        return blocks
+
+    def let_go(self, blocks: Sequence[BlockId]) -> None:
+        """Drop the references that :meth:`hold` took."""
+        self._free(blocks)
+
+    # ------------------------------------------------------------------ swapping
+
+    def clear_prefixes(self) -> None:
+        """Make every cached block unfindable; no sequence may hold one."""
+        self._publishing.retract([BlockId(block) for block in range(self._num_blocks)])
+
+    def swap_out(self, group: SequenceGroup) -> None:
+        """Move all blocks of ``group`` to the host; sequences that share a block go on sharing it.
+
+        Raises:
+            OutOfBlocks: the host has too few, or the group is swapped in by this very step; nothing
+                has changed.
+        """
+        swap_in = self._changes.swap_in
+        if swap_in and any(b in swap_in for s in group.live for b in s.table.blocks):
+            raise OutOfBlocks("its blocks are on their way back from the host")
+        needed = self.distinct_blocks(group) + self._publishing.num_merged(group.live)
+        if needed > len(self._free_host):
+            raise OutOfBlocks(f"{needed} host blocks are needed and {len(self._free_host)} free")
+        self._withdraw(group.live)
+        moved: dict[BlockId, BlockId] = {}
+        for sequence in group.live:
+            table = sequence.table
+            for block in table.blocks:
+                if block not in moved:
+                    moved[block] = self._to_host(block)
+            table.host_blocks = [moved[block] for block in table.blocks]
+        for sequence in group.live:
+            self._empty(sequence)
+
+    def swap_in(self, group: SequenceGroup) -> None:
+        """Move all blocks of ``group`` back to the device; those still cached there are shared.
+
+        Raises:
+            OutOfBlocks: the device has too few free; nothing has changed.
+        """
+        found = self._still_cached(group)
+        held = [block for sequence in group.live for block in sequence.table.host_blocks]
+        absent = [block for block in dict.fromkeys(held) if block not in found]
+        self._check_free(len(absent) + self._num_idle(set(found.values())))
+        self._allocator.share(found.values())
+        fresh = dict(zip(absent, self._allocator.allocate(len(absent)), strict=True))
+        moved = found | fresh
+        unclaimed = set(moved)
+        for sequence in group.live:
+            table = sequence.table
+            self._allocator.share(moved[b] for b in table.host_blocks if b not in unclaimed)
+            unclaimed.difference_update(table.host_blocks)
+            table.num_published = sum(block in found for block in table.host_blocks)
+            table.blocks = [moved[block] for block in table.host_blocks]
+            table.host_blocks = []
+            sequence.capacity = 0  # only reserve() finds out whether the last block is shared
+            if table.blocks:
+                self._changes.added[sequence.id] = sequence
+        self._drop_host_blocks(found)
+        self._changes.swap_in.update((target, source) for source, target in fresh.items())
+        for sequence in group.live:
+            self._publish(sequence, sequence.num_scheduled // self.block_size)
+
+    # ------------------------------------------------------------------ steps
+
+    def take_changes(self) -> CacheChanges:
+        """Hand over what changed since the last call; the step that they belong to is planned."""
+        self._changes.published = self._publishing.settle()
+        if self._allocator.evicted:
+            self._changes.evicted = self._allocator.take_evicted()
+        changes, self._changes = self._changes, CacheChanges()
+        self._free_host.extend(changes.swap_in.values())
+        return changes
+
+    def retract(self, changes: CacheChanges) -> None:
+        """The step of these changes failed: unpublish all that it would have filled.
+
+        The removed sequences will be named again. Those in the step must be released; if further
+        steps were planned after it, their changes must be retracted too.
+        """
+        self.forget(changes.removed)
+        self._publishing.retract(changes.published)
+
+    # ------------------------------------------------------------------ inside
+
+    def _num_idle(self, blocks: Collection[BlockId]) -> int:
+        """Those that are not referenced."""
+        ref_count = self._allocator.ref_count
+        return sum(not ref_count(block) for block in blocks)
+
+    def _check_free(self, needed: int) -> None:
+        free = self._allocator.num_free
+        if needed > free:
+            raise OutOfBlocks(f"{needed} blocks are needed and {free} are free")
+
+    def _publish(self, sequence: SequenceState, count: int) -> None:
+        """Publish the first ``count`` blocks, as far as their tokens are known."""
+        table = sequence.table
+        known = len(self._publishing.keys(sequence, count))
+        for index in range(table.num_published, known):
+            self._publish_block(sequence, index)
+            table.num_published = index + 1
+
+    def _publish_block(self, sequence: SequenceState, index: int) -> None:
+        """Publish one block; an equal one may take its place in the table."""
+        own = sequence.table.blocks[index]
+        copies = self._changes.copies
+        is_copied = bool(copies) and own in copies.values()
+        held = self._publishing.publish(sequence, index, is_copied=is_copied)
+        if held != own:
+            self._replace(sequence, index, held)
+            self._drop_pending_writes([own])
+
+    def _withdraw(self, sequences: Collection[SequenceState]) -> None:
+        """Retract what this step was to fill for sequences, and undo the merges that rely on it."""
+        merges = self._publishing.withdraw(sequences)
+        for merge in merges:
+            held = merge.sequence.table.blocks[merge.index]
+            self._replace(merge.sequence, merge.index, merge.own)
+            self._free([held])
+        for merge in merges:
+            if merge.sequence not in sequences:
+                self._publish_block(merge.sequence, merge.index)
+
+    def _copy_on_write(self, sequence: SequenceState, index: int, target: BlockId) -> None:
+        source, copies = sequence.table.blocks[index], self._changes.copies
+        copies[target] = copies.get(source, source)
+        self._replace(sequence, index, target)
+        self._allocator.free([source])
+
+    def _replace(self, sequence: SequenceState, index: int, block: BlockId) -> None:
+        """Put another block into a table; references are up to the caller."""
+        sequence.table.blocks[index] = block
+        self._changes.edit(sequence, index, block)
+
+    def _empty(self, sequence: SequenceState) -> None:
+        """Free the device blocks of a sequence; the executor need not know it any more."""
+        table = sequence.table
+        if table.blocks:
+            self._changes.remove(sequence)
+            self._free(table.blocks, sequence.last_step)
+            table.blocks = []
+        table.num_published = sequence.capacity = 0
+
+    def _free(self, blocks: Sequence[BlockId], last_step: int | None = None) -> None:
+        self._allocator.free(reversed(blocks), last_step)
+        self._drop_pending_writes(blocks)
+
+    def _drop_pending_writes(self, blocks: Iterable[BlockId]) -> None:
+        """A block that was freed may be allocated again: nothing planned may write to it."""
+        changes = self._changes
+        if changes.copies or changes.swap_in:
+            for block in blocks:
+                if self._allocator.ref_count(block) == 0:
+                    changes.copies.pop(block, None)
+                    if block in changes.swap_in:
+                        self._free_host.append(changes.swap_in.pop(block))
+
+    def _to_host(self, block: BlockId) -> BlockId:
+        """Plan to save one block; one that this step was to copy to is saved from its source."""
+        changes = self._changes
+        target = self._free_host.pop()
+        changes.swap_out.append((changes.copies.get(block, block), target))
+        return target
+
+    def _still_cached(self, group: SequenceGroup) -> dict[BlockId, BlockId]:
+        """Leading host blocks of a group, to device blocks of the same content."""
+        found: dict[BlockId, BlockId] = {}
+        for sequence in group.live:
+            hits = self._publishing.look_up(sequence, sequence.num_scheduled // self.block_size)
+            self._allocator.check_content(hits, sequence.table.keys)
+            found.update(zip(sequence.table.host_blocks, hits, strict=False))
+        return found
+
+    def _drop_host_blocks(self, blocks: Collection[BlockId]) -> None:
+        """The content of these host blocks, saved or still to be saved, is not needed."""
+        changes = self._changes
+        changes.swap_out = [pair for pair in changes.swap_out if pair[1] not in blocks]
+        self._free_host.extend(blocks)
+
+
+def _may_share(group: SequenceGroup) -> bool:
+    """Whether cached blocks may be used: what is not computed has no logits to report."""
+    return group.request.sampling.prompt_logprobs is None

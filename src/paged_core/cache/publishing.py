@@ -1,0 +1,157 @@
+"""Which blocks the prefix cache finds by their content, and what a step still promises to fill."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from paged_core.checked.allocator import CheckedAllocator
+from paged_core.ids import BlockId, BlockKey, SeqId, extend_keys
+from paged_core.sequence import SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """A sequence shares an equal block and not its own, which is kept until the step is planned.
+
+    The chunk that fills the shared block may be withdrawn until then, or the own block is still to
+    be copied from.
+    """
+
+    sequence: SequenceState
+    index: int
+    own: BlockId
+
+
+class PrefixPublishing:
+    """Publishes full blocks under their content, and retracts those that are not filled after all.
+
+    A block is published while the step that computes its last token is planned, so that requests
+    admitted later in the same step can share it; or, if its tokens were not known then, in a later
+    step. Until the step is planned, its chunk may be withdrawn: :meth:`withdraw`.
+
+    It changes no block table: :class:`~paged_core.cache.kv_cache.KVCache` does. With an allocator
+    that caches no prefixes it finds and publishes nothing.
+    """
+
+    def __init__(self, allocator: CheckedAllocator, block_size: int) -> None:
+        self._allocator = allocator
+        self._block_size = block_size
+        self._published: dict[SeqId, list[BlockId]] = defaultdict(list)
+        """By sequence: blocks published while the present step is planned."""
+        self._unsettled: set[BlockId] = set()
+        """Those of them that this step is to fill."""
+        self._promised: set[BlockKey] = set()
+        """The contents of the unsettled blocks."""
+        self._merges: list[Merge] = []
+
+    def keys(self, sequence: SequenceState, count: int) -> Sequence[BlockKey]:
+        """Content keys of the first ``count`` blocks, as far as all their tokens are known."""
+        if not self._allocator.caches_prefixes:
+            return ()
+        keys, size = sequence.table.keys, self._block_size
+        count = min(count, len(sequence.tokens) // size)
+        if len(keys) < count:
+            extra = sequence.group.request.key_extra
+            extend_keys(keys, sequence.tokens, size, extra, count)
+        return keys if len(keys) == count else keys[:count]
+
+    def look_up(self, sequence: SequenceState, count: int) -> list[BlockId]:
+        """Find blocks that hold the first ``count`` blocks of a sequence, up to the first miss.
+
+        Of equal blocks, one that its group holds is preferred: sharing it takes no free block.
+        """
+        if not self._allocator.caches_prefixes or count == 0:
+            return []
+        keys = self.keys(sequence, count)
+        found = self._allocator.look_up(keys)
+        if found and len(sequence.group.live) > 1:
+            found = list(found)
+            for sibling in sequence.group.live:
+                table = sibling.table
+                for index in range(min(table.num_published, len(found))):
+                    if table.keys[index] != keys[index]:
+                        break
+                    found[index] = table.blocks[index]
+        return found
+
+    def num_settled(self, blocks: Sequence[BlockId]) -> int:
+        """Leading ``blocks`` that an earlier step filled."""
+        if not self._unsettled:
+            return len(blocks)
+        return sum(1 for _ in takewhile(lambda block: block not in self._unsettled, blocks))
+
+    def num_in_common(self, sequences: Iterable[SequenceState]) -> int:
+        """Blocks that sequences find of those before them, if they are computed in this order."""
+        known: set[BlockKey] = set()
+        found = 0
+        for sequence in sequences:
+            keys = self.keys(sequence, sequence.num_tokens // self._block_size)
+            last = (sequence.num_tokens - 1) // self._block_size  # one token is always computed
+            found += sum(1 for _ in takewhile(known.__contains__, keys[:last]))
+            known.update(keys)
+        return found
+
+    def publish(self, sequence: SequenceState, index: int, *, is_copied: bool) -> BlockId:
+        """Publish one full block; return the block that the sequence holds from now on.
+
+        That is an equal one that was published before, where the allocator merges duplicates. The
+        sequence's own block is then kept for :meth:`withdraw`, if the equal one is only filled in
+        this step, or if this step copies from the own one (``is_copied``).
+        """
+        own, key = sequence.table.blocks[index], sequence.table.keys[index]
+        kept = is_copied or key in self._promised
+        if kept:
+            self._allocator.share([own])
+        held = self._allocator.publish(own, key)
+        if held == own:
+            self._published[sequence.id].append(own)
+            if index >= sequence.num_scheduled // self._block_size:
+                self._unsettled.add(own)
+                self._promised.add(key)
+            if kept:
+                self._allocator.free([own])
+        elif kept:
+            self._merges.append(Merge(sequence, index, own))
+        return held
+
+    def num_merged(self, sequences: Collection[SequenceState]) -> int:
+        """Blocks of their own that :meth:`withdraw` would give back to these sequences."""
+        return sum(merge.sequence in sequences for merge in self._merges)
+
+    def withdraw(self, sequences: Collection[SequenceState]) -> list[Merge]:
+        """Retract what was published for sequences that will not be computed in this step.
+
+        Returns the merges to be undone, with a reference to each own block: those of the sequences
+        themselves, and those of others with blocks that will not be filled.
+        """
+        blocks = [block for s in sequences for block in self._published.pop(s.id, ())]
+        self.retract(blocks)
+        undone = [
+            merge
+            for merge in self._merges
+            if merge.sequence in sequences or merge.sequence.table.blocks[merge.index] in blocks
+        ]
+        for merge in undone:
+            self._merges.remove(merge)
+        return undone
+
+    def retract(self, blocks: Collection[BlockId]) -> None:
+        """Make published blocks unfindable: they are not filled after all."""
+        if blocks and self._allocator.caches_prefixes:
+            self._allocator.retract(blocks)
+            self._unsettled.difference_update(blocks)
+
+    def settle(self) -> list[BlockId]:
+        """The step is planned, and no chunk is withdrawn any more; return what it published."""
+        if not (self._published or self._promised or self._merges):
+            return []
+        published = [block for blocks in self._published.values() for block in blocks]
+        self._allocator.free([merge.own for merge in self._merges])
+        self._published.clear()
+        self._unsettled.clear()
+        self._promised.clear()
+        self._merges.clear()
+        return published

@@ -1,0 +1,174 @@
+"""What an executor answers, checked before tokens are appended."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from paged_core.errors import PluginError
+from paged_core.ids import SeqId
+from paged_core.interfaces.executor import Capacity
+from paged_core.interfaces.schedule import Schedule
+from paged_core.interfaces.victim import Victim
+from paged_core.sequence import SequenceGroup, SequenceState
+from paged_core.step import StepResult
+
+
+def count_scheduled(plan: Schedule, step: int) -> set[SeqId]:
+    """Count the tokens of a plan as scheduled in a step; return the sequences with more pending.
+
+    Raises:
+        PluginError: it plans what cannot be computed; some of its tokens are counted.
+    """
+    incomplete: set[SeqId] = set()
+    if 0 in array("q", plan.num_tokens):  # which raises if one is no integer
+        raise PluginError("schedule() planned 0 tokens of a sequence")
+    for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
+        end = sequence.num_scheduled + num_tokens
+        if end != len(sequence.tokens) + sequence.num_unknown or end > sequence.capacity:
+            _check_chunk(sequence, num_tokens)
+            incomplete.add(sequence.id)
+        sequence.num_scheduled = end
+        sequence.last_step = step
+    if incomplete and len({sequence.id for sequence in plan.sequences}) < len(plan.sequences):
+        raise PluginError("schedule() planned one sequence twice")
+    return incomplete
+
+
+def _check_chunk(sequence: SequenceState, num_tokens: int) -> None:
+    room = sequence.capacity - sequence.num_scheduled
+    if not 0 < num_tokens <= min(sequence.num_pending, room):
+        raise PluginError(
+            f"schedule() planned {num_tokens} tokens of {sequence}, which has "
+            f"{sequence.num_pending} pending and blocks for {room}"
+        )
+
+
+class CheckedVictim(Victim):
+    """Returns what a victim component chooses, if it is one of the candidates."""
+
+    def __init__(self, inner: Victim) -> None:
+        self.inner = inner
+
+    def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        """Return the choice.
+
+        Raises:
+            PluginError: it is not one of ``candidates``.
+        """
+        offered = tuple(candidates)
+        chosen = self.inner.choose(candidates, now)
+        if not any(chosen is group for group in offered):
+            raise PluginError(
+                f"{type(self.inner).__qualname__} chose {chosen!r}, which is none of the "
+                f"{len(offered)} candidates it was shown; choose() has to return one of them "
+                "(paged_testing.VictimConformance tests it)"
+            )
+        return chosen
+
+
+MAX_BLOCKS = 1 << 27
+
+
+def check_capacity(capacity: Capacity) -> None:
+    """Check what an executor says that it can hold.
+
+    Raises:
+        PluginError: no engine can use that.
+    """
+    for name, value, least in (
+        ("num_blocks", capacity.num_blocks, 1),
+        ("num_host_blocks", capacity.num_host_blocks, 0),
+        ("max_model_len", capacity.max_model_len, 1),
+    ):
+        if not least <= value <= MAX_BLOCKS:
+            raise PluginError(
+                f"start() returned {name}={value}; it must be {least} to {MAX_BLOCKS}"
+            )
+
+
+def check_result(
+    result: StepResult,
+    batch: Sequence[SequenceState],
+    ids: Sequence[SeqId],
+    incomplete: Collection[SeqId],
+    vocab_size: int | None,
+) -> None:
+    """Check that a result has the tokens that its step was to draw, and no others.
+
+    Where each sequence draws one token, a few comparisons of whole lists are all that it costs.
+
+    Args:
+        batch: the sequences of the step; ``ids``: theirs.
+        incomplete: ids of those of which tokens are pending after it: these draw none.
+        vocab_size: token ids are below it; ``None``: any are served.
+
+    Raises:
+        PluginError: it has others.
+    """
+    tokens = result.token_ids
+    if len(result.sequence_ids) != len(tokens):
+        raise PluginError(
+            f"collect() returned {len(tokens)} tokens for {len(result.sequence_ids)} sequence ids"
+        )
+    plain = not (incomplete or result.failed or result.candidates)
+    if not plain or result.sequence_ids != ids:
+        _check_rows(result, [each for each in batch if each.id not in incomplete])
+    _check_tokens(tokens, vocab_size)
+    for candidates in result.candidates.values():
+        _check_tokens(candidates, vocab_size)
+    if result.logprobs is not None:
+        _check_logprobs(result)
+
+
+def _check_rows(result: StepResult, complete: Iterable[SequenceState]) -> None:
+    """Check that each complete sequence drew as often as it should, unless its own code failed."""
+    drawn = Counter(result.sequence_ids)
+    searching: set[SeqId] = set()
+    failed = set(result.failed)
+    for sequence in complete:
+        group = sequence.group
+        count = 1 if group.forked else group.request.sampling.width
+        if group.request.sampling.beam_width is not None:
+            searching.add(sequence.id)
+            count = 0
+        found = drawn.pop(sequence.id, 0)
+        if sequence.id in failed:
+            failed.remove(sequence.id)
+        elif found != count:
+            raise PluginError(
+                f"collect() returned {found} tokens for sequence {sequence.id}, which was to draw "
+                f"{count}"
+            )
+        elif not count and sequence.id not in result.candidates:
+            raise PluginError(f"collect() returned no candidates for beam {sequence.id}")
+    foreign = [*drawn, *failed, *(beam for beam in result.candidates if beam not in searching)]
+    if foreign:
+        raise PluginError(
+            f"collect() returned something for sequence {foreign[0]!r}, which was to draw nothing"
+        )
+
+
+def _check_tokens(tokens: Collection[int], vocab_size: int | None) -> None:
+    try:
+        array("q" if vocab_size is None else "Q", tokens)
+    except (OverflowError, TypeError):
+        raise PluginError("collect() returned a token that is no token id") from None
+    if vocab_size is not None and tokens and max(tokens) >= vocab_size:
+        raise PluginError(
+            f"collect() returned token {max(tokens)}, which is outside the model's vocabulary (0 "
+            f"to {vocab_size - 1})"
+        )
+
+
+def _check_logprobs(result: StepResult) -> None:
+    assert result.logprobs is not None
+    if len(result.logprobs) != len(result.token_ids):
+        raise PluginError(
+            f"collect() returned log-probabilities of {len(result.logprobs)} tokens for "
+            f"{len(result.token_ids)}"
+        )
+    for token, entry in zip(result.token_ids, result.logprobs, strict=True):
+        if entry is not None and token not in entry:
+            raise PluginError(f"collect() returned log-probabilities without drawn token {token}")

@@ -1,1 +1,0 @@
-"""Reads settings from all layers, merges them, and explains what is wrong with them."""

@@ -1,0 +1,314 @@
+"""Runs the steps of an engine, and what other threads and event loops ask of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Lock, get_ident
+from typing import Any, TypeVar
+
+from paged_core.engine.clock import Clock, SystemClock
+from paged_core.engine.engine import Engine
+from paged_core.engine.outcome import StepOutcome
+from paged_core.errors import EngineError, error_text
+from paged_core.log import get_logger
+from paged_core.request import Request
+from paged_core.requests.pins import Pin
+from paged_core.sequence import SequenceGroup, StopCheck
+
+STALL_SECONDS = 30.0
+"""A scheduler that plans nothing for this long although requests wait counts as stuck."""
+IDLE_SECONDS = 0.001
+"""Pause after a step in which nothing could be planned, unless something is posted."""
+
+_CLOSED = "this engine is closed; make another one"
+
+Result = TypeVar("Result")
+Listener = Callable[[SequenceGroup], None]
+"""Called with a request when it is accepted, and after each step in which it gained tokens or
+ended, on the thread that runs the steps. It must not wait for the engine."""
+
+_log = get_logger()
+
+
+class EngineDriver:
+    """Gives one thread at a time the engine, and serves the inbox that any thread may post to.
+
+    *Turns.* Methods that act at once (:meth:`step`, :meth:`add`, :meth:`pin`, :meth:`release`,
+    :meth:`reset_prefix_cache`) raise ``EngineError`` if another thread is using the engine.
+
+    *The inbox.* What is posted (:meth:`post`, :meth:`submit`, :meth:`abort`) is done in the order
+    of arrival, between steps, by the thread that is using the engine; if none is, by the one that
+    posts it, at once. A future has the result.
+
+    *The end.* After :meth:`close`, or once :meth:`run` has failed, what is still in the inbox has
+    not been done, and its futures raise ``EngineError`` with the reason, as does all that is
+    posted later. Requests that had been accepted are aborted, and their listeners called.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._clock = engine.clock if isinstance(engine.clock, Clock) else SystemClock()
+        self._lock = Lock()
+        self._process = os.getpid()  # in which the lock was last acquired
+        self._owner: int | None = None
+        """The thread that has the lock."""
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._listeners: dict[SequenceGroup, Listener] = {}
+        self._idle_since: float | None = None
+        self._end: str | None = None
+        """Why nothing more is served."""
+        self._closing = self._closed = False
+
+    # ------------------------------------------------------------------ steps
+
+    def step(self) -> StepOutcome:
+        """Serve the inbox and run one step; pause if it could do nothing.
+
+        Raises:
+            EngineError: nothing was planned for ``STALL_SECONDS`` although requests wait.
+        """
+        with self.turn():
+            return self._step()
+
+    def run(self) -> None:
+        """Serve the inbox and run steps, and sleep while there are none to run, until it is closed.
+
+        If a step raises, it ends: see the class.
+
+        Raises:
+            EngineError: as :meth:`step`.
+            PluginError: as :meth:`Engine.step`.
+        """
+        with self.turn():
+            try:
+                while self._end is None:
+                    if self.engine.has_work:
+                        self._step()
+                    else:
+                        self._inbox.get()()
+                    self._serve_inbox()
+            except BaseException as error:
+                self._stop(error_text(error))
+                raise
+
+    def _step(self) -> StepOutcome:
+        outcome = self.engine.step()
+        if self._listeners:
+            advanced = [sequence.group for sequence in outcome.advanced]
+            self._tell(dict.fromkeys(advanced + outcome.finished))
+        if outcome.progressed or not self.engine.has_unfinished:
+            self._idle_since = None
+        else:
+            self._idle()
+        return outcome
+
+    def _idle(self) -> None:
+        now = self._clock()
+        if self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since > STALL_SECONDS:
+            self._idle_since = None
+            kind = type(self.engine.scheduler)
+            raise EngineError(
+                f"scheduler {kind.__module__}.{kind.__qualname__} has planned nothing for "
+                f"{STALL_SECONDS:.0f} s although {len(self.engine.scheduler)} requests wait; this "
+                "is a fault of that scheduler"
+            )
+        if isinstance(self._clock, SystemClock):
+            with suppress(Empty):
+                self._inbox.get(timeout=IDLE_SECONDS)()
+        else:
+            self._clock.sleep(IDLE_SECONDS)
+
+    # ------------------------------------------------------------------ at once
+
+    def add(self, request: Request, stop_check: StopCheck | None = None) -> SequenceGroup:
+        """See :meth:`Engine.add`."""
+        with self.turn():
+            return self.engine.add(request, stop_check)
+
+    def pin(
+        self, tokens: Sequence[int], *, ttl: float | None = None, cache_salt: str | None = None
+    ) -> Pin:
+        """See :meth:`Engine.pin`."""
+        with self.turn():
+            return self.engine.pin(tokens, ttl=ttl, cache_salt=cache_salt)
+
+    def release(self, pin: Pin) -> None:
+        """See :meth:`Engine.release`."""
+        with self.turn():
+            self.engine.release(pin)
+
+    def reset_prefix_cache(self) -> bool:
+        """See :meth:`Engine.reset_prefix_cache`."""
+        with self.turn():
+            return self.engine.reset_prefix_cache()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Use the engine, with all that was posted before done, and keep other threads from it."""
+        if not self._acquire():
+            raise EngineError(
+                "another thread is using this engine; use it from one at a time, or post() to it"
+            )
+        try:
+            self._serve_inbox()
+            if self._end is not None:
+                raise EngineError(self._end)
+            yield
+        finally:
+            self._leave()
+
+    # ------------------------------------------------------------------ the inbox
+
+    def post(self, call: Callable[[Engine], Result]) -> Future[Result]:
+        """Have ``call`` done with the engine between two steps; any thread may post.
+
+        ``post(Engine.reset_prefix_cache)``, ``post(lambda engine: engine.metrics)``. It must not
+        take long, since all requests wait for it, and may be cancelled until it is begun. An event
+        loop awaits ``asyncio.wrap_future(...)`` of the future.
+        """
+        future: Future[Result] = Future()
+        self._inbox.put(partial(self._do, call, future))
+        self._serve_if_free()
+        return future
+
+    def submit(
+        self, request: Request, stop_check: StopCheck | None = None, *, listener: Listener
+    ) -> Future[SequenceGroup]:
+        """Post a request; ``listener`` hears of it from its acceptance to its end.
+
+        If the listener raises, its request is aborted, and it is not called again. The future
+        raises what :meth:`Engine.add` does.
+        """
+
+        def add(engine: Engine) -> SequenceGroup:
+            group = engine.add(request, stop_check)
+            self._listeners[group] = listener
+            self._tell([group])
+            return group
+
+        return self.post(add)
+
+    def abort(self, request_id: str) -> None:
+        """Abort a request, if it has not ended, and return when that is done.
+
+        The thread that runs the steps does not wait: it is done when the step has ended.
+        """
+        done = self.post(lambda engine: engine.abort(request_id))
+        if self._owner != get_ident():
+            error = done.exception()
+            if error is not None and self._end is None:  # the end has aborted all
+                raise error
+
+    def _do(self, call: Callable[[Engine], Any], future: Future[Any]) -> None:
+        """Do what was posted, or say why not."""
+        if not future.set_running_or_notify_cancel():
+            return
+        if self._end is not None:
+            future.set_exception(EngineError(self._end))
+            return
+        try:
+            result = call(self.engine)
+        except BaseException as error:
+            future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C is for this thread
+        else:
+            future.set_result(result)
+
+    def _serve_inbox(self) -> None:
+        while not self._inbox.empty():  # nobody else takes from it
+            self._inbox.get_nowait()()
+
+    def _serve_if_free(self) -> None:
+        """Serve the inbox here, unless another thread uses the engine: it will when it leaves."""
+        while not self._inbox.empty() and self._acquire():
+            try:
+                self._serve_inbox()
+            finally:
+                self._release()
+
+    def _tell(self, groups: Iterable[SequenceGroup]) -> None:
+        """Call the listeners of these requests; forget those that have ended."""
+        for group in groups:
+            listener = self._listeners.get(group)
+            if listener is None:
+                continue
+            if not group.live:
+                del self._listeners[group]
+            try:
+                listener(group)
+            except Exception as error:  # noqa: BLE001 - the request's own code
+                _log.warning("listener_failed", request=group.id, reason=error_text(error))
+                if self._listeners.pop(group, None) is not None:
+                    self.engine.abort(group.id)
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Abort unfinished requests and free the memory; calling it again does nothing.
+
+        It waits for the step of another thread, and ends :meth:`run`. Called from within a step,
+        it takes effect when that has ended.
+        """
+        self._closing, self._end = True, self._end or _CLOSED
+        self._inbox.put(lambda: None)  # wakes run()
+        is_ours = self._process == os.getpid()  # else a thread of the parent may hold the lock
+        if is_ours and self._owner == get_ident():
+            return
+        if self._lock.acquire(blocking=is_ours):
+            self._process, self._owner = os.getpid(), get_ident()
+            self._leave()
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.engine.close()
+        finally:
+            self._tell(list(self._listeners))
+            self._serve_inbox()
+
+    def _stop(self, reason: str) -> None:
+        """Serve nothing more: :meth:`run` has failed."""
+        self._end = self._end or f"this engine has stopped: {reason}; close it and make another one"
+        for group in list(self.engine.groups):
+            with suppress(Exception):  # what raised may raise again
+                self.engine.abort(group.id, reason)
+        self._tell(list(self._listeners))
+        self._listeners.clear()
+
+    def _acquire(self) -> bool:
+        """Take the engine, unless another thread has it."""
+        is_ours = self._process == os.getpid()  # else a thread of the parent may hold the lock
+        if self._lock.acquire(blocking=False):
+            self._process, self._owner = os.getpid(), get_ident()
+            return True
+        if not is_ours:
+            raise EngineError(
+                "this process was forked while a thread was using this engine; make another one in "
+                "this process, or start processes with the method 'spawn'"
+            )
+        return False
+
+    def _release(self) -> None:
+        self._owner = None
+        self._lock.release()
+
+    def _leave(self) -> None:
+        """End a turn; serve what was posted during it."""
+        try:
+            if self._closing:
+                self._close()
+        finally:
+            self._release()
+            self._serve_if_free()

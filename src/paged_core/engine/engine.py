@@ -1,0 +1,542 @@
+"""The step loop: plan, execute, apply, report. It knows no implementation of anything."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from time import perf_counter
+
+from paged_core.cache.kv_cache import KVCache
+from paged_core.checked.answers import check_result, count_scheduled
+from paged_core.checked.fault_names import FaultNames
+from paged_core.engine.clock import SystemClock
+from paged_core.engine.live_requests import LiveRequests
+from paged_core.engine.outcome import EngineMetrics, PlannedStep, StepOutcome
+from paged_core.engine.policies import Policies
+from paged_core.engine.recorder import StepRecorder
+from paged_core.errors import EngineError, ExecutorLost, PluginError, RequestError
+from paged_core.interfaces.executor import Capacity, Executor
+from paged_core.interfaces.observer import Observer
+from paged_core.interfaces.scheduler import Queues, Schedule
+from paged_core.log import get_logger
+from paged_core.request import FinishReason, Request
+from paged_core.requests.checks import check_request, run_problem
+from paged_core.requests.pins import Pin, Pins, PinState
+from paged_core.sampling_params import SamplingParams
+from paged_core.sequence import SequenceGroup, StopCheck
+
+_log = get_logger()
+
+
+class Engine:
+    """Serves requests step by step. One thread at a time may use it.
+
+    Args:
+        policies: makes the scheduler, and what it and ``kv_cache`` need, anew after a failure.
+        capacity: what ``executor.start()`` answered.
+        faults: names the component that raised.
+        clock: seconds; arrivals and deadlines are measured on it. ``None``: this machine's.
+        async_scheduling: plan each step while the one before it runs.
+        recompute: have each step compute its sequences from their first token, whatever of them is
+            in the cache. What is decided stays the same, and so do the tokens.
+    """
+
+    def __init__(
+        self,
+        *,
+        policies: Policies,
+        kv_cache: KVCache,
+        executor: Executor,
+        capacity: Capacity,
+        faults: FaultNames,
+        observers: Sequence[Observer] = (),
+        clock: Callable[[], float] | None = None,
+        async_scheduling: bool = False,
+        recompute: bool = False,
+    ) -> None:
+        self.kv_cache = kv_cache
+        self.scheduler, self._service = policies.make_scheduler(kv_cache, capacity.max_model_len)
+        self.executor = executor
+        self.capacity = capacity
+        self.clock = clock or SystemClock()
+        self.num_steps = 0
+        self.pins = Pins(kv_cache, capacity.max_model_len)
+        """Prefixes that are kept in the cache."""
+        self._policies = policies
+        self._faults = faults
+        self._fault: str | None = None
+        """What raised, while :meth:`_restart` has not made up for it."""
+        self._is_lost = False
+        """Whether the executor is to be started again."""
+        self._interrupt: BaseException | None = None
+        """Ctrl-C, to be raised as soon as the engine is whole."""
+        self._recorder = StepRecorder(observers)
+        self.seconds, self.observers = self._recorder.seconds, self._recorder.observers
+        self._requests = LiveRequests(kv_cache, self.pins)
+        self._ended: list[SequenceGroup] = []
+        """Requests that no outcome has named yet."""
+        self._ignored: set[str] = set()
+        """Requests that the scheduler no longer holds, of the plan that is being submitted."""
+        self._under_way: deque[PlannedStep] = deque()
+        """Steps that were submitted and not collected, the oldest first."""
+        self._num_ahead = 1 if async_scheduling else 0
+        """Steps that may be under way when :meth:`step` returns."""
+        self._recompute = recompute
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a request is still to be served."""
+        return bool(self._requests.groups)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do or say anything: also if requests ended since the last one."""
+        return bool(self._requests.groups or self._ended or self._under_way)
+
+    @property
+    def groups(self) -> Iterable[SequenceGroup]:
+        """The requests that have not finished, in the order of arrival."""
+        return self._requests.groups.values()
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What it has counted so far, and what there is now."""
+        return replace(
+            self._recorder.metrics,
+            num_steps=self.num_steps,
+            num_unfinished=len(self._requests.groups),
+            num_blocks=self.kv_cache.num_blocks,
+            num_free_blocks=self.kv_cache.num_free,
+            seconds=dict(self.seconds),
+        )
+
+    # ------------------------------------------------------------------ one step
+
+    def step(self) -> StepOutcome:
+        """Plan a step, execute it, apply its result; say what finished and what advanced.
+
+        With ``async_scheduling``, what is applied is the result of the step before. A request
+        whose own code raises ends with an error. If the executor raises, all requests in the step
+        do, and the engine goes on with the others. If anything else raises, all requests do: the
+        policies are made anew and the cache is cleared. So it is if the executor is lost, which the
+        next step starts again. The error names the component.
+
+        Raises:
+            PluginError: a policy cannot be made anew; the next call tries it again.
+        """
+        outcome = StepOutcome()
+        with self._whole():
+            self._step(outcome)
+        self.num_steps += 1
+        outcome.finished, self._ended = self._ended, []
+        outcome.progressed |= bool(outcome.finished)
+        return outcome
+
+    def _step(self, outcome: StepOutcome) -> None:
+        if self._is_lost:
+            self._start_again()
+        step = self._plan(outcome)
+        try:
+            is_submitted = self._submit(step, outcome)
+        except BaseException:
+            self.kv_cache.forget(step.changes.removed)  # the executor was not told of them
+            raise
+        while len(self._under_way) > (self._num_ahead if is_submitted else 0):
+            self._apply(self._under_way.popleft(), outcome)
+        if not is_submitted:
+            self._report(step)
+        if not self.has_unfinished:
+            self._settle(outcome)
+
+    def _plan(self, outcome: StepOutcome) -> PlannedStep:
+        """Let the scheduler plan, and note what becomes of whole requests."""
+        started = perf_counter()
+        now = self.clock()
+        if self.pins:
+            for pin in self.pins.expired(now):
+                self.release(pin, "its time was up")
+        plan = self.scheduler.schedule(now)
+        outcome.progressed = bool(
+            plan.sequences or plan.preempted or plan.swapped_out or plan.swapped_in or plan.ignored
+        )
+        self._note(plan, now)
+        step = PlannedStep(self.num_steps, now, plan)
+        step.seconds["schedule"] = perf_counter() - started
+        return step
+
+    def _submit(self, step: PlannedStep, outcome: StepOutcome) -> bool:
+        """Hand a step to the executor, if there is anything to do in it."""
+        plan, kv_cache = step.plan, self.kv_cache
+        if self._recompute:
+            for sequence in plan.sequences:
+                kv_cache.introduce_again(sequence)
+        failure = self._wait_for_results(plan, outcome)
+        if failure is not None:  # what was planned may rely on what is now not computed
+            step.changes = kv_cache.take_changes()
+            self._fail([step], failure, outcome)
+            return True
+        if not plan.sequences and not kv_cache.has_transfers:
+            return False
+        step.changes = kv_cache.take_changes()
+        work = step.input(recompute=self._recompute)
+        self._recorder.blocks(work)
+        step.incomplete = count_scheduled(plan, step.number)
+        if self._num_ahead:
+            step.ends = [sequence.num_scheduled for sequence in plan.sequences]
+        if self._service is not None:
+            for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
+                self._service.served(sequence.group, num_tokens, step.now)
+        try:
+            step.handle = self.executor.submit(work)
+        except BaseException as error:  # noqa: BLE001 - Ctrl-C too: leave nothing half done
+            self._fail([step], error, outcome)
+            return True
+        self._under_way.append(step)
+        if self._num_ahead:
+            self._requests.expect(step)
+        return True
+
+    def _apply(self, step: PlannedStep, outcome: StepOutcome) -> BaseException | None:
+        """Collect a step and apply its result; if it raised, end its requests and say why."""
+        try:
+            result = self.executor.collect(step.handle)
+            check_result(
+                result,
+                step.plan.sequences,
+                step.sequence_ids,
+                step.incomplete,
+                self.capacity.vocab_size,
+            )
+        except BaseException as error:  # noqa: BLE001 - Ctrl-C too
+            self._fail([step, *self._discard()], error, outcome)
+            return error
+        started = perf_counter()
+        step.finished = self._requests.apply(step, result, outcome, self.clock())
+        for group in step.finished:
+            self._remove(group)
+        outcome.progressed = True
+        step.seconds.update(result.seconds)
+        step.seconds["apply"] = perf_counter() - started
+        self._report(step)
+        return None
+
+    def _report(self, step: PlannedStep) -> None:
+        self._recorder.step(step, self.scheduler.queues, self.kv_cache.num_free, self.clock)
+
+    def _settle(self, outcome: StepOutcome) -> BaseException | None:
+        """Apply all steps under way; if one of them raised, say why."""
+        while self._under_way:
+            error = self._apply(self._under_way.popleft(), outcome)
+            if error is not None:
+                return error
+        return None
+
+    def _wait_for_results(self, plan: Schedule, outcome: StepOutcome) -> BaseException | None:
+        """Apply the steps under way if the plan needs that; end the requests that it ignores."""
+        failure: BaseException | None = None
+        self._ignored = {group.id for group, _ in plan.ignored}
+        if self._needs_results():
+            failure = self._settle(outcome)
+            plan.leave_out_finished()
+        self._end_ignored(plan)
+        return failure
+
+    def _needs_results(self) -> bool:
+        """Whether the plan ends, or names all tokens of, what a step under way computes."""
+        introduced, ignored = self.kv_cache.introduced, self._ignored
+        return bool(self._under_way and (introduced or ignored)) and any(
+            sequence.id in introduced or sequence.group.id in ignored
+            for step in self._under_way
+            for sequence in step.plan.sequences
+        )
+
+    def _discard(self) -> list[PlannedStep]:
+        """Wait for the steps under way and drop their results: they build on one that failed."""
+        steps = list(self._under_way)
+        self._under_way.clear()
+        for step in steps:
+            with suppress(Exception):
+                self.executor.collect(step.handle)
+        return steps
+
+    # ------------------------------------------------------------------ failures
+
+    def _fail(
+        self, steps: Sequence[PlannedStep], error: BaseException, outcome: StepOutcome
+    ) -> None:
+        """The executor raised: end the requests in whole steps, and those whose blocks they move.
+
+        Ctrl-C is raised again by :meth:`_whole`. If the executor is lost, so is what all blocks
+        hold, and :meth:`_restart` ends all requests.
+        """
+        if isinstance(error, ExecutorLost):
+            self._is_lost = True
+            raise error
+        if not isinstance(error, Exception):
+            self._interrupt = error
+        message = self._faults.describe(error, "executor")
+        outcome.progressed = True
+        for step in steps:
+            groups = [group for group in step.groups() if group.id in self._requests.groups]
+            _log.error("step_failed", requests=[group.id for group in groups], reason=message)
+            self.kv_cache.retract(step.changes)
+            for group in groups:
+                self._requests.finish(group, FinishReason.ERROR, message)
+                self._remove(group)
+            step.finished = groups
+            self._report(step)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Leave the engine whole, whatever raises inside; raise Ctrl-C again once it is."""
+        if self._fault is not None:
+            self._restart(self._fault)
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - Ctrl-C too
+            if not isinstance(error, Exception):
+                self._interrupt = error
+            called = "executor" if self._is_lost else "scheduler"
+            self._restart(self._faults.describe(error, called))
+        finally:
+            interrupt, self._interrupt = self._interrupt, None
+            if interrupt is not None:
+                raise interrupt
+
+    def _restart(self, reason: str) -> None:
+        """End all requests, clear the cache, and make the policies anew.
+
+        One of them raised while blocks and queues were being changed, so that nothing is known of
+        what they hold: what was published may never have been computed.
+        """
+        self._fault = reason
+        for step in self._discard():
+            self.kv_cache.forget(step.changes.removed)
+        self.kv_cache.forget(self._requests.sequence_ids)
+        groups = self._requests.abandon(reason, self.clock())
+        self.pins.abandon(reason)
+        self._ended += groups
+        ids = [group.id for group in groups]
+        _log.warning("policies_restarted", requests=ids, reason=reason, prefix_cache="cleared")
+        self.scheduler, self._service = self._policies.make_anew(self.kv_cache, self.capacity)
+        self._ignored.clear()
+        self._fault = None
+        for group in groups:
+            self._recorder.request(group, "finished")
+        step = PlannedStep(self.num_steps, self.clock(), Schedule(), finished=groups)
+        self._recorder.step(step, lambda: Queues((), ()), self.kv_cache.num_blocks, self.clock)
+
+    def _start_again(self) -> None:
+        """Start the executor that was lost; it must have the capacity that it had."""
+        capacity = self.executor.start()
+        if capacity != self.capacity:
+            raise EngineError(f"start() returned {capacity}, and before {self.capacity}")
+        self.kv_cache.take_changes()
+        self._is_lost = False
+        _log.warning("executor_started_again")
+
+    def _note(self, plan: Schedule, now: float) -> None:
+        """Note which requests were admitted and preempted."""
+        for group, cached in plan.admitted:
+            if group.id not in self._requests.groups:
+                raise PluginError(f"schedule() admitted {group}, which the scheduler does not hold")
+            if group.num_cached is None:
+                group.num_cached, group.admitted_at = cached, now
+        for group in (*plan.preempted, *plan.swapped_out):
+            group.waiting_since = now  # for schedulers that set the status alone
+        for group in plan.preempted:
+            group.num_preemptions += 1
+            known = group.prompt_logprobs
+            if known is not None and len(known) < len(group.request.prompt):
+                group.prompt_logprobs = None  # its prompt starts again
+        self._recorder.plan(plan)
+
+    def _end_ignored(self, plan: Schedule) -> None:
+        """End the requests that can never run (again)."""
+        for group, reason in plan.ignored:
+            if group.id in self._requests.groups:
+                generated = any(sequence.output for sequence in group.live)
+                ending = FinishReason.LENGTH if generated else FinishReason.IGNORED
+                self._requests.finish(group, ending, reason)
+                self._remove(group)
+        self._ignored.clear()
+
+    # ------------------------------------------------------------------ requests
+
+    def add(self, request: Request, stop_check: StopCheck | None = None) -> SequenceGroup:
+        """Accept a request.
+
+        Raises:
+            RequestError: it can never be served, or its id is in use; the message says why.
+            PluginError: a component raised over it; the engine is as before.
+        """
+        if request.id in self._requests.groups:
+            raise RequestError(
+                f"request {request.id!r} is being served already; give each request its own id"
+            )
+        if stop_check is not None and request.sampling.beam_width is not None:
+            raise RequestError(
+                f"request {request.id!r} has a stop check, but beams end at tokens only; use "
+                "stop_token_ids"
+            )
+        with self._naming(request.id):
+            check_request(
+                request,
+                capacity=self.capacity,
+                kv_cache=self.kv_cache,
+                max_num_seqs=self.scheduler.max_num_seqs,
+                max_length=self._max_length(request),
+            )
+            group, refusal = self._offer(request, stop_check)
+        if refusal:
+            raise RequestError(f"request {request.id!r} can never run: {refusal}")
+        return group
+
+    def offer(self, request: Request) -> str | None:
+        """Accept a request unless the scheduler refuses it, and return its reason if it does.
+
+        For replays: the engine checks only what would wait for ever, of which schedulers know
+        nothing; what they ignore is their decision.
+        """
+        max_length = self._max_length(request)
+        with self._naming(request.id):
+            problem = run_problem(request, self.kv_cache, self.scheduler.max_num_seqs, max_length)
+            return problem or self._offer(request, None)[1]
+
+    def abort(self, request_id: str, reason: str | None = None) -> SequenceGroup | None:
+        """Abort a request at once; ``None`` if it is unknown or has finished."""
+        group = self._requests.groups.get(request_id)
+        if group is not None:
+            with self._whole():
+                self._requests.finish(group, FinishReason.ABORT, reason)
+                self._remove(group)
+        return group
+
+    def pin(
+        self,
+        tokens: Sequence[int],
+        *,
+        ttl: float | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> Pin:
+        """Keep the whole blocks of a prefix in the cache until :meth:`release`.
+
+        A request of the pin's id computes it in the steps to come, as any prompt.
+
+        Args:
+            ttl: seconds from now after which a step releases it.
+
+        Raises:
+            RequestError: it cannot be cached or computed, or would leave too little room; nothing
+                has changed.
+        """
+        now = self.clock()
+        pin = self.pins.open(len(tokens), ttl, now)
+        try:
+            request = Request(
+                id=pin.id,
+                prompt=tuple(tokens[: pin.num_blocks * self.kv_cache.block_size]),
+                sampling=SamplingParams(max_tokens=1),
+                arrival=now,
+                cache_salt=cache_salt,
+                adapter=adapter,
+            )
+            with self._naming(pin.id):
+                for group in self.groups:
+                    refusal = self.scheduler.refuse(group)
+                    if refusal:
+                        raise RequestError(f"request {group.id!r} could no longer run: {refusal}")
+            pin.group = self.add(request)
+        except BaseException as error:
+            self.pins.end(pin, str(error))
+            raise
+        return pin
+
+    def release(self, pin: Pin, reason: str = "released") -> None:
+        """Let a pinned prefix be evicted."""
+        computing = pin.state is PinState.COMPUTING
+        with self._whole():
+            self.pins.end(pin, reason)
+        if computing:
+            self.abort(pin.id)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; ``False``: requests or pins hold some, nothing is done."""
+        if self.has_unfinished or self.pins:
+            return False
+        self.kv_cache.clear_prefixes()
+        return True
+
+    def close(self) -> None:
+        """Abort unfinished requests and close the executor and the observers.
+
+        Whatever raises, all the rest is closed too; then it is raised again.
+        """
+        with ExitStack() as closing:
+            closing.callback(self._recorder.close)
+            closing.callback(self.executor.close)
+            closing.callback(self._discard)
+            for pin in self.pins:
+                self.release(pin)
+            for request_id in list(self._requests.groups):
+                self.abort(request_id)
+
+    def _max_length(self, request: Request) -> int:
+        """Tokens at which a sequence of this request ends at the latest."""
+        cap, max_tokens = self.scheduler.length_cap, request.sampling.max_tokens
+        return cap if max_tokens is None else min(cap, len(request.prompt) + max_tokens)
+
+    def _offer(
+        self, request: Request, stop_check: StopCheck | None
+    ) -> tuple[SequenceGroup, str | None]:
+        group = self._requests.make(
+            request,
+            stop_check,
+            max_length=self._max_length(request),
+            eos_token_ids=self.capacity.eos_token_ids,
+        )
+        refusal = self.scheduler.refuse(group)
+        if refusal is None:
+            try:
+                self._requests.add(group)
+                self.scheduler.add(group)
+                self._recorder.request(group, "added")
+            except BaseException:
+                self._take_back(group)
+                raise
+        return group, refusal
+
+    def _take_back(self, group: SequenceGroup) -> None:
+        """Forget a request that could not be added whole; the scheduler may hold it already."""
+        self._requests.finish(group, FinishReason.ABORT)
+        self._requests.remove(group, self.clock())
+        with self._whole():
+            queues = self.scheduler.queues()
+            if group in (*queues.running, *queues.waiting, *queues.swapped):
+                self.scheduler.remove(group)
+
+    @contextmanager
+    def _naming(self, request_id: str) -> Iterator[None]:
+        """Name the component that raises over a request that is being added."""
+        if self._fault is not None:
+            self._restart(self._fault)
+        try:
+            yield
+        except RequestError:
+            raise
+        except Exception as error:
+            reason = self._faults.describe(error, "scheduler")
+            raise PluginError(f"request {request_id!r} was not added: {reason}") from error
+
+    def _remove(self, group: SequenceGroup) -> None:
+        """Forget a request that has ended."""
+        if group.id not in self._ignored:
+            self.scheduler.remove(group)
+        self._requests.remove(group, self.clock())
+        self._ended.append(group)
+        if self._service is not None:
+            self._service.left(group)
+        self._recorder.request(group, "finished")

@@ -1,0 +1,156 @@
+"""What one call of :meth:`~paged_core.engine.engine.Engine.step` did for the requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from paged_core.cache.changes import CacheChanges
+from paged_core.ids import SeqId
+from paged_core.interfaces.scheduler import Schedule
+from paged_core.request import FinishReason
+from paged_core.sequence import SequenceGroup, SequenceState
+from paged_core.step import NewSequence, StepInput
+
+
+@dataclass(slots=True, eq=False)
+class PlannedStep:
+    """What is kept of a step until its result is applied; the next one may be planned meanwhile."""
+
+    number: int
+    now: float
+    """Seconds on the engine's clock when it was planned."""
+    plan: Schedule
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Time spent on it, by phase."""
+    changes: CacheChanges = field(default_factory=CacheChanges)
+    """What was done to block tables for it."""
+    ends: list[int] | None = None
+    """Beside ``plan.sequences``: how many tokens of each are computed after it. ``None``: as many
+    as are scheduled, since no other step is planned before its result is applied."""
+    handle: Any = None
+    """What the executor returned for it."""
+    sequence_ids: list[SeqId] = field(default_factory=list)
+    """Those of the batch, in order."""
+    num_tokens: list[int] = field(default_factory=list)
+    """Beside it: how many tokens the executor computes."""
+    incomplete: set[SeqId] = field(default_factory=set)
+    """Sequences of which tokens are pending after it: these draw none."""
+    finished: list[SequenceGroup] = field(default_factory=list)
+    """Requests that ended when its result was applied."""
+
+    def input(self, *, recompute: bool = False) -> StepInput:
+        """Return what the executor is to do.
+
+        Args:
+            recompute: from the first token of each sequence; all of them are among those added.
+        """
+        plan, changes = self.plan, self.changes
+        self.sequence_ids = [sequence.id for sequence in plan.sequences]
+        self.num_tokens = plan.num_tokens
+        if recompute:
+            planned = zip(plan.sequences, plan.num_tokens, strict=True)
+            self.num_tokens = [sequence.num_scheduled + count for sequence, count in planned]
+        return StepInput(
+            number=self.number,
+            sequence_ids=self.sequence_ids,
+            num_tokens=self.num_tokens,
+            added=[_new_sequence(sequence, recompute) for sequence in changes.added.values()],
+            removed=changes.removed,
+            edit_ids=changes.edit_ids,
+            edit_indices=changes.edit_indices,
+            edit_blocks=changes.edit_blocks,
+            copy_sources=list(changes.copies.values()),
+            copy_targets=list(changes.copies),
+            swap_out_sources=[source for source, _ in changes.swap_out],
+            swap_out_targets=[target for _, target in changes.swap_out],
+            swap_in_sources=list(changes.swap_in.values()),
+            swap_in_targets=list(changes.swap_in),
+        )
+
+    def groups(self) -> list[SequenceGroup]:
+        """Return the requests that it computes or moves, each once."""
+        sequences = [*self.plan.sequences, *self.changes.added.values()]
+        groups = dict.fromkeys(sequence.group for sequence in sequences)
+        groups.update((group, None) for group in self.plan.swapped_out if group.live)
+        return list(groups)
+
+
+def _new_sequence(sequence: SequenceState, recompute: bool) -> NewSequence:
+    """What an executor must know of a sequence that is new to it."""
+    group = sequence.group
+    sampling = group.request.sampling
+    searches = sampling.beam_width is not None
+    return NewSequence(
+        id=sequence.id,
+        request_id=group.id,
+        tokens=list(sequence.tokens),
+        num_prompt_tokens=len(group.request.prompt),
+        num_computed=0 if recompute else sequence.num_scheduled,
+        blocks=list(sequence.table.blocks),
+        sampling=sampling,
+        index=sequence.index,
+        fan_out=1 if group.forked or searches else sampling.width,
+        num_candidates=max(group.num_candidates, sampling.logprobs or 0) if searches else 0,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineMetrics:
+    """Counts since the start, and what there is now. Tokens are those of finished requests."""
+
+    num_steps: int = 0
+    num_unfinished: int = 0
+    """Requests that wait or run now."""
+    num_finished: int = 0
+    """Requests that ended, for whatever reason."""
+    num_failed: int = 0
+    """Those of them that ended with ``error`` or ``ignored``."""
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the cache when a request was first admitted."""
+    num_generated_tokens: int = 0
+    num_preemptions: int = 0
+    """How often a request was preempted, to be computed again or swapped out."""
+    num_recomputed_tokens: int = 0
+    """Tokens that preemptions took and the cache did not give back at the next admission."""
+    num_evictions: int = 0
+    """Cached blocks whose content was given up for other content."""
+    num_blocks: int = 0
+    """Device blocks of the cache without those of pinned prefixes."""
+    num_free_blocks: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Time spent by phase of a step: ``schedule``, ``model``, ``sample`` and so on."""
+
+    def count(self, group: SequenceGroup) -> None:
+        """Count a request that has ended."""
+        failures = (FinishReason.ERROR, FinishReason.IGNORED)
+        self.num_finished += 1
+        self.num_failed += any(each.finish_reason in failures for each in group.sequences)
+        self.num_prompt_tokens += len(group.request.prompt)
+        self.num_cached_tokens += group.num_cached or 0
+        self.num_generated_tokens += sum(len(each.output) for each in group.sequences)
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """Which requests finished and which sequences gained a token: what a front end streams."""
+
+    finished: list[SequenceGroup] = field(default_factory=list)
+    """Requests that ended, for whatever reason."""
+    advanced: list[SequenceState] = field(default_factory=list)
+    """Sequences that gained a token, in batch order. Beams are left out: a search replaces their
+    tokens until it has finished."""
+    tokens: list[int] = field(default_factory=list)
+    """Beside it: the token, which ``sequence.tokens`` ends with."""
+    progressed: bool = False
+    """Whether the scheduler planned anything or a result was applied; if not, all requests wait."""
+
+    def add(self, sequences: list[SequenceState | None], tokens: list[int]) -> None:
+        """Name sequences that gained a token, beside it; ``None``: that token was dropped."""
+        if not all(sequences):
+            kept = [(each, token) for each, token in zip(sequences, tokens, strict=True) if each]
+            sequences, tokens = [each for each, _ in kept], [token for _, token in kept]
+        self.advanced += cast("list[SequenceState]", sequences)
+        self.tokens += tokens

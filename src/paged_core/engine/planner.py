@@ -1,0 +1,393 @@
+"""The planner of a scheduler: carries out its decisions, and enters each into the step's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from operator import length_hint
+
+from paged_core.cache.kv_cache import PrefixHit
+from paged_core.engine.planner_rules import PlannerRules, Room
+from paged_core.engine.quanta import Quanta
+from paged_core.errors import OutOfBlocks, PluginError
+from paged_core.interfaces.scheduler import SchedulerParts
+from paged_core.sequence import SequenceGroup, SequenceState, Status
+
+__all__ = ["Planner", "Room"]
+
+
+class Planner(PlannerRules):
+    """Plans the steps of a scheduler, which says only who is next and how much.
+
+    A step is :meth:`begin`, then :meth:`grow` for running groups, :meth:`resume` and :meth:`admit`
+    for one group after the other, and :attr:`plan`. The planner reserves blocks, keeps within the
+    tokens and sequences of a step, treats the sequences of a group as one, preempts when blocks
+    are short, and gives up what can never run again.
+
+    It owns no queue. It appends to ``running`` what it admits and resumes, and takes out what it
+    preempts and gives up; a preempted group is handed to ``requeue`` at once, for whichever queue
+    its status names: ``WAITING``, or ``SWAPPED``.
+
+    Args:
+        requeue: puts a preempted group into a queue, ahead of its equals.
+
+    The others are those of :class:`~paged_core.engine.planner_rules.PlannerRules`.
+    """
+
+    def __init__(
+        self,
+        parts: SchedulerParts,
+        running: list[SequenceGroup],
+        requeue: Callable[[SequenceGroup], None],
+        *,
+        num_seqs: int,
+        num_tokens: int | None = None,
+        chunk: int = 0,
+        whole_prompts: bool = False,
+        reserve_full_sequence: bool = True,
+    ) -> None:
+        self.quanta = Quanta(parts.queue_order, parts.preemptor)
+        self._order = parts.queue_order
+        self._victim = parts.victim
+        self._requeue = requeue
+        super().__init__(
+            parts,
+            running,
+            num_tokens=num_tokens,
+            num_seqs=num_seqs,
+            chunk=chunk,
+            whole_prompts=whole_prompts,
+            reserve_full_sequence=reserve_full_sequence,
+        )
+
+    def _reset(self, now: float) -> None:
+        super()._reset(now)
+        self.is_short = False
+        """Whether a group was preempted in this step since blocks were short."""
+        self._yielded: set[SequenceGroup] = set()
+        """Groups that were preempted in this step since their quantum was over."""
+        self._shares = False
+        """Whether a group was admitted that shares blocks which this step is to fill."""
+
+    # ------------------------------------------------------------------ one step
+
+    def begin(self, now: float) -> None:
+        """Start the plan of a step at ``now``."""
+        self._reset(now)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more can start: no tokens or sequences are left, or blocks were short."""
+        return self.is_short or self.tokens_left <= 0 or self.seqs_left <= 0
+
+    def grow(self, groups: Iterable[SequenceGroup]) -> None:
+        """Compute more of running groups, in this order, while tokens are left.
+
+        A sequence that decodes takes a token, a prompt as many as are left. When blocks are short,
+        victims are preempted, in the end the group itself. Passed by are groups that no longer run,
+        that are in the batch already, or that wait for a step under way.
+        """
+        batch = {sequence.group for sequence in self.plan.sequences}
+        rest = iter([group for group in groups if group not in batch] if batch else tuple(groups))
+        while self.tokens_left > 0 and length_hint(rest):
+            group = self._decode(rest)
+            if group is not None and not self._grow_group(group):
+                break
+
+    def resume(self, group: SequenceGroup) -> bool:
+        """Swap a group in, and compute more of it, if it may start in this step.
+
+        Returns:
+            Whether it leaves the queue: it runs, or it has outgrown the cache and is given up.
+        """
+        if self.is_short or group in self._yielded or self.tokens_left <= 0:
+            return False
+        kv_cache, live = self.kv_cache, group.live
+        count = self.count_to_resume(group, self.tokens_left)
+        needed = self.blocks_to_resume(group, count)
+        if needed > self.most_blocks:
+            self.give_up(group, f"it needs {needed} of {kv_cache.num_blocks} blocks")
+            return True
+        if not self.would_start(group, self.room()):
+            return False
+        self.preemptor.resume(self.plan, group)
+        self._joins(group)
+        pending = [sequence.num_pending for sequence in live]
+        is_behind = not live[0].table.blocks or (len(live) > 1 and max(pending) > 1)
+        if all(pending) and not is_behind:  # else it waits for a step under way, or for the next
+            for sequence in live:
+                kv_cache.reserve(sequence, count)
+                self._add(sequence, count)
+        return True
+
+    def admit(self, group: SequenceGroup) -> bool:
+        """Compute the first tokens of a waiting group, if it may start in this step.
+
+        Returns:
+            Whether it leaves the queue: it runs; or it was preempted before, has outgrown the cache
+            or the step, and is given up.
+        """
+        if self.is_full or group in self.plan.preempted or group.num_seqs > self.seqs_left:
+            return False
+        cached = self._restore(group) if len(group.live) > 1 else self._start(group.live[0])
+        if cached is None:
+            if not self.never_fits(group):
+                return False
+            self.give_up(group, "it has outgrown the cache or the step")
+            return True
+        self._joins(group)
+        self.plan.admitted.append((group, cached))
+        return True
+
+    # ------------------------------------------------------------------ preempting
+
+    def preempt(self, group: SequenceGroup) -> None:
+        """Preempt a running group, by its mode; what was planned of it is withdrawn.
+
+        Raises:
+            PluginError: it is in the batch, and a group that was admitted may rely on it.
+        """
+        if self._shares and any(each.group is group for each in self.plan.sequences):
+            raise PluginError(
+                f"{group} was preempted after others were admitted, which may share what it was to "
+                "compute in this step; preempt before admitting"
+            )
+        self.running.remove(group)
+        self.preemptor.preempt(self.plan, group, self.now)
+        self.tokens_left = self.num_tokens - sum(self.plan.num_tokens)
+        self._seqs_left = None
+        self._requeue(group)
+
+    def preempt_for(self, group: SequenceGroup, num_tokens: int = 1) -> bool:
+        """Preempt victims until each sequence of a running group can grow by ``num_tokens``.
+
+        Returns:
+            Whether it can. If not, it was preempted or given up itself; or it waits for the next
+            step, since groups were admitted that may rely on the batch as it is.
+        """
+        while self.blocks_to_grow(group, num_tokens) > self.kv_cache.num_free:
+            if self._shares or not self._make_way(group):
+                return False
+        return True
+
+    def _make_way(self, group: SequenceGroup) -> bool:
+        """Preempt one victim so that ``group`` can grow; whether ``group`` still runs.
+
+        The first running group in the order is no candidate while it is not alone, so that it ends
+        in any case. If it is alone and fills the cache, it is given up.
+        """
+        candidates = sorted(self.running, key=lambda other: self._order.key(other, self.now))
+        victim = self._victim.choose(candidates[1:] or candidates, self.now)
+        if victim is group and len(candidates) == 1 and self.preemptor.outgrew_cache(group):
+            self.give_up(group, "it is alone and fills the whole cache")
+        else:
+            self.preempt(victim)
+            self.is_short = True
+        return victim is not group
+
+    def give_up(self, group: SequenceGroup, reason: str) -> None:
+        """End a group that can never run (again); the user is told why."""
+        if group in self.running:
+            self.running.remove(group)
+            self._seqs_left = None
+        self.preemptor.give_up(self.plan, group, reason)
+
+    def spent(self) -> list[SequenceGroup]:
+        """Return the running groups whose quantum is over; none, if the order has no quanta.
+
+        To be asked in every step in which others wait.
+        """
+        return self.quanta.spent(self.running, self.now)
+
+    def end_quanta(self, spent: Iterable[SequenceGroup], first: SequenceGroup) -> None:
+        """Preempt groups whose quantum is over for the waiting or swapped group that comes next.
+
+        Only if that one comes before them, could not start in this step beside them, and can once
+        they are preempted. The last in the order first, and no more than necessary.
+        """
+        behind = [g for g in self.quanta.behind(first, spent, self.now) if self.could_return(g)]
+        if not behind:
+            return
+        claims = [self.claim(group) for group in self.running]
+        left = self.room() + Room(0, -sum(n for n, _ in claims), -sum(n for _, n in claims), 0)
+        chosen: list[SequenceGroup] = []
+        while not self.would_start(first, left):
+            if not behind:
+                return
+            group = behind.pop()
+            tokens, blocks = self.claim(group)
+            blocks += self.kv_cache.distinct_blocks(group)
+            left += Room(group.num_seqs, tokens, blocks, -1)
+            chosen.append(group)
+        for group in chosen:
+            self.preempt(group)
+        self._yielded.update(chosen)
+
+    # ------------------------------------------------------------------ growing
+
+    def _decode(self, rest: Iterator[SequenceGroup]) -> SequenceGroup | None:
+        """Add groups that decode one sequence to the batch, up to one that takes more than that.
+
+        A flat loop, without a call for a sequence unless it needs a block.
+
+        Returns:
+            That one, which is not in the batch; ``None``: no group or no token is left.
+        """
+        spare, kv_cache = self.spare_blocks, self.kv_cache
+        if spare and kv_cache.num_free < spare:
+            return next(rest)
+        sequences, other = self.plan.sequences, None
+        fits = self.tokens_left >= length_hint(rest)  # each takes a token
+        for group in rest if fits else islice(rest, self.tokens_left):
+            live = group.live
+            if len(live) == 1:
+                sequence = live[0]
+                start = sequence.num_scheduled
+                if len(sequence.tokens) - start + sequence.num_unknown == 1:
+                    if start + 1 < sequence.capacity:
+                        sequences.append(sequence)
+                        continue
+                    if self._reserve(sequence):
+                        sequences.append(sequence)
+                        if spare and kv_cache.num_free < spare:
+                            break
+                        continue
+            other = group
+            break
+        num_tokens = self.plan.num_tokens
+        num_decoding = len(sequences) - len(num_tokens)
+        num_tokens += [1] * num_decoding
+        self.tokens_left -= num_decoding
+        return other
+
+    def _reserve(self, sequence: SequenceState) -> bool:
+        """Reserve a token's block for the only sequence of a group; whether that could be done."""
+        if not sequence.table.blocks:
+            return False  # it does not run, or the others ended before it was started again
+        try:
+            self.kv_cache.reserve(sequence, 1)
+        except OutOfBlocks:
+            return False
+        return True
+
+    def _grow_group(self, group: SequenceGroup) -> bool:
+        """Grow any group, preempting if blocks are short; whether the step goes on to the next."""
+        live = group.live
+        pending = [sequence.num_pending for sequence in live]
+        if group.status is not Status.RUNNING or not all(pending):
+            return True
+        if (len(live) > 1 and max(pending) > 1) or not live[0].table.blocks:
+            return self._catch_up(group) or not self.stops_at_preempted
+        count = self.take(pending[0]) if len(live) == 1 else 1
+        if len(live) * count > self.tokens_left:
+            return False
+        if not self.preempt_for(group, count):
+            return not self.stops_at_preempted
+        for sequence in live:
+            if sequence.num_scheduled + count >= sequence.capacity:
+                self.kv_cache.reserve(sequence, count)
+            self._add(sequence, count)
+        return True
+
+    def _catch_up(self, group: SequenceGroup) -> bool:
+        """Compute more of a group that is recomputed, each sequence as a prompt of its own.
+
+        Returns:
+            Whether it still runs.
+        """
+        for sequence in [sequence for sequence in group.live if sequence.num_pending > 1]:
+            before = self.tokens_left
+            while True:
+                try:
+                    self._compute_more(sequence)
+                except OutOfBlocks:
+                    if self._shares or not self._make_way(group):
+                        return False
+                else:
+                    break
+            if before - self.tokens_left < sequence.num_pending:
+                break  # the next one may share what this one has yet to compute
+        return True
+
+    def _compute_more(self, sequence: SequenceState) -> None:
+        """Compute a chunk of a sequence of a forked group, which may hold no blocks yet.
+
+        Raises:
+            OutOfBlocks: too few are free; nothing has changed.
+        """
+        if not sequence.table.blocks:  # what this step computes may yet be withdrawn: no sharing
+            self._start_again(sequence, settled=True)
+            return
+        count = self.take(sequence.num_pending)
+        if count:
+            self.kv_cache.reserve(sequence, count)
+            self._add(sequence, count)
+
+    # ------------------------------------------------------------------ starting
+
+    def _joins(self, group: SequenceGroup) -> None:
+        """A group was admitted or resumed."""
+        self._seqs_left = self.seqs_left - group.num_seqs
+        self.running.append(group)
+
+    def _start(self, sequence: SequenceState) -> int | None:
+        """Give a waiting sequence its first blocks; how many tokens were cached, if it fits."""
+        kv_cache = self.kv_cache
+        hit = kv_cache.lookup(sequence, sequence.num_tokens - 1)
+        count = self.first_chunk(sequence, hit, self.room())
+        if count is None or not kv_cache.can_start(sequence):
+            return None
+        cached = len(hit.blocks) * kv_cache.block_size
+        self._begin_sequence(sequence, count, hit, cached)
+        return cached
+
+    def _restore(self, group: SequenceGroup) -> int | None:
+        """Start a forked group again, each sequence as its own prompt; as :meth:`_start`.
+
+        One after the other, so that each shares what it has in common with those before it.
+        """
+        if not self.would_admit(group, self.room()):
+            return None
+        total = 0
+        for sequence in group.live:
+            before = self.tokens_left
+            try:
+                cached = self._start_again(sequence, settled=False)
+            except OutOfBlocks:
+                break  # it catches up when blocks are free
+            total += cached
+            if before - self.tokens_left < sequence.num_tokens - cached:
+                break
+        return total
+
+    def _start_again(self, sequence: SequenceState, *, settled: bool) -> int:
+        """Give a sequence of a forked group its first blocks; how many tokens were cached.
+
+        Raises:
+            OutOfBlocks: too few are free; nothing has changed.
+        """
+        length = sequence.num_tokens
+        hit = self.kv_cache.lookup(sequence, length - 1, settled=settled)
+        cached = len(hit.blocks) * self.kv_cache.block_size
+        count = self.take(length - cached)
+        if not count:
+            return 0
+        self._begin_sequence(sequence, count, hit, cached)
+        return cached
+
+    def _begin_sequence(
+        self, sequence: SequenceState, count: int, hit: PrefixHit, num_skipped: int
+    ) -> None:
+        """Give a sequence its first blocks, and compute ``count`` tokens after those skipped.
+
+        Raises:
+            OutOfBlocks: too few are free; nothing has changed.
+        """
+        self.kv_cache.admit(sequence, count, hit, num_skipped)
+        self._shares |= len(hit.blocks) > hit.num_settled
+        self._add(sequence, count)
+
+    def _add(self, sequence: SequenceState, num_tokens: int) -> None:
+        """Add a sequence to the batch; its blocks are reserved."""
+        self.plan.add(sequence, num_tokens)
+        self.tokens_left -= num_tokens

@@ -1,0 +1,146 @@
+"""The components that decide, made from settings; made anew if one of them fails."""
+
+from __future__ import annotations
+
+from inspect import signature
+from types import SimpleNamespace
+from typing import Any, cast
+
+from paged_core.cache.kv_cache import KVCache
+from paged_core.cache.lookup_oracle import LookupOracle
+from paged_core.checked.answers import CheckedVictim
+from paged_core.engine.preemptor import Preemptor
+from paged_core.errors import PluginError, SettingsError
+from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator, SupportsReservation
+from paged_core.interfaces.component_factory import make_component
+from paged_core.interfaces.evictor import Evictor, EvictorParts
+from paged_core.interfaces.executor import Capacity
+from paged_core.interfaces.preemption import Preemption, PreemptionParts
+from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsService
+from paged_core.interfaces.scheduler import Scheduler, SchedulerParts
+from paged_core.interfaces.victim import VictimParts
+from paged_core.log import get_logger
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
+
+
+def service_of(order: QueueOrder) -> SupportsService | None:
+    """Return what the engine tells of service: the order itself, if it wants to hear of it.
+
+    One whose ``served`` does not take the time, as before 0.2, is told without it; a warning is
+    logged. The signature is looked at here, once, and not where tokens are counted.
+
+    Raises:
+        PluginError: ``served`` takes neither form.
+    """
+    if not isinstance(order, SupportsService):
+        return None
+    served: Any = order.served
+    remedy = "write served(self, group, num_tokens, now, /)"
+    name = f"{type(order).__module__}.{type(order).__qualname__}"
+    if _takes(served, 3):
+        return order
+    if not _takes(served, 2):
+        raise PluginError(
+            f"queue_order {name}: its served{signature(served)} cannot be called with the group, "
+            f"the number of tokens and the time; {remedy}"
+        )
+    get_logger().warning("interface_deprecated", queue_order=name, remedy=remedy)
+    timeless = SimpleNamespace(served=lambda group, n, _: served(group, n), left=order.left)
+    return cast(SupportsService, timeless)
+
+
+def _takes(method: Any, count: int) -> bool:
+    """Whether a method can be called with so many arguments; one that does not tell, can."""
+    try:
+        signature(method).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True
+
+
+class Policies:
+    """Makes the policies of an engine. Methods raise ``PluginError`` if one cannot be made."""
+
+    def __init__(
+        self, settings: EngineSettings, registry: Registry, future: LookupOracle | None
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._future = future
+
+    def make_kv_cache(self, capacity: Capacity) -> KVCache:
+        """Return an empty cache.
+
+        Raises:
+            SettingsError: the chosen allocator and the preemption do not work together.
+        """
+        settings = self._settings
+        allocator = self._make_allocator(capacity)
+        if isinstance(allocator, SupportsReservation) and self.make_preemption().may_swap:
+            raise SettingsError(
+                f"preemption {settings.preemption.name!r} may swap, but block_allocator "
+                f"{settings.block_allocator.name!r} reserves blocks for a sequence's whole life, "
+                "to which nothing could be swapped in; set preemption to recompute or never"
+            )
+        return KVCache(
+            allocator,
+            num_blocks=capacity.num_blocks,
+            block_size=settings.block_size,
+            num_host_blocks=capacity.num_host_blocks,
+            watermark=settings.watermark,
+        )
+
+    def make_preemption(self) -> Preemption:
+        preemption: Preemption = self._make(
+            "preemption", PreemptionParts(block_size=self._settings.block_size)
+        )
+        return preemption
+
+    def make_scheduler(
+        self, kv_cache: KVCache, max_model_len: int
+    ) -> tuple[Scheduler, SupportsService | None]:
+        """Return a scheduler that holds nothing, and its queue order if that counts service."""
+        order: QueueOrder = self._make("queue_order", OrderParts(kv_cache=kv_cache))
+        preemption = self.make_preemption()
+        parts = SchedulerParts(
+            kv_cache=kv_cache,
+            queue_order=order,
+            victim=CheckedVictim(self._make("victim", VictimParts(kv_cache=kv_cache))),
+            preemption=preemption,
+            preemptor=Preemptor(kv_cache, preemption),
+            max_model_len=max_model_len,
+        )
+        return self._make("scheduler", parts), service_of(order)
+
+    def make_anew(
+        self, kv_cache: KVCache, capacity: Capacity
+    ) -> tuple[Scheduler, SupportsService | None]:
+        """Give an empty cache a new allocator, and return what :meth:`make_scheduler` does."""
+        kv_cache.reset(self._make_allocator(capacity))
+        return self.make_scheduler(kv_cache, capacity.max_model_len)
+
+    def _make_allocator(self, capacity: Capacity) -> BlockAllocator:
+        settings = self._settings
+        evictor: Evictor = self._make(
+            "evictor",
+            EvictorParts(
+                num_blocks=capacity.num_blocks,
+                block_size=settings.block_size,
+                seed=settings.seed,
+                future=self._future,
+            ),
+        )
+        parts = AllocatorParts(
+            num_blocks=capacity.num_blocks,
+            block_size=settings.block_size,
+            max_model_len=capacity.max_model_len,
+            evictor=evictor,
+        )
+        allocator: BlockAllocator = self._make("block_allocator", parts)
+        return allocator
+
+    def _make(self, slot: str, parts: Any) -> Any:
+        return make_component(self._registry, slot, getattr(self._settings, slot), parts)

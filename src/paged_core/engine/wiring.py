@@ -1,0 +1,74 @@
+"""From settings to an engine: the one place that knows which component gets what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from paged_core.cache.lookup_oracle import LookupOracle
+from paged_core.checked.answers import check_capacity
+from paged_core.checked.fault_names import FaultNames
+from paged_core.engine.clock import SystemClock
+from paged_core.engine.engine import Engine
+from paged_core.engine.policies import Policies
+from paged_core.interfaces.component_factory import make_component
+from paged_core.interfaces.executor import Executor, ExecutorParts, SupportsClock
+from paged_core.interfaces.observer import Observer, ObserverParts
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
+
+
+def build_engine(
+    settings: EngineSettings,
+    registry: Registry,
+    *,
+    clock: Callable[[], float] | None = None,
+    observers: Sequence[Observer] = (),
+    future: LookupOracle | None = None,
+) -> Engine:
+    """Build and start an engine.
+
+    Args:
+        clock: in seconds; measures arrivals and deadlines. ``None``: the executor's own, if it has
+            one, or the time of this machine.
+        observers: notified of every event, besides those that the settings name.
+        future: what requests will ask the prefix cache for, which is known in a replay.
+
+    Raises:
+        SettingsError: the settings contradict each other or what the machine offers.
+        CheckpointError, UnsupportedModel: the model cannot be loaded.
+        PluginError: a chosen component cannot be imported.
+    """
+    policies = Policies(settings, registry, future)
+    executor_parts = ExecutorParts(
+        settings=settings,
+        registry=registry,
+        needs_host_blocks=policies.make_preemption().may_swap,
+        clock=clock,
+    )
+    executor: Executor = make_component(registry, "executor", settings.executor, executor_parts)
+    with ExitStack() as on_error:
+        on_error.callback(executor.close)
+        if clock is None:
+            clock = executor.clock if isinstance(executor, SupportsClock) else SystemClock()
+        capacity = executor.start()
+        check_capacity(capacity)
+        parts = ObserverParts(settings=settings, num_blocks=capacity.num_blocks)
+        named: list[Observer] = []
+        for one in settings.observers:
+            named.append(make_component(registry, "observers", one, parts))
+            on_error.callback(named[-1].close)
+        mode = settings.async_scheduling
+        engine = Engine(
+            policies=policies,
+            kv_cache=policies.make_kv_cache(capacity),
+            executor=executor,
+            capacity=capacity,
+            faults=FaultNames.of(settings),
+            observers=[*observers, *named],
+            clock=clock,
+            async_scheduling=executor.runs_in_background if mode == "auto" else mode,
+            recompute=not settings.kv_cache,
+        )
+        on_error.pop_all()
+        return engine

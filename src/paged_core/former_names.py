@@ -1,0 +1,86 @@
+"""Former names of modules, from 0.1: importing one works, with a warning that names the new one."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+
+TYPE_CHECKING = False  # typing takes longer to import than the rest
+if TYPE_CHECKING:
+    from types import ModuleType
+
+MOVED = {
+    "beam_search_params": "sampling_params",
+    "block_key": "ids",
+    "cache_changes": "cache.changes",
+    "clock": "engine.clock",
+    "component": "plugins.component",
+    "config": "settings",
+    "config.cache_dir": "settings.environment",
+    "config.documents": "settings.documents",
+    "config.entry": "settings.layers",
+    "config.errors": "settings.errors",
+    "config.field_types": "settings.values",
+    "config.memory_size": "settings.values",
+    "config.merge": "settings.layers",
+    "config.sources": "settings.sources",
+    "config.suggest": "settings.errors",
+    "config.values": "settings.values",
+    "config.variables": "settings.environment",
+    "engine_driver": "engine.driver",
+    "hookspecs": "plugins.hooks",
+    "interfaces.future": "cache.lookup_oracle",
+    "interfaces.model_size": "interfaces.layer",
+    "interfaces.service": "engine.policies",
+    "kv_cache": "cache.kv_cache",
+    "metrics": "engine.outcome",
+    "planned_step": "engine.outcome",
+    "planner": "engine.planner",
+    "planner_rules": "engine.planner_rules",
+    "policies": "engine.policies",
+    "preemptor": "engine.preemptor",
+    "prefix_publishing": "cache.publishing",
+    "quanta": "engine.quanta",
+    "registry": "plugins.registry",
+    "requests.beam_search": "requests.beams",
+    "requests.best_of": "requests.beams",
+    "requests.live_requests": "engine.live_requests",
+    "step_outcome": "engine.outcome",
+    "step_recorder": "engine.recorder",
+    "text.logprobs": "text.outputs",
+    "text.output_text": "text.generation",
+    "waiting_queue": "engine.waiting_queue",
+    "wiring": "engine.wiring",
+}
+"""Module by its former name; both within ``paged_core``."""
+_PACKAGE = __package__
+
+
+class _Moved:
+    """Finds a module by its former name, and imports it by the one that it has."""
+
+    def find_spec(self, name: str, path: object, target: object = None, /) -> ModuleSpec | None:
+        package, _, rest = name.partition(".")
+        if package != _PACKAGE or rest not in MOVED:
+            return None
+        return ModuleSpec(name, self)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec, /) -> ModuleType:
+        import warnings
+
+        new = f"{_PACKAGE}.{MOVED[spec.name.partition('.')[2]]}"
+        warnings.warn(f"{spec.name} is now {new}", DeprecationWarning, stacklevel=2)
+        module = import_module(new)
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType, /) -> None:
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state  # it is loaded, under its own name
+
+
+def install() -> None:
+    """Let former names be imported."""
+    if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
+        sys.meta_path.append(_Moved())

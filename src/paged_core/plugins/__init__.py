@@ -1,0 +1,1 @@
+"""Plugins: the registry of components, and the hooks that bring them."""
