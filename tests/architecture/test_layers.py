@@ -104,7 +104,7 @@ def test_every_slot_has_an_interface_of_its_own_file() -> None:
 PARTS = {
     "prompts, parameters and text": (
         "text/ llm.py field_rules.py sampling_params.py",
-        1390,
+        1360,
     ),
     "settings and plugins": (
         "settings/ plugins/ plugin.py engine/wiring.py engine/policies.py former_names.py log.py "
@@ -120,7 +120,7 @@ PARTS = {
 }
 """Files and folders of the core, and how many lines that are not blank they may have. The rest is
 the engine: requests, blocks and steps."""
-ENGINE_LINES = 2950
+ENGINE_LINES = 3010
 
 
 def test_each_part_of_the_core_can_be_read_in_an_afternoon() -> None:

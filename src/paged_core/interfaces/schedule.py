@@ -46,6 +46,3 @@ class Schedule:
         kept = [(each, count) for each, count in pairs if each in each.group.live]
         self.sequences[:] = [sequence for sequence, _ in kept]
         self.num_tokens[:] = [count for _, count in kept]
-
-
-__all__ = ["Queues", "Schedule", "Scheduler", "SchedulerParts"]

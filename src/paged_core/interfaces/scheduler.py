@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from paged_core.cache.kv_cache import KVCache
     from paged_core.engine.preemptor import Preemptor
 
+__all__ = ["Queues", "Schedule", "Scheduler", "SchedulerParts"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerParts:
