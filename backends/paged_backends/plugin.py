@@ -103,7 +103,7 @@ def paged_core_components() -> Iterator[Component]:
         OnnxRuntimeSettings,
         "paged_backends.runners.onnx.runner:choose_runner",
         rank=-10,
-        check="paged_backends.runners.onnx.packages:obstacle",
+        check="paged_backends.runners.onnx.packages:unavailable_reason",
         details="paged_backends.runners.onnx.packages:details",
         summary="ONNX Runtime between the engine's own attention layers",
     )

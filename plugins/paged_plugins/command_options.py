@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paged_core.cli.options import Given, flag
+from paged_core.cli.options import SettingsArgs, flag
 from paged_core.cli.output import print_json
 from paged_core.errors import SettingsError
 from paged_plugins.files import write_json
@@ -74,7 +74,7 @@ def report(
         show(found)
 
 
-def refuse_settings(given: Given, reason: str) -> None:
+def refuse_settings(given: SettingsArgs, reason: str) -> None:
     """Refuse the options that are settings.
 
     Args:

@@ -83,4 +83,4 @@ class _Moved:
 def install() -> None:
     """Let former names be imported."""
     if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
-        sys.meta_path.append(_Moved())
+        sys.meta_path.insert(0, _Moved())  # before `config.errors` is found in `settings`

@@ -1,4 +1,4 @@
-"""How the tokens of one request are chosen, and when it ends."""
+"""Parameters of a request: the choice of its tokens, and its end."""
 
 from __future__ import annotations
 

@@ -60,11 +60,11 @@ class SequenceState:
     tokens: list[int]
     """Prompt and generated tokens, as far as they are known."""
     num_unknown: int = 0
-    """Tokens that a step under way is drawing: counted, not known."""
+    """Tokens that a step in flight is drawing: counted, not known."""
     num_computed: int = 0
     """Leading tokens whose keys and values are in the cache."""
     num_scheduled: int = 0
-    """Leading tokens that are computed or planned to be by a step under way."""
+    """Leading tokens that are computed or planned to be by a step in flight."""
     capacity: int = 0
     """Below this many tokens the sequence grows without a call of the KVCache."""
     last_step: int = 0

@@ -1,4 +1,4 @@
-"""What the engine and an executor exchange: plain data, which can be sent to another process."""
+"""Steps as the engine and an executor exchange them: plain data, fit for another process."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class SchedulerConformance(ComponentConformance):
             steps.append(engine.num_steps)
         assert steps[1] < 2 * steps[0]
 
-    def test_leaves_out_what_waits_for_a_step_under_way(self) -> None:
+    def test_leaves_out_what_waits_for_a_step_in_flight(self) -> None:
         """A running sequence with nothing pending: its group is left out, and is not disturbed."""
         engine = self.make_engine()
         group = engine.add(simple_request("A", 5, 8))
@@ -190,7 +190,7 @@ class SchedulerConformance(ComponentConformance):
 
     @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
     def test_plans_ahead_when(self, situation: Situation) -> None:
-        """A running sequence may have nothing pending: a step under way draws its next token."""
+        """A running sequence may have nothing pending: a step in flight draws its next token."""
         for engine in self.engines(situation, async_scheduling=True):
             BackgroundExecutor.install(engine)
             check_served(engine, situation.workload, serve(engine, situation.workload))
@@ -277,7 +277,7 @@ class SchedulerConformance(ComponentConformance):
         self.check(serves, self.engine_values(), workloads())
 
     def test_serves_every_workload_with_each_step_planned_ahead(self) -> None:
-        """A running sequence may have nothing pending: a step under way draws its next token."""
+        """A running sequence may have nothing pending: a step in flight draws its next token."""
 
         def serves(values: dict[str, Any], workload: Workload) -> None:
             engine = self.make_engine(**values, async_scheduling=True)

@@ -30,7 +30,7 @@ def build(folder: Path, **values: Any) -> LLM:
     wanted = values.get("attention", "capturable")
     if wanted not in registry.of("attention"):
         pytest.skip(f"there is no attention {wanted!r} here")
-    if reason := registry.get("attention", wanted).obstacle():
+    if reason := registry.get("attention", wanted).unavailable_reason():
         pytest.skip(reason)
     made = {"attention": "capturable", "runner": "native", **known, **values}
     return LLM(str(folder), registry=registry, **made)
@@ -131,7 +131,7 @@ def test_a_capture_that_fails_leaves_nothing_behind() -> None:
     with pytest.raises(RuntimeError, match="captur"):
         accelerator.capture(lambda: number * number.item())  # waits for the device
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
-    accelerator.memory()  # the allocator refuses to give back memory while a capture is under way
+    accelerator.memory()  # the allocator refuses to give back memory while a capture is in flight
     assert float(number + 1) == 2
 
 

@@ -12,13 +12,13 @@ from gpu.test_native_runner import load as load_native
 from integration import tiny_models
 from integration.step_driver import settings
 from integration.test_triton_runner import attend
-from paged_backends.runners.onnx.packages import obstacle
+from paged_backends.runners.onnx.packages import unavailable_reason
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core import LLM, SamplingParams
 from paged_core.interfaces.runner import RunnerParts
 
-if obstacle() is not None:
-    pytest.skip(f"{obstacle()}", allow_module_level=True)
+if unavailable_reason() is not None:
+    pytest.skip(f"{unavailable_reason()}", allow_module_level=True)
 
 from paged_backends.runners.onnx.packages import cuda_problem
 from paged_backends.runners.onnx.runner import OnnxRuntimeRunner

@@ -264,7 +264,9 @@ def test_auto_names_the_runner_that_is_missing(
     written_out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing = "onnxruntime is not installed"
-    monkeypatch.setattr("paged_backends.runners.onnx.packages.obstacle", lambda *_: missing)
+    monkeypatch.setattr(
+        "paged_backends.runners.onnx.packages.unavailable_reason", lambda *_: missing
+    )
     once = "native and transformers: .* ONNX file only, which runner"
     with pytest.raises(UnsupportedModel, match=f"{once}.*{missing}") as caught:
         LLM(str(written_out), num_blocks=8)

@@ -231,7 +231,7 @@ def _lost_wait(_self: EmulatedStream, _event: Any) -> None:
 
 
 def _no_exchange(self: PinnedBuffers) -> torch.Tensor:
-    """A single buffer for all steps under way."""
+    """A single buffer for all steps in flight."""
     made = self.__dict__.setdefault("only", self._accelerator.pinned((self._size,), self._dtype))
     self._accelerator.reuse(made)
     return made

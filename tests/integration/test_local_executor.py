@@ -284,7 +284,7 @@ def test_populating_ahead_changes_no_text_and_leaves_no_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if sys.platform == "linux":  # also with several memory nodes
-        monkeypatch.setattr(local, "population_obstacle", lambda: None)
+        monkeypatch.setattr(local, "unpopulated_reason", lambda: None)
     before = set(threading.enumerate())
     expected = texts(populate_ahead=0)
     assert texts(populate_ahead="256KiB") == texts() == expected
@@ -303,7 +303,7 @@ def test_populating_ahead_changes_no_text_and_leaves_no_thread(
 def test_why_nothing_is_populated_is_logged(
     executor: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "population_obstacle", lambda: "the machine is like this")
+    monkeypatch.setattr(local, "unpopulated_reason", lambda: "the machine is like this")
     lines: list[tuple[str, str]] = []
     monkeypatch.setattr(
         local.log, "debug", lambda event, reason: lines.append((event, reason)), raising=False

@@ -187,7 +187,7 @@ def test_the_next_step_is_sent_while_one_runs() -> None:
         engine._num_ahead = 1
         engine.add(make_request("A", SamplingParams(max_tokens=4)))
         engine.step()
-        assert len(engine._under_way) == 1
+        assert len(engine._in_flight) == 1
         finish(engine)
 
 

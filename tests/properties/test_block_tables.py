@@ -54,7 +54,7 @@ class BlockTables(RuleBasedStateMachine):
     The model is the memory of an executor, which is told of changes only. What every sequence reads
     back through the table that the executor has must be its tokens.
 
-    With ``overlaps``, each step is planned while the one before it is under way: the tokens that
+    With ``overlaps``, each step is planned while the one before it is in flight: the tokens that
     one draws are counted, and known to the model only.
     """
 
@@ -76,7 +76,7 @@ class BlockTables(RuleBasedStateMachine):
         self.host = [[-1] * BLOCK_SIZE for _ in range(NUM_HOST_BLOCKS)]
         self.tables: dict[SeqId, list[BlockId]] = {}
         self.next_id = 10**6
-        self.under_way: Step | None = None
+        self.in_flight: Step | None = None
         self.unknown: dict[SeqId, list[int]] = {}
 
     # ------------------------------------------------------------------ while a step is planned
@@ -211,20 +211,20 @@ class BlockTables(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def run_step(self, data: st.DataObject) -> None:
-        done, self.under_way = self.under_way, self.submit(data)
+        done, self.in_flight = self.in_flight, self.submit(data)
         if not self.overlaps:
-            done, self.under_way = self.under_way, None
+            done, self.in_flight = self.in_flight, None
         if done is not None:
             self.collect(data, done)
         self.check_conservation()
 
-    @precondition(lambda self: self.plan or self.under_way or self.cache.has_transfers)
+    @precondition(lambda self: self.plan or self.in_flight or self.cache.has_transfers)
     @rule(data=st.data(), executed=st.booleans())
     def fail_step(self, data: st.DataObject, executed: bool) -> None:
         steps = [self.submit(data, executed=executed)]
-        if self.under_way is not None:
-            steps.insert(0, self.under_way)
-            self.under_way = None
+        if self.in_flight is not None:
+            steps.insert(0, self.in_flight)
+            self.in_flight = None
         for step in steps:
             self.cache.retract(step.changes)
         for group in dict.fromkeys(group for step in steps for group in step.groups):
@@ -262,7 +262,7 @@ class BlockTables(RuleBasedStateMachine):
     # ------------------------------------------------------------------ the model
 
     def is_to_fork(self, group: SequenceGroup) -> bool:
-        """Whether a step under way draws the first tokens of several sequences."""
+        """Whether a step in flight draws the first tokens of several sequences."""
         return not group.forked and group.live[0].num_unknown > 0
 
     def text(self, sequence: SequenceState) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.errors import PagedCoreError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings, load_settings, settings_class
@@ -124,7 +124,7 @@ def read_scenario(folder: Path, content: Content) -> None:
 
     def run() -> None:
         case = read_case(path)
-        resolved = Given(REGISTRY, {}).resolve(settings_layer(case.scenario))
+        resolved = SettingsArgs(REGISTRY, {}).resolve(settings_layer(case.scenario))
         check_settings(case.scenario, resolved.settings)
         list(islice(replay(case.scenario, REGISTRY, Outcome(), resolved.settings), 40))
 

@@ -94,7 +94,7 @@ def fork(cache: KVCache, group: SequenceGroup, n: int) -> list[SequenceState]:
 
 
 def plan_unknown(cache: KVCache, sequence: SequenceState, num_tokens: int) -> None:
-    """Plan a step over tokens the last of which a step under way is still drawing."""
+    """Plan a step over tokens the last of which a step in flight is still drawing."""
     sequence.num_unknown = 1
     cache.reserve(sequence, num_tokens)
     cache.take_changes()

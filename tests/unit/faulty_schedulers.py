@@ -141,7 +141,7 @@ class IgnoringScheduler(TokenBudgetScheduler):
 
 
 class ImpatientScheduler(TokenBudgetScheduler):
-    """Schedules sequences that wait for a step under way."""
+    """Schedules sequences that wait for a step in flight."""
 
     def schedule(self, now: float, /) -> Schedule:
         plan = super().schedule(now)

@@ -154,7 +154,7 @@ def test_a_block_is_published_when_its_tokens_are_known() -> None:
     assert again.sequences[0].output == text_alone(engine, again.request)
 
 
-def test_an_abort_leaves_the_step_under_way_to_itself() -> None:
+def test_an_abort_leaves_the_step_in_flight_to_itself() -> None:
     engine, _ = async_engine()
     aborted, other = engine.add(request("A")), engine.add(request("B"))
     engine.step()
@@ -165,7 +165,7 @@ def test_an_abort_leaves_the_step_under_way_to_itself() -> None:
     check_nothing_leaked(engine)
 
 
-def test_an_id_may_be_used_again_while_the_aborted_request_is_under_way() -> None:
+def test_an_id_may_be_used_again_while_the_aborted_request_is_in_flight() -> None:
     engine, _ = async_engine()
     engine.add(request("A", (4, 5)))
     engine.step()
@@ -177,7 +177,7 @@ def test_an_id_may_be_used_again_while_the_aborted_request_is_under_way() -> Non
     assert again.sequences[0].output == text_alone(engine, again.request)
 
 
-def test_closing_waits_for_the_step_under_way() -> None:
+def test_closing_waits_for_the_step_in_flight() -> None:
     engine, executor = async_engine()
     engine.add(request())
     engine.step()
@@ -295,7 +295,7 @@ def test_a_failure_found_while_tokens_are_waited_for_ends_what_was_planned() -> 
 
 @pytest.mark.parametrize("scheduler", ["token_budget", "prefill_or_decode"])
 @pytest.mark.parametrize("stop_at", [3, None])
-def test_a_request_that_fills_the_cache_keeps_the_token_under_way(
+def test_a_request_that_fills_the_cache_keeps_the_token_in_flight(
     scheduler: str, stop_at: int | None
 ) -> None:
     """Whatever that token brings: a stop, or the end for want of blocks."""

@@ -54,7 +54,7 @@ class NoReads(TorchFunctionMode):
 
 def make(name: str) -> AttentionBackend:
     record = Registry.discover().get("attention", name)
-    if reason := record.obstacle():
+    if reason := record.unavailable_reason():
         pytest.skip(reason)
     parts = AttentionParts(settings=EngineSettings())
     backend: AttentionBackend = record.load()(record.settings(), parts)

@@ -201,8 +201,8 @@ def test_one_that_cannot_be_built_does_not_take_the_others(
 
     monkeypatch.setattr(TorchAttention, "check", fails)
     registry = Registry.discover()
-    others = (name for name in registry.of("attention") if name != "torch")
-    serving = [name for name in others if registry.get("attention", name).obstacle() is None]
+    others = [each for name, each in registry.of("attention").items() if name != "torch"]
+    serving = [each.name for each in others if each.unavailable_reason() is None]
     if "cpu" not in serving:
         pytest.skip("torch is the only component here")
     found = json.loads(run(capsys, *SMALL, "--batch", "2x9", "--json", status=1))

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from paged_backends.text.tokenizer import load_tokenizer
 from paged_core import LLM, EngineSettings, SamplingParams
 from paged_core.cli import main
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.errors import EngineError, SettingsError
 from paged_core.plugins.registry import Registry
 from paged_plugins.bench.quality_command import base_changes, default_variants
@@ -237,7 +237,7 @@ def test_another_tokenizer_is_refused(capfd: Capture, tmp_path: Path) -> None:
 
 def test_logits_must_be_in_this_process() -> None:
     registry, executor = Registry.discover(), {"name": "process", "inner": "memory"}
-    with QualityEngines(Given(registry, {}), Variant("base", {}), None) as engines:
+    with QualityEngines(SettingsArgs(registry, {}), Variant("base", {}), None) as engines:
         engines.load_if_served(Variant("remote", {"executor": executor}), "text")
     assert "'process' runs the model in another process" in engines.left_out["remote"]
 

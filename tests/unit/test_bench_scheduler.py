@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paged_core.cli import main
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
@@ -130,7 +130,7 @@ def build(scheduler: str, queue_order: str, num_waiting: int) -> Any:
         num_running=8, num_waiting=num_waiting, context=24, block_size=4, steps=20, repeats=1
     )
     return state.build(
-        Given(registry, {"PATH": ""}),
+        SettingsArgs(registry, {"PATH": ""}),
         scheduler=scheduler,
         queue_order=queue_order,
         block_allocator="hash_cached",

@@ -12,7 +12,7 @@ import typer
 
 from paged_core import __version__, cli, plugin
 from paged_core.cli import frame, main
-from paged_core.cli.options import Given, expanded
+from paged_core.cli.options import SettingsArgs, expanded
 from paged_core.cli.plugins import choices
 from paged_core.errors import CheckpointError
 from paged_core.plugins.component import Command, Component, ComponentSettings
@@ -312,7 +312,9 @@ class FastSettings(ComponentSettings):
     speed: int = 3
 
 
-def two_words(given: Given, words: Annotated[list[str], typer.Argument()], seed: int = 9) -> int:
+def two_words(
+    given: SettingsArgs, words: Annotated[list[str], typer.Argument()], seed: int = 9
+) -> int:
     """Take words and settings, and an option of its own where a setting would have been."""
     assert len(words) == 2
     return seed + len(given.options)
@@ -323,7 +325,7 @@ app.command("one")(two_words)
 
 
 @app.command()
-def two(given: Given) -> int:
+def two(given: SettingsArgs) -> int:
     return len(given.options)
 
 

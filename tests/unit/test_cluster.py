@@ -122,7 +122,7 @@ QUICK = hypothesis_settings(max_examples=20, deadline=None)
 
 
 class TestEvents:
-    def test_a_step_under_way_has_not_ended_for_the_router(self) -> None:
+    def test_a_step_in_flight_has_not_ended_for_the_router(self) -> None:
         """``b`` arrives in the first step of ``a``: all that is known is its prompt of 5 tokens."""
         seen = route_and_look(asks("a", 0.0), asks("b", 0.1), asks("c", 0.3), asks("d", 0.5))
         assert seen == [[(0, 0)], [(1, 5)], [(2, 11)], [(3, 18)]]
@@ -137,7 +137,7 @@ class TestEvents:
         seen = route_and_look(asks("a", 0.0, n=2), asks("b", 0.3), asks("c", 9.0))
         assert seen == [[(0, 0)], [(1, 7)], [(0, 0)]]
 
-    def test_a_request_waits_for_the_step_under_way_and_no_longer(self) -> None:
+    def test_a_request_waits_for_the_step_in_flight_and_no_longer(self) -> None:
         _, ended = served(engine_settings(), listed(asks("a", 0), asks("b", 0.1)), num_replicas=1)
         first, second = (request for request, _ in ended)
         assert (first.admitted, first.first_token, first.finished) == (0.0, 0.25, 0.75)

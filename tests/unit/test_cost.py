@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paged_core.cache.lookup_oracle import LookupOracle
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.engine.policies import service_of
 from paged_core.ids import BlockId, BlockKey
 from paged_core.interfaces.allocator import (
@@ -174,7 +174,7 @@ def step_cost(
         repeats=1,
     )
     registry = REGISTRY.extended(NULL_EXECUTOR, plugin="test_cost")
-    given = Given(registry=registry, config=None, options=(), environ={})
+    given = SettingsArgs(registry=registry, config=None, options=(), environ={})
     engine = state.build(
         given, scheduler=scheduler, queue_order=queue_order, block_allocator="hash_cached"
     )

@@ -260,7 +260,7 @@ def test_without_a_compiler_it_says_what_to_install(
     monkeypatch.setenv("PAGED_CORE_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     assert "install g++" in str(unavailable_reason())
-    assert "install g++" in str(Registry.discover().get("attention", "cpu").obstacle())
+    assert "install g++" in str(Registry.discover().get("attention", "cpu").unavailable_reason())
 
 
 def test_cxx_is_honoured_with_its_arguments(tmp_path: Path, compiler: CppCompiler) -> None:

@@ -44,7 +44,7 @@ def found(capsys: Capture, **environ: str) -> dict[str, Any]:
 def test_says_why_a_component_cannot_serve(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Component, "obstacle", lambda self: f"no {self.name} here")
+    monkeypatch.setattr(Component, "unavailable_reason", lambda self: f"no {self.name} here")
     answer = found(capsys, CACHE_DIR=str(tmp_path))
     assert {"python", "platform", "cpu", "memory", "torch", "cuda"} <= set(answer["machine"])
     assert answer["machine"]["cache_dir"] == str(tmp_path)
@@ -55,7 +55,7 @@ def test_says_why_a_component_cannot_serve(
 
 @pytest.mark.usefixtures("without_torch")
 def test_says_how_a_component_would_serve(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Component, "obstacle", lambda self: None)
+    monkeypatch.setattr(Component, "unavailable_reason", lambda self: None)
     monkeypatch.setattr("paged_backends.kernels.cpu.availability.details", lambda: "with wings")
     assert "yes: with wings" in doctor(capsys)[0]
 
@@ -78,7 +78,7 @@ def test_names_the_commands_that_would_help(
         "torch": "`torch` is not there; `pip install torch` installs it",
         "cpu": "no compiler; `pip install torch`, then `apt-get install g++`",
     }
-    monkeypatch.setattr(Component, "obstacle", lambda self: reasons.get(self.name))
+    monkeypatch.setattr(Component, "unavailable_reason", lambda self: reasons.get(self.name))
     file = tmp_path / "found.json"
     assert main(["doctor", "--json", "--output", str(file)], {"PATH": ""}) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -103,7 +103,7 @@ def test_mentions_broken_plugins_and_conflicts(
         Plugin("twin", "dist-twin", "2", components=(lru,)),
     )
     monkeypatch.setattr(Registry, "discover", lambda **_: Registry((*installed.plugins, *more)))
-    monkeypatch.setattr(Component, "obstacle", lambda self: None)
+    monkeypatch.setattr(Component, "unavailable_reason", lambda self: None)
     answer = found(capsys)
     assert answer["broken_plugins"] == [
         {"name": "old", "distribution": "dist-old", "version": "1", "reason": "too old"}
@@ -127,7 +127,7 @@ def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch, capsys: Capture) ->
     device = {"name": "NVIDIA H200", "compute_capability": "9.0", "multiprocessors": 132}
     described = {"version": "2.11", "devices": [device | {"memory_bytes": 141 << 30}]}
     monkeypatch.setattr(machine, "_torch", lambda: described)
-    monkeypatch.setattr(Component, "obstacle", lambda self: None)
+    monkeypatch.setattr(Component, "unavailable_reason", lambda self: None)
     assert "NVIDIA H200, compute capability 9.0, 141 GiB, 132 multi" in doctor(capsys)[0]
 
 

@@ -261,7 +261,7 @@ def test_every_layer_of_settings_names_its_parts(
 @pytest.mark.parametrize("parts", [("torch", "torch"), ("cpu", "cpu")], ids=str)
 def test_an_engine_generates_the_same_text(parts: tuple[str, str]) -> None:
     """Under preemption, chunks and prefix hits."""
-    reason = Registry.discover().get("attention", parts[0]).obstacle()
+    reason = Registry.discover().get("attention", parts[0]).unavailable_reason()
     if reason:
         pytest.skip(reason)
     common = "The quick brown fox jumps over the lazy dog. "

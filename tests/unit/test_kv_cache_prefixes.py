@@ -99,7 +99,7 @@ class TestPrefixes:
 
 
 class TestUnknownTokens:
-    """Steps that are planned while the one before is under way, and draws a token."""
+    """Steps that are planned while the one before is in flight, and draws a token."""
 
     @staticmethod
     def scheduled_ahead(**options: Any) -> tuple[KVCache, SequenceGroup]:
@@ -111,7 +111,7 @@ class TestUnknownTokens:
 
     @staticmethod
     def draw(group: SequenceGroup, token: int = 7) -> None:
-        """The step under way is back with a token, and a next one draws another."""
+        """The step in flight is back with a token, and a next one draws another."""
         (sequence,) = group.live
         sequence.tokens.append(token)
         sequence.num_computed = 8

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from paged_core.cli import BAD_USAGE, OK, main
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.errors import EngineError, SettingsError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.layers import Entry, Origin
@@ -64,7 +64,7 @@ def conclusions(vary: str, workload: dict[str, Any], **settings: Any) -> Conclus
     registry = registry_with(*PLANTED)
     arms = varied_arms(
         [parse_variation(vary)],
-        Given(registry, {}),
+        SettingsArgs(registry, {}),
         layer(executor="simulated", num_blocks=64, **settings),
     )
     return Conclusions.of(compared(arms, workload, 6, registry), SHOWN)
@@ -97,13 +97,13 @@ def test_an_order_that_lets_short_requests_wait_is_found_in_their_latency_alone(
 def test_a_run_that_fails_is_an_error_that_names_it() -> None:
     registry = registry_with()
     large = layer(executor="simulated", cost_model={"name": "roofline", "model": "llama-3.1-70b"})
-    arms = varied_arms([parse_variation("evictor=lru,mru")], Given(registry, {}), large)
+    arms = varied_arms([parse_variation("evictor=lru,mru")], SettingsArgs(registry, {}), large)
     with pytest.raises(EngineError, match=r"^evictor=lru, turns, seed 0 failed: SettingsError: "):
         compared(arms, TURNS, 1, registry)
 
 
 def test_no_arm_runs_at_a_better_time_than_others() -> None:
-    arms = varied_arms([parse_variation("evictor=lru,mru")], Given(registry_with(), {}), ())
+    arms = varied_arms([parse_variation("evictor=lru,mru")], SettingsArgs(registry_with(), {}), ())
     study = Study(arms=arms, workloads=[parse_spec(TURNS, "w")], seeds=range(4))
     starts = {one.arm.label: 0 for one in arms}
     for place, task in enumerate(study.tasks()):
@@ -193,7 +193,7 @@ def test_a_value_may_be_a_table_or_quoted_and_its_commas_separate_nothing() -> N
 
 
 def test_each_combination_of_the_further_settings_has_its_reference() -> None:
-    given = Given(registry_with(), {})
+    given = SettingsArgs(registry_with(), {})
     variations = [
         parse_variation("scheduler.max-num-seqs=8,16"),
         parse_variation("evictor=lru,{name: slru, protected: 0.5}"),
@@ -220,7 +220,9 @@ def test_each_combination_of_the_further_settings_has_its_reference() -> None:
 
 def test_blocks_of_several_sizes_make_caches_of_several_sizes() -> None:
     def note(vary: str, **settings: Any) -> str | None:
-        arms = varied_arms([parse_variation(vary)], Given(registry_with(), {}), layer(**settings))
+        arms = varied_arms(
+            [parse_variation(vary)], SettingsArgs(registry_with(), {}), layer(**settings)
+        )
         return block_size_note(one.settings for one in arms)
 
     expected = "num_blocks is 100 everywhere (tokens: 800 at 8, 1,600 at 16)"
@@ -240,7 +242,7 @@ def test_observers_of_several_runs_are_refused(
 def test_too_many_arms_are_refused_before_any_runs() -> None:
     many = ",".join(map(str, range(1, 1003)))
     with pytest.raises(SettingsError, match="more than 1,000 arms"):
-        varied_arms([parse_variation(f"num_blocks={many}")], Given(registry_with(), {}), ())
+        varied_arms([parse_variation(f"num_blocks={many}")], SettingsArgs(registry_with(), {}), ())
 
 
 @pytest.mark.slow

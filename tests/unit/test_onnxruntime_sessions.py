@@ -86,7 +86,7 @@ def test_what_is_wrong_with_the_packages_and_what_helps(
 ) -> None:
     pretend(monkeypatch, *installed, **given)
     with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(packages.obstacle())
+        raise AssertionError(packages.unavailable_reason())
 
 
 @pytest.mark.parametrize("broken", ["onnx", "onnxruntime"])
@@ -97,7 +97,7 @@ def test_a_package_that_is_broken(broken: str, monkeypatch: pytest.MonkeyPatch) 
 
     pretend(monkeypatch, "onnxruntime")
     monkeypatch.setattr(packages, "import_module", fail)
-    reason = packages.obstacle()
+    reason = packages.unavailable_reason()
     assert reason is not None
     assert reason.startswith(
         f"{broken} is installed but cannot be imported: ImportError: lib.so.1: cannot open shared "
@@ -107,7 +107,7 @@ def test_a_package_that_is_broken(broken: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_serves_and_on_what(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "onnxruntime")
-    assert packages.obstacle() is None
+    assert packages.unavailable_reason() is None
     assert packages.details() == "onnxruntime 1.99, on the CPU"
     pretend(monkeypatch, "onnxruntime", gpu=True)
     assert "on the CPU alone; for the GPU: `pip uninstall -y" in packages.details()

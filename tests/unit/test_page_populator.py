@@ -20,7 +20,7 @@ from paged_backends.executors import page_populator
 from paged_backends.executors.page_populator import (
     BlockMemory,
     PagePopulator,
-    population_obstacle,
+    unpopulated_reason,
 )
 from paged_core.ids import BlockId, SeqId
 from paged_core.sampling_params import SamplingParams
@@ -42,8 +42,8 @@ IN_ORDER = [
 ]
 
 needs_populating = pytest.mark.skipif(
-    sys.platform != "linux" or population_obstacle() is not None,
-    reason=f"nothing is populated here: {population_obstacle() if sys.platform == 'linux' else ''}",
+    sys.platform != "linux" or unpopulated_reason() is not None,
+    reason=f"nothing is populated here: {unpopulated_reason() if sys.platform == 'linux' else ''}",
 )
 
 
@@ -202,7 +202,7 @@ def blocked(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading
 
 
 @needs_populating
-def test_closing_ends_the_run_under_way_and_its_thread(
+def test_closing_ends_the_run_in_flight_and_its_thread(
     memory: BlockMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go, calls = blocked(monkeypatch)
@@ -263,8 +263,8 @@ def test_why_a_machine_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_populator, "_madvise", lambda: None)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(Path, "glob", lambda *_: iter([Path("node0")]))
-    assert "MADV_POPULATE_WRITE" in (population_obstacle() or "")
+    assert "MADV_POPULATE_WRITE" in (unpopulated_reason() or "")
     monkeypatch.setattr(Path, "glob", lambda *_: iter([Path("node0"), Path("node1")]))
-    assert "2 memory nodes" in (population_obstacle() or "")
+    assert "2 memory nodes" in (unpopulated_reason() or "")
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert "darwin" in (population_obstacle() or "")
+    assert "darwin" in (unpopulated_reason() or "")

@@ -248,12 +248,18 @@ def test_a_component_says_why_it_cannot_serve() -> None:
     def made(factory: str, check: str | None = None) -> Component:
         return Component("attention", FifoSettings, factory, check=check)
 
-    assert made("json:dumps").obstacle() is None
-    assert made("json:dumps", "platform:python_version").obstacle() is not None
-    assert "No module named 'no_such_package'" in (made("no_such_package:X").obstacle() or "")
-    assert "has no attribute 'Nothing'" in (made("json:Nothing").obstacle() or "")
-    assert made("json:dumps", "builtins:repr").obstacle(LifoSettings()) == repr(LifoSettings())
-    reason = made("json:dumps", "json:loads").obstacle()  # called with what it does not take
+    assert made("json:dumps").unavailable_reason() is None
+    assert made("json:dumps", "platform:python_version").unavailable_reason() is not None
+    assert "No module named 'no_such_package'" in (
+        made("no_such_package:X").unavailable_reason() or ""
+    )
+    assert "has no attribute 'Nothing'" in (made("json:Nothing").unavailable_reason() or "")
+    assert made("json:dumps", "builtins:repr").unavailable_reason(LifoSettings()) == repr(
+        LifoSettings()
+    )
+    reason = made(
+        "json:dumps", "json:loads"
+    ).unavailable_reason()  # called with what it does not take
     assert reason is not None
     assert reason.startswith("its check failed: TypeError")
 

@@ -287,6 +287,6 @@ def _member(
     role: str, chosen: ChosenComponent, registry: Registry, parts: AttentionParts
 ) -> Member:
     own = chosen.options("attention", role, registry, refused=["auto", "hybrid"])
-    reason = registry.get("attention", chosen.name).obstacle(own)
+    reason = registry.get("attention", chosen.name).unavailable_reason(own)
     made = None if reason else make_component(registry, "attention", own, parts)
     return Member(role, chosen.name, made, reason)

@@ -25,7 +25,7 @@ from paged_backends.executors.cache_size import (
 )
 from paged_backends.executors.decode_graphs import capture_decode_graphs
 from paged_backends.executors.loaded_model import LoadedModel
-from paged_backends.executors.page_populator import PagePopulator, population_obstacle
+from paged_backends.executors.page_populator import PagePopulator, unpopulated_reason
 from paged_backends.executors.paged_cache import PagedCache
 from paged_backends.executors.sequence_rows import BatchMaker, SequenceRows
 from paged_backends.executors.settings import LocalSettings
@@ -241,15 +241,15 @@ def _make_populator(ahead: int, model: LoadedModel, num_blocks: int) -> PagePopu
     """Return what populates the cache of ``model`` ahead; ``None``: that is off, or of no use."""
     memories = model.cache.memories
     if not ahead:
-        obstacle: str | None = "executor.populate_ahead is 0"
+        unavailable_reason: str | None = "executor.populate_ahead is 0"
     elif not isinstance(model.accelerator, HostDevice) or model.accelerator.device.type != "cpu":
-        obstacle = "it is for steps on a CPU"
+        unavailable_reason = "it is for steps on a CPU"
     elif not memories:
-        obstacle = "the attention backend allocates its caches itself"
+        unavailable_reason = "the attention backend allocates its caches itself"
     else:
-        obstacle = population_obstacle()
-    if obstacle is not None:
-        log.debug("cache_not_populated_ahead", reason=obstacle)
+        unavailable_reason = unpopulated_reason()
+    if unavailable_reason is not None:
+        log.debug("cache_not_populated_ahead", reason=unavailable_reason)
         return None
     return PagePopulator(memories, num_blocks, ahead)
 

@@ -77,7 +77,7 @@ class PagePopulator:
         self._num_used = 0
         """Blocks below it are in use, or were."""
         self._end = 0
-        """Blocks below it are in use, populated, or in the run under way."""
+        """Blocks below it are in use, populated, or in the run in flight."""
         self._madvise = _madvise()
         self._thread: Thread | None = None
         self._stopped = False
@@ -94,18 +94,18 @@ class PagePopulator:
         self._start_run()
 
     def wait(self) -> None:
-        """Wait for the run under way, if there is one."""
+        """Wait for the run in flight, if there is one."""
         if self._thread is not None:
             self._thread.join()
 
     def close(self) -> None:
-        """End the run under way, wait for its thread, and let go of the memory."""
+        """End the run in flight, wait for its thread, and let go of the memory."""
         self._stopped = True
         self.wait()
         self._memories = []
 
     def _start_run(self) -> None:
-        """Start a run, unless little is left to be populated or one is under way."""
+        """Start a run, unless little is left to be populated or one is in flight."""
         end = min(self._num_used + self._ahead, self._num_blocks)
         if end - self._end < max(1, min(self._least, self._num_blocks - self._end)):
             return
@@ -138,7 +138,7 @@ class PagePopulator:
         log.debug("cache_population_ended", reason=reason)
 
 
-def population_obstacle() -> str | None:
+def unpopulated_reason() -> str | None:
     """Return why memory is not populated ahead on this machine; ``None``: it can be."""
     if sys.platform != "linux":
         return f"{sys.platform} has no call for it"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 import typer
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
 from paged_core.interfaces.attention import AttentionBackend, AttentionParts
@@ -29,7 +29,7 @@ _PATTERN = re.compile(r"(\d+):(\d+):(\d+)")
 
 
 def attention_command(
-    given: Given,
+    given: SettingsArgs,
     backends: Annotated[
         list[str] | None,
         typer.Option(
@@ -131,7 +131,7 @@ def _layer(settings: EngineSettings, heads: AttentionHeads) -> LayerSpec:
 
 
 def _backends(
-    given: Given, settings: EngineSettings, layer: LayerSpec, named: Sequence[str] | None
+    given: SettingsArgs, settings: EngineSettings, layer: LayerSpec, named: Sequence[str] | None
 ) -> tuple[dict[str, AttentionBackend], list[dict[str, str]]]:
     """Return the components that support the layer, and why each of the others does not.
 
@@ -148,7 +148,7 @@ def _backends(
         component = given.registry.get("attention", name)
         own = component.name == chosen.name
         options = chosen if own else component.settings.model_validate({})
-        reason = component.obstacle(options)
+        reason = component.unavailable_reason(options)
         if reason is None:
             try:
                 given_parts = AttentionParts(settings=settings, registry=given.registry)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.errors import EngineError, SettingsError
 from paged_core.settings.schema import EngineSettings
@@ -52,7 +52,7 @@ _FAILED = "failed"
 
 
 def compare_command(
-    given: Given,
+    given: SettingsArgs,
     workload: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="W1 to W8, as in bench throughput (default: all)."),
@@ -194,7 +194,7 @@ def _check(model: str, dtype: str, *, alone: bool) -> None:
         )
 
 
-def _variants(texts: Sequence[str], given: Given) -> list[Choice]:
+def _variants(texts: Sequence[str], given: SettingsArgs) -> list[Choice]:
     """Return this engine with the settings of each ``NAME={KEY: VALUE, ...}`` on top of its own.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
 from paged_core.interfaces.layer import ModelSize
@@ -35,7 +35,7 @@ _CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
 
 
 def decode_command(
-    given: Given,
+    given: SettingsArgs,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences that decode.")] = 256,
     context: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 1024,
     steps: Annotated[int, typer.Option(min=1, help="Steps per repeat.")] = 32,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
 from paged_core.llm import LLM
@@ -30,7 +30,7 @@ _CACHE = "kv_cache_dtype"
 
 
 def quality_command(
-    given: Given,
+    given: SettingsArgs,
     text: Annotated[
         Path | None,
         typer.Option(

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Self
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.errors import PagedCoreError, SettingsError
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.llm import LLM
@@ -43,7 +43,7 @@ class QualityEngines:
         CheckpointError, UnsupportedModel, PluginError: the base cannot serve the model.
     """
 
-    def __init__(self, given: Given, base: Variant, window: int | None) -> None:
+    def __init__(self, given: SettingsArgs, base: Variant, window: int | None) -> None:
         self._given = given
         self._max_model_len: int | None = None
         self._stack = ExitStack()
@@ -95,7 +95,7 @@ class QualityEngines:
         below = self._below(variant.resolve(self._given).settings)
         resolved = variant.resolve(self._given, below)
         llm = LLM.from_settings(resolved.settings, resolved.registry)
-        if reason := _obstacle(llm):
+        if reason := _unavailable_reason(llm):
             llm.close()
             raise SettingsError(reason)
         return llm
@@ -113,7 +113,7 @@ class QualityEngines:
         return [Entry(path, value, _ORIGIN) for path, value in values.items()]
 
 
-def _obstacle(llm: LLM) -> str | None:
+def _unavailable_reason(llm: LLM) -> str | None:
     """Say why an engine cannot be measured, or return ``None``."""
     executor = llm.settings.executor.name
     if llm.engine.capacity.remote:

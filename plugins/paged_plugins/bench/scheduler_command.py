@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, cast
 
 import typer
 
-from paged_core.cli.options import Given, flag
+from paged_core.cli.options import SettingsArgs, flag
 from paged_core.cli.output import print_table
 from paged_core.engine.engine import Engine
 from paged_core.engine.wiring import build_engine
@@ -37,7 +37,7 @@ _TOKEN = 1
 
 
 def scheduler_command(
-    given: Given,
+    given: SettingsArgs,
     schedulers: Annotated[
         list[str] | None,
         typer.Option(
@@ -102,7 +102,7 @@ def scheduler_command(
     report(found, output, as_json, lambda found: _print(state, found))
 
 
-def _check_options(given: Given) -> None:
+def _check_options(given: SettingsArgs) -> None:
     """Refuse settings that this command sets itself.
 
     Raises:
@@ -125,7 +125,7 @@ def _check_options(given: Given) -> None:
 
 
 def _names(
-    given: Given, slot: str, names: Sequence[str] | None, default: Sequence[str] | None
+    given: SettingsArgs, slot: str, names: Sequence[str] | None, default: Sequence[str] | None
 ) -> list[str]:
     """Return the components to measure; without names and default, all.
 
@@ -138,7 +138,7 @@ def _names(
 
 
 def _rows(
-    state: SteadyState, given: Given, combinations: Sequence[tuple[str, ...]]
+    state: SteadyState, given: SettingsArgs, combinations: Sequence[tuple[str, ...]]
 ) -> Iterator[dict[str, Any]]:
     with progress(len(combinations), "measuring") as advance:
         for scheduler, queue_order, block_allocator in combinations:
@@ -193,7 +193,7 @@ class SteadyState:
     repeats: int
 
     def measure(
-        self, given: Given, *, scheduler: str, queue_order: str, block_allocator: str
+        self, given: SettingsArgs, *, scheduler: str, queue_order: str, block_allocator: str
     ) -> dict[str, Any]:
         """Return one result row: the median over the repeats.
 
@@ -226,7 +226,7 @@ class SteadyState:
         }
 
     def build(
-        self, given: Given, *, scheduler: str, queue_order: str, block_allocator: str
+        self, given: SettingsArgs, *, scheduler: str, queue_order: str, block_allocator: str
     ) -> Engine:
         """Return an engine in the steady state; as :meth:`measure`."""
         registry = given.registry
@@ -250,7 +250,7 @@ class SteadyState:
             raise
         return engine
 
-    def _limits(self, given: Given, scheduler: str) -> dict[str, int]:
+    def _limits(self, given: SettingsArgs, scheduler: str) -> dict[str, int]:
         """Scheduler options that admit all running sequences in one step, and no others."""
         known = given.registry.get("scheduler", scheduler).settings.model_fields
         limits = {

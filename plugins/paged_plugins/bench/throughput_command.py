@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
 from paged_plugins.bench.device import machine, machine_line
@@ -48,7 +48,7 @@ WriteCache = Annotated[
 
 
 def throughput_command(
-    given: Given,
+    given: SettingsArgs,
     workload: Annotated[
         list[str] | None,
         typer.Option(
@@ -167,7 +167,7 @@ def _fitting(bench: Bench) -> list[Workload]:
 
 
 def open_bench(
-    given: Given,
+    given: SettingsArgs,
     workloads: Sequence[Workload],
     *,
     trace: Path | None = None,
@@ -248,7 +248,7 @@ def _short(value: float | None) -> str:
 
 
 def latency_command(
-    given: Given,
+    given: SettingsArgs,
     batch_size: Annotated[int, typer.Option(min=1, help="Requests that arrive at once.")] = 1,
     input_len: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
     output_len: Annotated[

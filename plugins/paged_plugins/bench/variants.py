@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.errors import SettingsError
 from paged_core.settings.documents import DocumentError, parse_yaml
 from paged_core.settings.layers import Layer
@@ -37,7 +37,7 @@ class Variant:
             )
         return cls(name.strip(), changes)
 
-    def resolve(self, given: Given, below: Layer = ()) -> Resolved:
+    def resolve(self, given: SettingsArgs, below: Layer = ()) -> Resolved:
         """Return the settings of the command with the changes on top, and ``below`` beneath them.
 
         Raises:

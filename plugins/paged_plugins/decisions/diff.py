@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.errors import SettingsError
 from paged_plugins.command_options import refuse_settings
 from paged_plugins.decisions.trace import DECISIONS, KEYS, differing_keys, read_traces
@@ -188,7 +188,7 @@ def echo(text: str) -> None:
 
 
 def diff_command(
-    given: Given,
+    given: SettingsArgs,
     first: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace or a recorded case.")],
     second: Annotated[Path, typer.Argument(metavar="TRACE", help="The one to compare it with.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

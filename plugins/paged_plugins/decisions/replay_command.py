@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_table
 from paged_core.errors import SettingsError
 from paged_core.settings.schema import Resolved
@@ -64,7 +64,7 @@ class Run:
 
 
 def replay_command(
-    given: Given,
+    given: SettingsArgs,
     files: Annotated[
         list[Path],
         typer.Argument(help="Scenarios or recorded cases, YAML or JSON, or folders of them."),
@@ -149,7 +149,7 @@ def _seconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.3f} s"
 
 
-def _run(path: Path, given: Given) -> Run:
+def _run(path: Path, given: SettingsArgs) -> Run:
     case = read_case(path)
     try:
         resolved = given.resolve(settings_layer(case.scenario, str(path)))

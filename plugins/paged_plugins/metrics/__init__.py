@@ -1,1 +1,1 @@
-"""What an engine did, for people and monitors: a log of steps, metrics, who owned which block."""
+"""Observers for people and monitors: a log of steps, metrics, the owners of blocks."""

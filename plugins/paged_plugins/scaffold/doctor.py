@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_json, print_table
 from paged_core.plugins.component import Component, load
 from paged_core.plugins.registry import Registry
@@ -19,7 +19,7 @@ from paged_plugins.machine import describe
 
 
 def command(
-    given: Given,
+    given: SettingsArgs,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     output: JsonFile = None,
 ) -> None:
@@ -63,7 +63,7 @@ def _components(registry: Registry) -> list[dict[str, Any]]:
     found = []
     for slot in registry.slots:
         for component in registry.of(slot).values():
-            reason = component.obstacle()
+            reason = component.unavailable_reason()
             details = _details(component) if reason is None else ""
             found.append(
                 {

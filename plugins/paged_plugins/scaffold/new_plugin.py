@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from paged_core import __version__
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.errors import PluginError, did_you_mean
 from paged_core.plugins.registry import Registry
 
@@ -52,7 +52,7 @@ LAYOUT = {
 
 
 def command(
-    given: Given,
+    given: SettingsArgs,
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="What to call the package, such as my-order.")
     ],

@@ -1,4 +1,4 @@
-"""What a run will look up in the prefix cache, known from a rehearsal of it."""
+"""The look-ups of a run in the prefix cache, known from a rehearsal of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written of a workload: in ``ablation.yaml``, in a file of its own, by name."""
+"""The written form of a workload: in `ablation.yaml`, in a file of its own, by name."""
 
 from __future__ import annotations
 

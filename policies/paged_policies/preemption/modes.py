@@ -1,4 +1,4 @@
-"""How a preempted group is restored: computed again, swapped in, or never preempted at all."""
+"""Modes of preemption: computed again, swapped in, or never preempted at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was done to block tables since the last step, on its way to the executor."""
+"""Changes of block tables since the last step, on their way to the executor."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class KVCache:
     recorded for the executor; :meth:`take_changes` hands the record over once a step is planned.
     An operation that raises has changed nothing.
 
-    Steps run in the order in which they are planned. So what a step under way computes
+    Steps run in the order in which they are planned. So what a step in flight computes
     (``num_scheduled``) is in the cache by the time the step being planned runs.
 
     Args:
@@ -101,7 +101,7 @@ class KVCache:
         return len(self._free_host)
 
     @property
-    def introduced(self) -> Set[SeqId]:
+    def newly_added(self) -> Set[SeqId]:
         """Sequences that the step being planned makes known to the executor."""
         return self._changes.added.keys()
 

@@ -1,4 +1,4 @@
-"""What future requests will look up in the prefix cache, where that is known: in a replay."""
+"""The content that future requests will look up in the prefix cache, known in a replay."""
 
 from __future__ import annotations
 

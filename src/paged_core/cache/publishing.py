@@ -1,4 +1,4 @@
-"""Which blocks the prefix cache finds by their content, and what a step still promises to fill."""
+"""The blocks that the prefix cache finds by content, and those that a step still has to fill."""
 
 from __future__ import annotations
 

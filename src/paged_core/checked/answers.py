@@ -1,4 +1,4 @@
-"""What an executor answers, checked before tokens are appended."""
+"""Answers of components, checked before the core acts on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which component an error comes from."""
+"""The component that an error comes from."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_json, print_table
 
 
 def command(
-    given: Given,
+    given: SettingsArgs,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the settings that the other commands would use here, and where each comes from."""

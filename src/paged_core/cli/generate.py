@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paged_core.cli import FAILED, INTERRUPTED, OK
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.errors import RequestError, SettingsError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _EARLY_STOPPING: dict[str, Any] = {"true": True, "false": False, "never": "never
 
 
 def command(
-    given: Given,
+    given: SettingsArgs,
     prompt: Annotated[list[str] | None, typer.Argument(help="Texts to complete.")] = None,
     prompts_file: Annotated[
         str | None,

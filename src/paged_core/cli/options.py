@@ -1,8 +1,8 @@
 """Settings as options of a command.
 
-A command is a function that typer understands, with a parameter of the type :class:`Given`::
+A command is a function that typer understands, with a parameter of the type :class:`SettingsArgs`::
 
-    def command(given: Given, files: Annotated[list[Path], typer.Argument()]) -> int:
+    def command(given: SettingsArgs, files: Annotated[list[Path], typer.Argument()]) -> int:
         settings = given.resolve().settings
 
 In its place the frame puts ``--config``, ``--env-file``, ``--secrets-dir``, ``--block-plugin``,
@@ -47,7 +47,7 @@ PREFIX = "setting__"
 
 
 @dataclass(frozen=True)
-class Given:
+class SettingsArgs:
     """The options about settings that a command was given; `resolve` reads files and checks."""
 
     registry: Registry
@@ -75,15 +75,19 @@ class Given:
         )
 
 
+Given = SettingsArgs
+"""The name in 0.1."""
+
+
 def expanded(
     function: Callable[..., Any], registry: Registry, environ: Mapping[str, str]
 ) -> Callable[..., Any]:
-    """Return ``function`` with options in place of its parameter of type :class:`Given`.
+    """Return ``function`` with options in place of its parameter of type :class:`SettingsArgs`.
 
     A setting with the name of another parameter of the function gets no option.
     """
     hints = get_type_hints(function, include_extras=True)
-    place = next((name for name, hint in hints.items() if hint is Given), None)
+    place = next((name for name, hint in hints.items() if hint is SettingsArgs), None)
     if place is None:
         return function
 
@@ -102,10 +106,12 @@ def expanded(
             for name, (path, _) in generated.items()
             if (text := values.pop(name)) is not None
         ]
-        found = Given(registry, environ, config, options, env_file, secrets_dir)
+        found = SettingsArgs(registry, environ, config, options, env_file, secrets_dir)
         return function(**{place: found}, **values)
 
-    own = {name: hint for name, hint in hints.items() if hint is not Given and name != "return"}
+    own = {
+        name: hint for name, hint in hints.items() if hint is not SettingsArgs and name != "return"
+    }
     defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
     generated = {
         f"{PREFIX}{'__'.join(path)}": (path, option)

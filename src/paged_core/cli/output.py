@@ -1,4 +1,4 @@
-"""What commands print: JSON for machines, tables for people."""
+"""The output of commands: JSON for machines, tables for people."""
 
 from __future__ import annotations
 

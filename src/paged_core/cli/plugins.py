@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import PydanticUserError
 
-from paged_core.cli.options import Given, type_name
+from paged_core.cli.options import SettingsArgs, type_name
 from paged_core.cli.output import print_json, print_table
 from paged_core.errors import PluginError, did_you_mean
 from paged_core.plugins.component import AutoSettings, Component, ComponentSettings, Slot
@@ -38,7 +38,7 @@ class Choice:
 
 
 def command(
-    given: Given,
+    given: SettingsArgs,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -200,5 +200,5 @@ def _print_options(choice: Choice) -> None:
 def _availability(component: Component, plugin: Plugin) -> str:
     if plugin.status != "active":
         return f"no: {plugin} is {plugin.status}: {plugin.reason}"
-    reason = component.obstacle()
+    reason = component.unavailable_reason()
     return f"no: {reason}" if reason else "yes"

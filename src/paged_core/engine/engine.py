@@ -79,10 +79,10 @@ class Engine:
         """Requests that no outcome has named yet."""
         self._ignored: set[str] = set()
         """Requests that the scheduler no longer holds, of the plan that is being submitted."""
-        self._under_way: deque[PlannedStep] = deque()
+        self._in_flight: deque[PlannedStep] = deque()
         """Steps that were submitted and not collected, the oldest first."""
         self._num_ahead = 1 if async_scheduling else 0
-        """Steps that may be under way when :meth:`step` returns."""
+        """Steps that may be in flight when :meth:`step` returns."""
         self._recompute = recompute
 
     @property
@@ -93,7 +93,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do or say anything: also if requests ended since the last one."""
-        return bool(self._requests.groups or self._ended or self._under_way)
+        return bool(self._requests.groups or self._ended or self._in_flight)
 
     @property
     def groups(self) -> Iterable[SequenceGroup]:
@@ -143,8 +143,8 @@ class Engine:
         except BaseException:
             self.kv_cache.forget(step.changes.removed)  # the executor was not told of them
             raise
-        while len(self._under_way) > (self._num_ahead if is_submitted else 0):
-            self._apply(self._under_way.popleft(), outcome)
+        while len(self._in_flight) > (self._num_ahead if is_submitted else 0):
+            self._apply(self._in_flight.popleft(), outcome)
         if not is_submitted:
             self._report(step)
         if not self.has_unfinished:
@@ -193,7 +193,7 @@ class Engine:
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too: leave nothing half done
             self._fail([step], error, outcome)
             return True
-        self._under_way.append(step)
+        self._in_flight.append(step)
         if self._num_ahead:
             self._requests.expect(step)
         return True
@@ -226,15 +226,15 @@ class Engine:
         self._recorder.step(step, self.scheduler.queues, self.kv_cache.num_free, self.clock)
 
     def _settle(self, outcome: StepOutcome) -> BaseException | None:
-        """Apply all steps under way; if one of them raised, say why."""
-        while self._under_way:
-            error = self._apply(self._under_way.popleft(), outcome)
+        """Apply all steps in flight; if one of them raised, say why."""
+        while self._in_flight:
+            error = self._apply(self._in_flight.popleft(), outcome)
             if error is not None:
                 return error
         return None
 
     def _wait_for_results(self, plan: Schedule, outcome: StepOutcome) -> BaseException | None:
-        """Apply the steps under way if the plan needs that; end the requests that it ignores."""
+        """Apply the steps in flight if the plan needs that; end the requests that it ignores."""
         failure: BaseException | None = None
         self._ignored = {group.id for group, _ in plan.ignored}
         if self._needs_results():
@@ -244,18 +244,18 @@ class Engine:
         return failure
 
     def _needs_results(self) -> bool:
-        """Whether the plan ends, or names all tokens of, what a step under way computes."""
-        introduced, ignored = self.kv_cache.introduced, self._ignored
-        return bool(self._under_way and (introduced or ignored)) and any(
-            sequence.id in introduced or sequence.group.id in ignored
-            for step in self._under_way
+        """Whether the plan ends, or names all tokens of, what a step in flight computes."""
+        newly_added, ignored = self.kv_cache.newly_added, self._ignored
+        return bool(self._in_flight and (newly_added or ignored)) and any(
+            sequence.id in newly_added or sequence.group.id in ignored
+            for step in self._in_flight
             for sequence in step.plan.sequences
         )
 
     def _discard(self) -> list[PlannedStep]:
-        """Wait for the steps under way and drop their results: they build on one that failed."""
-        steps = list(self._under_way)
-        self._under_way.clear()
+        """Wait for the steps in flight and drop their results: they build on one that failed."""
+        steps = list(self._in_flight)
+        self._in_flight.clear()
         for step in steps:
             with suppress(Exception):
                 self.executor.collect(step.handle)

@@ -68,7 +68,7 @@ class LiveRequests:
     # ------------------------------------------------------------------ results
 
     def expect(self, step: PlannedStep) -> None:
-        """Count the tokens that a step under way draws, so that the next one can be planned.
+        """Count the tokens that a step in flight draws, so that the next one can be planned.
 
         Left out are sequences that end with this step, that fork, or that a search replaces:
         nothing can be planned for them before the result is there.

@@ -1,4 +1,4 @@
-"""What one call of :meth:`~paged_core.engine.engine.Engine.step` did for the requests."""
+"""Steps that are planned, what came of them, and counts of all since the start."""
 
 from __future__ import annotations
 

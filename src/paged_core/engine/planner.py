@@ -85,7 +85,7 @@ class Planner(PlannerRules):
 
         A sequence that decodes takes a token, a prompt as many as are left. When blocks are short,
         victims are preempted, in the end the group itself. Passed by are groups that no longer run,
-        that are in the batch already, or that wait for a step under way.
+        that are in the batch already, or that wait for a step in flight.
         """
         batch = {sequence.group for sequence in self.plan.sequences}
         rest = iter([group for group in groups if group not in batch] if batch else tuple(groups))
@@ -114,7 +114,7 @@ class Planner(PlannerRules):
         self._joins(group)
         pending = [sequence.num_pending for sequence in live]
         is_behind = not live[0].table.blocks or (len(live) > 1 and max(pending) > 1)
-        if all(pending) and not is_behind:  # else it waits for a step under way, or for the next
+        if all(pending) and not is_behind:  # else it waits for a step in flight, or for the next
             for sequence in live:
                 kv_cache.reserve(sequence, count)
                 self._add(sequence, count)

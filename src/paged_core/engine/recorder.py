@@ -1,4 +1,4 @@
-"""What happens in an engine, for its observers, and the time that it takes."""
+"""Reports of steps to observers, with the time that each phase takes."""
 
 from __future__ import annotations
 

@@ -93,13 +93,13 @@ def _choose(
 ) -> Part:
     """Build what ``options`` name; for ``auto`` the candidate of highest rank that serves."""
     if options.name != "auto":
-        reason = registry.get(slot, options.name).obstacle(options)
+        reason = registry.get(slot, options.name).unavailable_reason(options)
         if reason:
             raise SettingsError(f"{slot} {options.name!r} cannot be used here: {reason}")
         return build(options)
     refusals: dict[str, str] = {}
     for component in registry.candidates(slot):
-        reason = component.obstacle()
+        reason = component.unavailable_reason()
         if reason is None:
             try:
                 part = build(component.settings.model_validate({}))

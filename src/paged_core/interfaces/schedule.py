@@ -1,4 +1,4 @@
-"""What a scheduler decided for one step."""
+"""The decisions of a scheduler for one step."""
 
 from __future__ import annotations
 

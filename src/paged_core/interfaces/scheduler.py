@@ -87,7 +87,7 @@ class Scheduler(ABC):
     def schedule(self, now: float, /) -> Schedule:
         """Plan the next step at ``now`` seconds on the engine's clock.
 
-        A running sequence whose ``num_pending`` is 0 waits for a step under way: its group is left
+        A running sequence whose ``num_pending`` is 0 waits for a step in flight: its group is left
         out of this one.
         """
 

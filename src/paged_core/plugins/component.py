@@ -28,7 +28,7 @@ class ComponentSettings(BaseModel):
 
 
 class AutoSettings(ComponentSettings):
-    """The name ``auto``: the component of the highest rank whose check finds no obstacle."""
+    """The name ``auto``: the component of the highest rank that can serve."""
 
     name: Literal["auto"] = "auto"
 
@@ -76,10 +76,10 @@ class Component:
         """Import the factory and return it; PluginError, with the cause, if that fails."""
         return load(self.factory, f"{self.slot} {self.name!r}")
 
-    def obstacle(self, options: ComponentSettings | None = None) -> str | None:
+    def unavailable_reason(self, options: ComponentSettings | None = None) -> str | None:
         """Return why the component cannot run here, or ``None``; it is imported, not built.
 
-        It never raises: a check that raises is an obstacle itself.
+        It never raises: a check that raises is a reason itself.
 
         Args:
             options: as it is chosen; ``None``: the defaults.

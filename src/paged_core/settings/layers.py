@@ -1,4 +1,4 @@
-"""Which layer wins, for every setting and every option of a component."""
+"""Layers of settings: where an entry comes from, and which layer wins, option by option."""
 
 from __future__ import annotations
 

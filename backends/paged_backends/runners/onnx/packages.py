@@ -23,7 +23,7 @@ _INSTALL_FOR_GPU = _INSTALL.format("onnx-gpu")
 _COPY = '<ir_version: 10, opset_import: ["": 21]> g (float[1] x) => (float[1] y) {y = Identity(x)}'
 
 
-def obstacle() -> str | None:
+def unavailable_reason() -> str | None:
     """Return why ONNX Runtime cannot be used, and the command that helps, or ``None``."""
     found = installed()
     extra = "onnx" if gpu_problem() else "onnx-gpu"

@@ -61,7 +61,7 @@ def test_prompts_that_were_begun_are_finished_before_others_begin() -> None:
     assert [list(step) for step in watch.steps] == [["A"]] * 8 + [["B"]] * 8
 
 
-def test_what_waits_for_a_step_under_way_is_left_out() -> None:
+def test_what_waits_for_a_step_in_flight_is_left_out() -> None:
     engine = build_memory_engine(scheduler="round_robin")
     for name, n in (("A", 1), ("B", 3), ("C", 1)):
         engine.add(simple_request(name, 6, 4, n=n))

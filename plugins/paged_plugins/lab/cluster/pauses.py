@@ -1,4 +1,4 @@
-"""How soon requests follow those that have not ended."""
+"""The pauses after which requests follow those that have not ended."""
 
 from __future__ import annotations
 

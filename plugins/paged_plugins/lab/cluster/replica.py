@@ -40,7 +40,7 @@ class Replica:
     it; a request that is added meanwhile is planned by the next step.
 
     Args:
-        engine: without steps under way between its calls.
+        engine: without steps in flight between its calls.
         executor: that engine's.
         clock: that engine's, and of no other.
         token_gaps: times between tokens of a sequence are counted in it, by bucket.
@@ -63,13 +63,13 @@ class Replica:
         self._clock = clock
         self._driver = EngineDriver(engine)
         self._gaps = TokenGaps(token_gaps)
-        self._under_way: StepOutcome | None = None
+        self._in_flight: StepOutcome | None = None
         executor.watch = self._count
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step is under way."""
-        return self._under_way is not None
+        """Whether a step is in flight."""
+        return self._in_flight is not None
 
     @property
     def has_unfinished(self) -> bool:
@@ -90,32 +90,32 @@ class Replica:
         Raises:
             EngineError: nothing was planned for ``STALL_SECONDS`` although requests wait.
         """
-        assert self._under_way is None
+        assert self._in_flight is None
         clock = self._clock
         while (started := clock()) < now:  # a sum of differences may fall short by a rounding
             clock.sleep(now - started)
-        self._under_way = outcome = self.engine.step()
+        self._in_flight = outcome = self.engine.step()
         ended = clock()
         self._busy_seconds += ended - started
         self._gaps.step(outcome.advanced, ended)
         if outcome.progressed or not self.engine.has_unfinished:
             return ended
         try:
-            self._under_way = self._driver.step()  # it pauses, and reports a stall
+            self._in_flight = self._driver.step()  # it pauses, and reports a stall
         except EngineError as error:
             raise EngineError(f"replica {self.number}: {error}") from error
         return clock()
 
     def end_step(self) -> tuple[int, Sequence[SequenceGroup]]:
-        """End the step under way.
+        """End the step in flight.
 
         Returns:
             By how many tokens the load changes: those drawn, without all those of the requests that
             ended. And the requests that ended.
         """
-        outcome = self._under_way
+        outcome = self._in_flight
         assert outcome is not None
-        self._under_way = None
+        self._in_flight = None
         num_tokens = len(outcome.tokens)
         self._num_generated += num_tokens
         for group in outcome.finished:

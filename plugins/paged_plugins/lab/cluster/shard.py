@@ -77,7 +77,7 @@ class Shard:
         self._now = 0.0
         """All that happens before this time has happened, and steps that end at it have ended."""
         self._ends: list[tuple[float, int]] = []
-        """A heap: when the step under way of each busy replica ends."""
+        """A heap: when the step in flight of each busy replica ends."""
         self._may_begin: list[int] = []
         """Replicas that had a step end, or a request arrive, at the present time."""
         self._live: dict[str, tuple[Arrival, bool]] = {}

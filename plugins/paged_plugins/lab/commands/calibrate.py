@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_json, print_table
 from paged_core.engine.clock import SystemClock
 from paged_core.engine.engine import Engine
@@ -40,7 +40,7 @@ from paged_plugins.progress import progress
 
 
 def calibrate_command(
-    given: Given,
+    given: SettingsArgs,
     output: Annotated[
         Path,
         typer.Option(
@@ -118,7 +118,7 @@ def _print(found: WeightsFile, output: Path) -> None:
 
 
 def validate_command(
-    given: Given,
+    given: SettingsArgs,
     weights: Annotated[
         Path, typer.Argument(metavar="FILE", help="What `paged-core calibrate` wrote.")
     ] = Path("cost_model.yaml"),

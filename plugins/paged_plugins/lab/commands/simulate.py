@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_json, print_table
 from paged_core.errors import SettingsError
 from paged_core.settings.schema import EngineSettings, Resolved
@@ -210,7 +210,7 @@ Requests = Annotated[
 
 
 def simulate_command(
-    given: Given,
+    given: SettingsArgs,
     workload: WorkloadName,
     seed: Seed = 0,
     real: Real = False,

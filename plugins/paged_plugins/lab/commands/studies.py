@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from paged_core.cli import FAILED, OK
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_json
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
@@ -90,7 +90,7 @@ Output = Annotated[
 
 
 def compare_command(
-    given: Given,
+    given: SettingsArgs,
     workload: WorkloadName,
     vary: Vary,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of every arm.")] = 6,
@@ -199,7 +199,7 @@ RunOutput = Annotated[
 
 
 def run_command(
-    given: Given,
+    given: SettingsArgs,
     file: Ablation,
     output: RunOutput = None,
     workers: Workers = None,
@@ -254,7 +254,7 @@ def beginning(study: Study, num_missing: int, workers: int | None) -> str:
 
 
 def search_command(
-    given: Given,
+    given: SettingsArgs,
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The search, YAML.", show_default=False)
     ],

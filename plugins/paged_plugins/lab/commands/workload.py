@@ -10,7 +10,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_json, print_table
 from paged_plugins.command_options import check_writable
 from paged_plugins.lab.commands.options import AsJson
@@ -27,7 +27,7 @@ from paged_plugins.workloads.traces.request_lines import request_lines
 
 
 def workload_command(
-    given: Given,
+    given: SettingsArgs,
     workload: Annotated[
         str,
         typer.Argument(
@@ -76,7 +76,7 @@ def workload_command(
         _print(spec, figures)
 
 
-def _token_count(spec: WorkloadSpec, given: Given) -> tuple[TokenCount, str | None]:
+def _token_count(spec: WorkloadSpec, given: SettingsArgs) -> tuple[TokenCount, str | None]:
     """Return what counts the tokens of texts, and what to say of it."""
     if not spec.has_text():
         return estimated_tokens, None

@@ -1,4 +1,4 @@
-"""Where results come from, and how far to trust them, as a report tells it."""
+"""The origin of results, and how far to trust them, as a report tells it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from itertools import product as combinations
 from math import prod
 from typing import Any
 
-from paged_core.cli.options import Given
+from paged_core.cli.options import SettingsArgs
 from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
 from paged_core.settings.documents import parse_yaml
@@ -224,7 +224,9 @@ def parse_variation(text: str) -> Variation:
     return Variation(key, values, [Entry(path, each, origin) for each in given])
 
 
-def varied_arms(variations: Sequence[Variation], given: Given, below: Layer) -> list[PlannedArm]:
+def varied_arms(
+    variations: Sequence[Variation], given: SettingsArgs, below: Layer
+) -> list[PlannedArm]:
     """Return an arm for every combination, with its settings.
 
     The first setting is the axis: within each combination of the others, its values are compared

@@ -170,12 +170,12 @@ class RoundRobinScheduler(Scheduler):
             if own > self._kv.num_blocks:
                 self._preemptor.give_up(plan, self._waiting.pop(), "it has outgrown the cache")
                 continue
-            under_way = sum(
+            in_flight = sum(
                 self._kv.blocks_to_grow(other, max(s.num_pending for s in other.live))
                 for other in self._running
             )
             reserved = self._preemptor.blocks_to_admit(group, self._running)
-            if not self._fits(group, max(own + under_way, reserved)):
+            if not self._fits(group, max(own + in_flight, reserved)):
                 break
             if not all(map(self._kv.can_start, group.live)):
                 break

@@ -1,4 +1,4 @@
-"""Schedulers leave out what waits for a step under way: running sequences with nothing pending."""
+"""Schedulers leave out what waits for a step in flight: running sequences with nothing pending."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def decoding(scheduler: str, *groups: tuple[str, int, int], **settings: Any) -> 
     return engine
 
 
-def under_way(group: SequenceGroup, *indices: int) -> None:
+def in_flight(group: SequenceGroup, *indices: int) -> None:
     """Count the last tokens of these sequences of a group as scheduled."""
     for index in indices:
         group.live[index].num_scheduled = group.live[index].num_tokens
@@ -60,7 +60,7 @@ def test_a_sequence_with_nothing_pending_is_left_out(scheduler: str) -> None:
     engine = decoding(scheduler, ("A", 5, 1), ("B", 6, 1), ("C", 7, 1))
     _, second, _ = engine.groups
     before = engine.scheduler.queues()
-    under_way(second, 0)
+    in_flight(second, 0)
     assert scheduled(engine.scheduler.schedule(1.0)) == {"A": [1], "C": [1]}
     assert engine.scheduler.queues() == before
     settle(engine)
@@ -69,7 +69,7 @@ def test_a_sequence_with_nothing_pending_is_left_out(scheduler: str) -> None:
 def test_a_group_is_left_out_as_a_whole(scheduler: str) -> None:
     engine = decoding(scheduler, ("A", 5, 3), ("B", 6, 1))
     group, _ = engine.groups
-    under_way(group, 1)
+    in_flight(group, 1)
     assert scheduled(engine.scheduler.schedule(1.0)) == {"B": [1]}
     settle(engine)
 
@@ -89,8 +89,8 @@ def test_it_takes_no_block_and_preempts_none(scheduler: str) -> None:
     engine = decoding(scheduler, ("A", 8, 1), ("B", 8, 2), num_blocks=4)
     first, second = engine.groups
     assert engine.kv_cache.num_free == 0
-    under_way(first, 0)
-    under_way(second, 0, 1)
+    in_flight(first, 0)
+    in_flight(second, 0, 1)
     assert scheduled(engine.scheduler.schedule(1.0)) == {}
     assert engine.kv_cache.num_free == 0
     settle(engine)
