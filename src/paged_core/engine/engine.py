@@ -127,7 +127,7 @@ class Engine:
             PluginError: a policy cannot be made anew; the next call tries it again.
         """
         outcome = StepOutcome()
-        with self._whole():
+        with self._recovering():
             self._step(outcome)
         self.num_steps += 1
         outcome.finished, self._ended = self._ended, []
@@ -148,7 +148,7 @@ class Engine:
         if not is_submitted:
             self._report(step)
         if not self.has_unfinished:
-            self._settle(outcome)
+            self._drain(outcome)
 
     def _plan(self, outcome: StepOutcome) -> PlannedStep:
         """Let the scheduler plan, and note what becomes of whole requests."""
@@ -161,7 +161,7 @@ class Engine:
         outcome.progressed = bool(
             plan.sequences or plan.preempted or plan.swapped_out or plan.swapped_in or plan.ignored
         )
-        self._note(plan, now)
+        self._record_admissions(plan, now)
         step = PlannedStep(self.num_steps, now, plan)
         step.seconds["schedule"] = perf_counter() - started
         return step
@@ -225,7 +225,7 @@ class Engine:
     def _report(self, step: PlannedStep) -> None:
         self._recorder.step(step, self.scheduler.queues, self.kv_cache.num_free, self.clock)
 
-    def _settle(self, outcome: StepOutcome) -> BaseException | None:
+    def _drain(self, outcome: StepOutcome) -> BaseException | None:
         """Apply all steps in flight; if one of them raised, say why."""
         while self._in_flight:
             error = self._apply(self._in_flight.popleft(), outcome)
@@ -238,7 +238,7 @@ class Engine:
         failure: BaseException | None = None
         self._ignored = {group.id for group, _ in plan.ignored}
         if self._needs_results():
-            failure = self._settle(outcome)
+            failure = self._drain(outcome)
             plan.leave_out_finished()
         self._end_ignored(plan)
         return failure
@@ -268,7 +268,7 @@ class Engine:
     ) -> None:
         """The executor raised: end the requests in whole steps, and those whose blocks they move.
 
-        Ctrl-C is raised again by :meth:`_whole`. If the executor is lost, so is what all blocks
+        Ctrl-C is raised again by :meth:`_recovering`. If the executor is lost, so is what all blocks
         hold, and :meth:`_restart` ends all requests.
         """
         if isinstance(error, ExecutorLost):
@@ -289,7 +289,7 @@ class Engine:
             self._report(step)
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _recovering(self) -> Iterator[None]:
         """Leave the engine whole, whatever raises inside; raise Ctrl-C again once it is."""
         if self._fault is not None:
             self._restart(self._fault)
@@ -337,7 +337,7 @@ class Engine:
         self._is_lost = False
         _log.warning("executor_started_again")
 
-    def _note(self, plan: Schedule, now: float) -> None:
+    def _record_admissions(self, plan: Schedule, now: float) -> None:
         """Note which requests were admitted and preempted."""
         for group, cached in plan.admitted:
             if group.id not in self._requests.groups:
@@ -381,7 +381,7 @@ class Engine:
                 f"request {request.id!r} has a stop check, but beams end at tokens only; use "
                 "stop_token_ids"
             )
-        with self._naming(request.id):
+        with self._blame(request.id):
             check_request(
                 request,
                 capacity=self.capacity,
@@ -401,7 +401,7 @@ class Engine:
         nothing; what they ignore is their decision.
         """
         max_length = self._max_length(request)
-        with self._naming(request.id):
+        with self._blame(request.id):
             problem = run_problem(request, self.kv_cache, self.scheduler.max_num_seqs, max_length)
             return problem or self._offer(request, None)[1]
 
@@ -409,7 +409,7 @@ class Engine:
         """Abort a request at once; ``None`` if it is unknown or has finished."""
         group = self._requests.groups.get(request_id)
         if group is not None:
-            with self._whole():
+            with self._recovering():
                 self._requests.finish(group, FinishReason.ABORT, reason)
                 self._remove(group)
         return group
@@ -444,7 +444,7 @@ class Engine:
                 cache_salt=cache_salt,
                 adapter=adapter,
             )
-            with self._naming(pin.id):
+            with self._blame(pin.id):
                 for group in self.groups:
                     refusal = self.scheduler.refuse(group)
                     if refusal:
@@ -458,7 +458,7 @@ class Engine:
     def release(self, pin: Pin, reason: str = "released") -> None:
         """Let a pinned prefix be evicted."""
         computing = pin.state is PinState.COMPUTING
-        with self._whole():
+        with self._recovering():
             self.pins.end(pin, reason)
         if computing:
             self.abort(pin.id)
@@ -513,13 +513,13 @@ class Engine:
         """Forget a request that could not be added whole; the scheduler may hold it already."""
         self._requests.finish(group, FinishReason.ABORT)
         self._requests.remove(group, self.clock())
-        with self._whole():
+        with self._recovering():
             queues = self.scheduler.queues()
             if group in (*queues.running, *queues.waiting, *queues.swapped):
                 self.scheduler.remove(group)
 
     @contextmanager
-    def _naming(self, request_id: str) -> Iterator[None]:
+    def _blame(self, request_id: str) -> Iterator[None]:
         """Name the component that raises over a request that is being added."""
         if self._fault is not None:
             self._restart(self._fault)
