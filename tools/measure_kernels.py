@@ -334,7 +334,10 @@ def main() -> None:
     torch.set_grad_enabled(False)
     clock = time.perf_counter if given.wall else time.process_time
     kernels = Kernels.load(given.set)
-    say(f"{kernels.instruction_set}, {given.threads} threads; {bandwidth(clock)}")
+    say(
+        f"{kernels.instruction_set}, {given.threads} threads; {bandwidth(clock)}; bfloat16 times "
+        f"quantised weights: {kernels.quantized_products}"
+    )
     for what in given.what:
         say("")
         if what == "attention":

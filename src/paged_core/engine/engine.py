@@ -268,8 +268,8 @@ class Engine:
     ) -> None:
         """The executor raised: end the requests in whole steps, and those whose blocks they move.
 
-        Ctrl-C is raised again by :meth:`_recovering`. If the executor is lost, so is what all blocks
-        hold, and :meth:`_restart` ends all requests.
+        Ctrl-C is raised again by :meth:`_recovering`. If the executor is lost, so is what all
+        blocks hold, and :meth:`_restart` ends all requests.
         """
         if isinstance(error, ExecutorLost):
             self._is_lost = True
