@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
-from importlib.machinery import ModuleSpec
 
 TYPE_CHECKING = False  # typing takes longer to import than the rest
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
     from types import ModuleType
 
 MOVED = {
@@ -21,8 +20,8 @@ MOVED = {
     "config.documents": "settings.documents",
     "config.entry": "settings.layers",
     "config.errors": "settings.errors",
-    "config.field_types": "settings.values",
-    "config.memory_size": "settings.values",
+    "config.field_types": "settings.types",
+    "config.memory_size": "settings.types",
     "config.merge": "settings.layers",
     "config.sources": "settings.sources",
     "config.suggest": "settings.errors",
@@ -64,10 +63,11 @@ class _Moved:
         package, _, rest = name.partition(".")
         if package != _PACKAGE or rest not in MOVED:
             return None
-        return ModuleSpec(name, self)  # type: ignore[arg-type]
+        return type(__spec__)(name, self)  # nothing is imported for it: every command waits
 
     def create_module(self, spec: ModuleSpec, /) -> ModuleType:
         import warnings
+        from importlib import import_module
 
         new = f"{_PACKAGE}.{MOVED[spec.name.partition('.')[2]]}"
         warnings.warn(f"{spec.name} is now {new}", DeprecationWarning, stacklevel=2)

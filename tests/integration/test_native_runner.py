@@ -337,7 +337,7 @@ def test_without_a_compiler_plain_pytorch_serves(
 def test_kernels_that_the_processor_lacks_are_refused(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load(*_: Any) -> Any:
+    def load(*_: Any, **__: Any) -> Any:
         raise NoSuchInstructions("this processor has no avx2")
 
     monkeypatch.setattr("paged_backends.runners.native.runner.Kernels.load", load)

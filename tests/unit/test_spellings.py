@@ -14,7 +14,7 @@ from paged_core.cli import main
 from paged_core.cli.frame import Session
 from paged_core.errors import SettingsError
 
-TABLES = tomllib.loads(files("paged_core.config").joinpath("spellings.toml").read_text("utf-8"))
+TABLES = tomllib.loads(files("paged_core.settings").joinpath("spellings.toml").read_text("utf-8"))
 WORDS = [(table, word) for table, known in TABLES.items() for word in known]
 
 

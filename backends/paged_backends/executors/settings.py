@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from paged_backends.chosen_component import ChosenComponent
 from paged_core.plugins.component import ComponentSettings
-from paged_core.settings.values import memory_size
+from paged_core.settings.types import memory_size
 
 
 def _whole_bytes(value: object) -> object:

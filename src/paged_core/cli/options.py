@@ -26,7 +26,7 @@ from paged_core.plugins.component import Slot
 from paged_core.plugins.registry import Registry
 from paged_core.settings.layers import Entry, Layer, Origin, Text
 from paged_core.settings.schema import EngineSettings, Resolved, choices, load_settings
-from paged_core.settings.values import is_container, members
+from paged_core.settings.types import is_container, members
 
 _NAMES = {int: "int", float: "float", bool: "bool", str: "text", NoneType: "null"}
 

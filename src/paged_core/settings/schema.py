@@ -34,7 +34,8 @@ from paged_core.settings.documents import unfit
 from paged_core.settings.environment import PREFIX, blocked_plugins
 from paged_core.settings.errors import explain
 from paged_core.settings.layers import Entry, Layer, Merged, Origin, merge
-from paged_core.settings.values import Known, MemorySize, nested_values
+from paged_core.settings.types import MemorySize
+from paged_core.settings.values import Known, nested_values
 
 Part = Annotated[SerializeAsAny[ComponentSettings], NoDecode]
 """Options of a component; in another settings class too, a variable may give just its name."""
