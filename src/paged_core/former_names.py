@@ -1,4 +1,4 @@
-"""Former names of modules, from 0.1: importing one works, with a warning that names the new one."""
+"""Former names of modules: importing one works, with a warning that names the new one."""
 
 from __future__ import annotations
 
@@ -35,12 +35,9 @@ MOVED = {
     "kv_cache": "cache.kv_cache",
     "metrics": "engine.outcome",
     "planned_step": "engine.outcome",
-    "planner": "engine.planner",
-    "planner_rules": "engine.planner_rules",
     "policies": "engine.policies",
     "preemptor": "engine.preemptor",
     "prefix_publishing": "cache.publishing",
-    "quanta": "engine.quanta",
     "registry": "plugins.registry",
     "requests.beam_search": "requests.beams",
     "requests.best_of": "requests.beams",

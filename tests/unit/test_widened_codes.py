@@ -164,7 +164,7 @@ def test_what_cannot_be_is_refused(folder: Path) -> None:
     load("portable")
     with pytest.raises(SettingsError, match="quantized_products: widened needs bfloat16 and AMX"):
         runner(folder, kernels="portable", quantized_products="widened")
-    with pytest.raises(SettingsError, match=r"float32 on cpu here, .* as integer; set it to auto"):
+    with pytest.raises(SettingsError, match=r"float32 on cpu, .* are integer; set it to auto"):
         runner(folder, kernels=EMULATED[1], quantized_products="widened", dtype="float32")
     with pytest.raises(SettingsError, match="integer needs our kernels for CPUs"):
         runner(folder, kernels="off", quantized_products="integer")

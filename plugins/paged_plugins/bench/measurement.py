@@ -6,11 +6,14 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any, Self
+
+import psutil
 
 from paged_core.errors import EngineError, RequestError, SettingsError
 from paged_core.ids import BlockId
@@ -37,15 +40,28 @@ _PHASES = ("schedule", "prepare", "model", "sample", "apply")
 
 
 def peak_memory() -> int:
-    """Return the peak resident size in bytes since the start or the last :func:`reset_peak`."""
+    """Return the peak resident size in bytes since the start or the last :func:`reset_peak`.
+
+    On Linux the peaks of child processes are added: an executor may have the model in one.
+    """
     if _STATUS.is_file():
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) << 10
+        children = psutil.Process().children(recursive=True)
+        return _peak_of(_STATUS) + sum(
+            _peak_of(Path(f"/proc/{each.pid}/status")) for each in children
+        )
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1 << 10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _peak_of(status: Path) -> int:
+    """Return the peak of a process in bytes; 0 if it has ended."""
+    with suppress(OSError):
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
+    return 0
 
 
 def reset_peak() -> None:

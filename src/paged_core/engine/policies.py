@@ -61,6 +61,13 @@ def _takes(method: Any, count: int) -> bool:
     return True
 
 
+_FORMER_MEMBERS = {
+    "block_allocator": {"note_step": "take the step in release(blocks, last_step)"},
+    "evictor": {"wants_last_step": "BlockInfo.last_step is set by allocators that are told of it"},
+}
+"""Members of 0.1 by slot, and what replaces each: a component that relies on one is refused."""
+
+
 class Policies:
     """Makes the policies of an engine. Methods raise ``PluginError`` if one cannot be made."""
 
@@ -143,4 +150,11 @@ class Policies:
         return allocator
 
     def _make(self, slot: str, parts: Any) -> Any:
-        return make_component(self._registry, slot, getattr(self._settings, slot), parts)
+        options = getattr(self._settings, slot)
+        made = make_component(self._registry, slot, options, parts)
+        for member, remedy in _FORMER_MEMBERS.get(slot, {}).items():
+            if hasattr(made, member):
+                raise PluginError(
+                    f"{slot} {options.name!r}: its {member} is not used any more; {remedy}"
+                )
+        return made

@@ -43,4 +43,6 @@ def runner_details() -> str:
     if reason is not None:
         return f"without kernels for this CPU: {reason}"
     best = available(find_compiler())[0].name
-    return f"kernels {best}; products of bfloat16 with quantised weights {products(best)}"
+    return (
+        f"by default kernels {best}; products of bfloat16 with quantised weights {products(best)}"
+    )

@@ -52,9 +52,8 @@ def choose_ops(options: NativeSettings, dtype: torch.dtype, device: torch.device
     if wanted not in ("auto", found):
         needed = "bfloat16 and AMX" if wanted == "widened" else "our kernels for CPUs"
         raise SettingsError(
-            f"runner.quantized_products: {wanted} needs {needed}; with {dtype} on {device} here, "
-            f"quantised weights are multiplied {f'as {found}' if found else 'as floats'}; "
-            "set it to auto"
+            f"runner.quantized_products: {wanted} needs {needed}; here, with {dtype} on {device}, "
+            f"products with quantised weights are {found or 'of floats'}; set it to auto"
         )
     return ops
 
