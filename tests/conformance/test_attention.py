@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from conformance.lanes import left_to_long_tests
+from lanes import inherited
 from paged_testing import AttentionConformance
 from unit.cpu_kernels import compile_all
 
@@ -17,7 +17,7 @@ class TestTorch(AttentionConformance):
     dtypes = ("float32", "bfloat16", "float16")
 
 
-@left_to_long_tests(
+@inherited(
     "test_more_tokens_than_a_dimension_of_a_grid_may_have",
     "test_a_sequence_of_several_thousand_blocks",
 )
@@ -42,7 +42,7 @@ def _compiled(request: pytest.FixtureRequest) -> None:
     compile_all({"auto" if part == "cpu" else part["instruction_set"] for part in chosen})
 
 
-@left_to_long_tests("test_more_tokens_than_a_dimension_of_a_grid_may_have")
+@inherited("test_more_tokens_than_a_dimension_of_a_grid_may_have")
 class OnCpu(AttentionConformance):
     """The best instruction set and the portable one; others are left to the long tests."""
 
