@@ -67,6 +67,7 @@ LANES = {
     "cuda": Lane(  # emulated on the CPU, or over stand-ins for packages
         tests=(
             "*/test_cuda_*.py",
+            "gpu/test_*.py",
             "unit/test_simt_shim.py",
             "conformance/test_attention_packages.py",
             "integration/test_attention_packages.py",
@@ -90,8 +91,57 @@ LANES = {
             "tools/stages.py",
         ),
     ),
+    "kernels": Lane(  # attention, samples and products on the CPU, by each component
+        tests=(
+            "conformance/test_attention.py",
+            "integration/test_cache_layout.py",
+            "integration/test_cpu_attention.py",
+            "unit/test_cpu_*.py",
+            "unit/test_float8.py",
+            "unit/test_hybrid_attention.py",
+            "unit/test_int8_cache.py",
+            "unit/test_quantization.py",
+            "unit/test_quantized_*.py",
+            "unit/test_sampled_rows.py",
+            "unit/test_sampling.py",
+            "unit/test_torch_attention.py",
+            "unit/test_widened_codes.py",
+            "unit/test_written_cache.py",
+        ),
+        paths=(
+            "backends/paged_backends/attention/*",
+            "backends/paged_backends/kernels/*",
+            "backends/paged_backends/quantization/*",
+            "backends/paged_backends/sampling/*",
+            "src/paged_core/interfaces/attention.py",
+            "src/paged_testing/attention.py",
+            "tests/unit/*attention*.py",
+            "tests/unit/cpu_kernels.py",
+        ),
+    ),
+    "models": Lane(  # runners and executors of models
+        tests=(
+            "conformance/test_runners.py",
+            "integration/test_beam_search.py",
+            "integration/test_device_*.py",
+            "integration/test_local_executor.py",
+            "integration/test_model_families.py",
+            "integration/test_native_runner.py",
+            "unit/test_device_sampling.py",
+            "unit/test_emulated_accelerator.py",
+        ),
+        paths=(
+            "backends/*",
+            "src/paged_core/requests/beams.py",
+            "src/paged_core/sequence.py",
+            "src/paged_core/interfaces/executor.py",
+            "src/paged_core/interfaces/runner.py",
+            "src/paged_testing/runner.py",
+            "tests/integration/tiny_models.py",
+        ),
+    ),
     INSTRUCTION_SETS: Lane(  # all but the best of this machine and the portable one: by parameters
-        tests=("unit/test_cpu_amx.py",),
+        tests=(),
         paths=(
             "backends/paged_backends/kernels/build.py",
             "backends/paged_backends/kernels/cpu/*",
@@ -132,6 +182,23 @@ LANES = {
             "src/paged_core/interfaces/*",
             "src/paged_core/plugins/*",
             "tests/architecture/snippets.py",
+        ),
+    ),
+    "inputs": Lane(  # arguments, templates and documents of any kind
+        tests=(
+            "properties/test_arguments.py",
+            "properties/test_hostile_documents.py",
+            "unit/test_template_bounds.py",
+        ),
+        paths=(
+            "backends/paged_backends/text/*",
+            "src/paged_core/field_rules.py",
+            "src/paged_core/llm.py",
+            "src/paged_core/request*",
+            "src/paged_core/sampling_params.py",
+            "src/paged_core/settings/*",
+            "src/paged_core/text/*",
+            "tests/properties/hostile_documents.py",
         ),
     ),
     "processes": Lane(  # commands and engines in processes of their own
@@ -306,23 +373,20 @@ class Selection:
         return "\n".join(lines)
 
     def ignores(self, file: Path) -> bool:
-        """Return whether nothing in a test file is kept, so that it need not be imported."""
-        lanes = lanes_of_file(_name(file))
-        return bool(lanes) and not self._keeps(lanes, file)
+        """Return whether a test file need not be imported: nothing in it is kept."""
+        return self._wanted == "changed" and not self._needs(file, [lanes_of_file(_name(file))])
 
     def keeps(self, item: pytest.Item) -> bool:
         """Return whether a test is kept."""
-        return self._keeps(lanes_of(item), item.path)
-
-    def _keeps(self, lanes: Collection[str], file: Path) -> bool:
         if self._wanted == "all":
             return True
-        changed = (
-            not lanes
-            or any(name in self._reasons for name in lanes)
-            or f"tests/{_name(file)}" in (self._changes.paths or ())
-        )
-        return changed == (self._wanted == "changed")
+        return self._needs(item.path, lanes_of(item)) == (self._wanted == "changed")
+
+    def _needs(self, file: Path, lanes: Iterable[Collection[str]]) -> bool:
+        """Whether a change needs a test: it is in no lane, or in selected ones."""
+        if f"tests/{_name(file)}" in (self._changes.paths or ()):
+            return True
+        return all(not names or any(name in self._reasons for name in names) for names in lanes)
 
 
 def _selected(paths: Iterable[str] | None) -> Iterator[tuple[str, str]]:
@@ -334,21 +398,19 @@ def _selected(paths: Iterable[str] | None) -> Iterator[tuple[str, str]]:
             yield name, found[0]
 
 
-def lanes_of(item: pytest.Item) -> set[str]:
-    """Return the lanes of a test; none: it is in the core lane.
+def lanes_of(item: pytest.Item) -> list[Collection[str]]:
+    """Return the lanes of a test's whole file, and its own; a change needs it that selects both.
 
-    The lanes of its whole file, if there are any, and else its own.
+    None: the core lane. A case of another instruction set in a file about CUDA, for instance, is
+    needed by a change that selects both lanes.
     """
-    name, _, _ = item.nodeid.partition("[")
-    name = _name(item.path) + name[name.index("::") :] if "::" in name else _name(item.path)
-    found = lanes_of_file(_name(item.path)) or {
-        lane for lane, value in LANES.items() if value.holds(name)
-    }
-    if not found:
-        found = {mark.args[0] for mark in item.iter_markers("lane")}
-        if any(one in _other_sets() for one in instruction_sets(item)):
-            found.add(INSTRUCTION_SETS)
-    return found
+    name = _name(item.path) + item.nodeid.partition("[")[0].removeprefix(item.nodeid.split("::")[0])
+    whole = lanes_of_file(_name(item.path))
+    own = {lane for lane, value in LANES.items() if value.holds(name)} - whole
+    own.update(mark.args[0] for mark in item.iter_markers("lane"))
+    if any(one in _other_sets() for one in instruction_sets(item)):
+        own.add(INSTRUCTION_SETS)
+    return [whole, own]
 
 
 @cache

@@ -9,7 +9,8 @@ import pytest
 
 from lanes import inherited
 from paged_testing import AttentionConformance
-from unit.cpu_kernels import compile_all
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
 
 class TestTorch(AttentionConformance):
@@ -26,20 +27,13 @@ class TestTorchDeterministic(AttentionConformance):
     deterministic = True
     keeps_bits = True
     max_examples = 15
+    max_seconds = 120  # a call computes thousands of sequences one after another
 
 
 class TestTorchFloat8(AttentionConformance):
     component = "torch"
     dtypes = ("float32", "bfloat16")
     kv_cache_dtype = "fp8_e4m3"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled(request: pytest.FixtureRequest) -> None:
-    """Compile what the selected tests need, in which calls are watched, all at once before them."""
-    kinds = {item.cls for item in request.session.items if isinstance(item, pytest.Function)}
-    chosen = [kind.component for kind in kinds if kind and issubclass(kind, OnCpu)]
-    compile_all({"auto" if part == "cpu" else part["instruction_set"] for part in chosen})
 
 
 @inherited("test_more_tokens_than_a_dimension_of_a_grid_may_have")
