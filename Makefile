@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint types layers pytest check-memory test-long mutants gpu-check gpu-bench docs package lock clean
+.PHONY: help run test test-rest test-all lint types layers pytest check-memory test-long mutants gpu-check gpu-bench docs package lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' Makefile
@@ -18,7 +18,18 @@ help: ## list the targets
 run: $(VENV)/.installed ## generate text with the demo model; PROMPT="..." to ask something else
 	$(BIN)/paged-core generate "$$PROMPT"
 
-test: lint types layers pytest ## check style, types, layers and run all tests
+# Tests start hundreds of Python processes, which would each compile every module anew.
+test test-rest test-all pytest test-long: export PYTHONDONTWRITEBYTECODE =
+
+PYTEST = $(BIN)/pytest -n 2 -m "not slow"
+
+test: lint types layers ## check style, types, layers and run the tests that a change needs
+	$(PYTEST) --lanes=changed $(ARGS)
+
+test-rest: $(VENV)/.installed-dev ## the tests that `make test` leaves out: it and this run all
+	$(PYTEST) --lanes=rest $(ARGS)
+
+test-all: lint types layers pytest ## check style, types, layers and run all tests
 
 lint: $(VENV)/.installed-dev ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -30,14 +41,14 @@ types: $(VENV)/.installed-dev ## mypy --strict
 layers: $(VENV)/.installed-dev ## import-linter: which package may import which
 	$(BIN)/lint-imports --no-logo
 
-pytest: $(VENV)/.installed-dev ## the tests; ARGS="-k name" to choose
-	$(BIN)/pytest -n 2 -m "not slow" $(ARGS)
+pytest: $(VENV)/.installed-dev ## all tests; ARGS="-k name" to choose
+	$(PYTEST) $(ARGS)
 
 check-memory: $(VENV)/.installed-dev ## the CPU kernels under AddressSanitizer, those with tiles emulated
 	$(BIN)/pytest tests/integration/test_cpu_attention.py -k "no_access_outside_its_slots and portable_amx_emulated"
 
-test-long: $(VENV)/.installed-dev ## the long versions of tests, in addition to the others
-	$(BIN)/pytest -n 2 $(ARGS)
+test-long: $(VENV)/.installed-dev ## the long versions of tests too, with examples by chance
+	$(BIN)/pytest -n 2 --hypothesis-profile=exploring $(ARGS)
 
 mutants: $(VENV)/.installed-dev ## which conformance test finds each component that is wrong on purpose
 	$(BIN)/python tools/mutants.py $(ARGS)

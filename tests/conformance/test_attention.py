@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from conformance.lanes import left_to_long_tests
+from lanes import inherited
 from paged_testing import AttentionConformance
-from unit.cpu_kernels import compile_all
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
 
 class TestTorch(AttentionConformance):
@@ -17,7 +18,7 @@ class TestTorch(AttentionConformance):
     dtypes = ("float32", "bfloat16", "float16")
 
 
-@left_to_long_tests(
+@inherited(
     "test_more_tokens_than_a_dimension_of_a_grid_may_have",
     "test_a_sequence_of_several_thousand_blocks",
 )
@@ -26,6 +27,7 @@ class TestTorchDeterministic(AttentionConformance):
     deterministic = True
     keeps_bits = True
     max_examples = 15
+    max_seconds = 120  # a call computes thousands of sequences one after another
 
 
 class TestTorchFloat8(AttentionConformance):
@@ -34,15 +36,7 @@ class TestTorchFloat8(AttentionConformance):
     kv_cache_dtype = "fp8_e4m3"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled(request: pytest.FixtureRequest) -> None:
-    """Compile what the selected tests need, in which calls are watched, all at once before them."""
-    kinds = {item.cls for item in request.session.items if isinstance(item, pytest.Function)}
-    chosen = [kind.component for kind in kinds if kind and issubclass(kind, OnCpu)]
-    compile_all({"auto" if part == "cpu" else part["instruction_set"] for part in chosen})
-
-
-@left_to_long_tests("test_more_tokens_than_a_dimension_of_a_grid_may_have")
+@inherited("test_more_tokens_than_a_dimension_of_a_grid_may_have")
 class OnCpu(AttentionConformance):
     """The best instruction set and the portable one; others are left to the long tests."""
 

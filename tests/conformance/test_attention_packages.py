@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from conformance.lanes import left_to_long_tests
+from lanes import inherited
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cuda.emulation import EmulatedModule
 from paged_testing import AttentionConformance
 from unit.attention_packages.install import install
 
 
-@left_to_long_tests(
+@inherited(
     "test_more_tokens_than_a_dimension_of_a_grid_may_have",
     "test_a_sequence_of_several_thousand_blocks",
     "test_a_result_hardly_depends_on_the_rest_of_the_batch",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from conformance.lanes import left_to_long_tests
+from lanes import inherited
 from paged_backends.attention.cuda_attention import CudaAttention
 from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.compiler import find_compiler
@@ -26,7 +26,7 @@ def _compiled() -> None:
         EmulatedModule.load(checked=False)
 
 
-@left_to_long_tests(
+@inherited(
     "test_sequences_may_begin_with_the_same_blocks",
     "test_more_tokens_than_a_dimension_of_a_grid_may_have",
 )
@@ -56,7 +56,7 @@ class TestCuda(OnEmulatedGpu):
     pass
 
 
-@left_to_long_tests(
+@inherited(
     "test_a_sequence_of_several_thousand_blocks",
     "test_the_same_batch_gives_the_same_bits",
     "test_a_result_hardly_depends_on_the_rest_of_the_batch",
@@ -83,7 +83,7 @@ class TestCudaByChance(Brief):
     order = "by chance"
 
 
-@left_to_long_tests("test_a_sequence_of_several_thousand_blocks")
+@inherited("test_a_sequence_of_several_thousand_blocks")
 class TestCudaDeterministic(OnEmulatedGpu):
     """In tiles alone."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.lanes import left_to_long_tests
+from lanes import inherited
 from paged_testing import SchedulerConformance
 
 INHERITED = (
@@ -28,14 +28,14 @@ class TestTokenBudget(SchedulerConformance):
     component = "token_budget"
 
 
-@left_to_long_tests(*INHERITED)
+@inherited(*INHERITED)
 class TestIterationLevel(SchedulerConformance):
     """``token_budget`` with whole prompts: that option is drawn there too."""
 
     component = "iteration_level"
 
 
-@left_to_long_tests(*INHERITED)
+@inherited(*INHERITED)
 class TestStaticBatch(SchedulerConformance):
     """``prefill_or_decode`` that admits between batches only."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conformance.lanes import left_to_long_tests
+from lanes import inherited
 from paged_backends.kernels.triton.availability import is_interpreted
 from paged_core.interfaces.layer import LayerSpec
 from paged_testing import AttentionConformance
@@ -45,7 +45,7 @@ class TestTriton(Interpreted):
     dtypes = ("float32",)
 
 
-@left_to_long_tests(
+@inherited(
     "test_sequences_may_begin_with_the_same_blocks",
     "test_a_sequence_of_several_thousand_blocks",
     "test_the_same_batch_gives_the_same_bits",

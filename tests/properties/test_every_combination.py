@@ -26,6 +26,8 @@ from properties.mixed_workloads import mixed_workload
 
 REGISTRY = Registry.discover()
 COLUMNS = columns(REGISTRY)
+PARTS = 16
+in_parts = pytest.mark.parametrize("part", range(PARTS))
 
 
 def refusal(values: dict[str, Any]) -> str | None:
@@ -52,7 +54,15 @@ def may_meet(one: str, left: Any, other: str, right: Any) -> bool:
     return all({one: left, other: right} != pair for pair, _ in misfits())
 
 
-ROWS = [settings_of(row, REGISTRY) for row in pairwise_rows(COLUMNS, may_meet)]
+@cache
+def rows() -> list[dict[str, Any]]:
+    """Settings in which every pair occurs, made by the first test that needs them."""
+    return [settings_of(row, REGISTRY) for row in pairwise_rows(COLUMNS, may_meet)]
+
+
+def numbered(part: int) -> list[tuple[int, dict[str, Any]]]:
+    """One of :data:`PARTS` parts of the rows, with their numbers."""
+    return list(enumerate(rows()))[part::PARTS]
 
 
 def serves(values: dict[str, Any], workload: Workload) -> int:
@@ -64,19 +74,21 @@ def serves(values: dict[str, Any], workload: Workload) -> int:
     return sum(group.num_preemptions for group in groups.values())
 
 
-@pytest.mark.parametrize("row", range(len(ROWS)))
-def test_every_pair_serves_as_if_each_request_were_alone(row: int) -> None:
-    assert refusal(ROWS[row]) is None
-    for number in range(5):
-        num_preemptions = serves(ROWS[row], mixed_workload(5 * row + number))
-        assert not num_preemptions or ROWS[row]["preemption"]["name"] != "never"
+@in_parts
+def test_every_pair_serves_as_if_each_request_were_alone(part: int) -> None:
+    for row, values in numbered(part):
+        assert refusal(values) is None
+        for number in range(5):
+            num_preemptions = serves(values, mixed_workload(5 * row + number))
+            assert not num_preemptions or values["preemption"]["name"] != "never"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", range(len(ROWS)))
-def test_every_pair_serves_many_workloads(row: int) -> None:
-    for number in range(100):
-        serves(ROWS[row], mixed_workload(1000 * row + number, num_requests=6 + number % 12))
+@in_parts
+def test_every_pair_serves_many_workloads(part: int) -> None:
+    for row, values in numbered(part):
+        for number in range(100):
+            serves(values, mixed_workload(1000 * row + number, num_requests=6 + number % 12))
 
 
 @pytest.mark.slow
@@ -134,7 +146,7 @@ def test_any_component_of_a_profile_can_be_swapped(profile: str) -> None:
 def test_every_component_has_a_valid_combination() -> None:
     for slot in POLICY_SLOTS:
         for name in REGISTRY.of(slot):
-            assert any(row[slot]["name"] == name for row in ROWS), f"{slot} {name}"
+            assert any(row[slot]["name"] == name for row in rows()), f"{slot} {name}"
 
 
 def test_the_rows_contain_every_allowed_pair_of_values() -> None:
@@ -156,7 +168,7 @@ def test_the_workloads_cause_preemptions() -> None:
     """If all requests fitted at once, preemption would not be tested."""
     num_preemptions = [
         sum(serves(row, mixed_workload(number)) for number in range(3))
-        for row in ROWS
+        for row in rows()
         if row["preemption"]["name"] == "recompute"
         and row["block_allocator"]["name"] != "contiguous"
         and row["num_blocks"] < 30
