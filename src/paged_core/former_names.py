@@ -60,7 +60,8 @@ class _Moved:
         package, _, rest = name.partition(".")
         if package != _PACKAGE or rest not in MOVED:
             return None
-        return type(__spec__)(name, self)  # nothing is imported for it: every command waits
+        # its type is taken from a spec: nothing is imported, because every command waits for it
+        return type(__spec__)(name, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec, /) -> ModuleType:
         import warnings
