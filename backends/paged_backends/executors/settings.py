@@ -13,8 +13,11 @@ from paged_core.settings.types import memory_size
 
 def _whole_bytes(value: object) -> object:
     """Read a size of memory, 0 included, that is no fraction."""
-    size = 0 if value in (0, "0") else memory_size(value)
-    if isinstance(value, bool) or isinstance(size, float):
+    try:
+        size = 0 if value in (0, "0") else memory_size(value)
+    except ValueError:
+        size = None  # its message advises fractions, too
+    if isinstance(value, bool) or not isinstance(size, int):
         raise ValueError("give bytes, such as 128MiB, or 0")
     return size
 

@@ -170,8 +170,9 @@ class EngineDriver:
         """Have ``call`` done with the engine between two steps; any thread may post.
 
         ``post(Engine.reset_prefix_cache)``, ``post(lambda engine: engine.metrics)``. It must not
-        take long, since all requests wait for it, and may be cancelled until it is begun. An event
-        loop awaits ``asyncio.wrap_future(...)`` of the future.
+        take long, since all requests wait for it, nor wait for another post, which is done after
+        it. It may be cancelled until it is begun. An event loop awaits ``asyncio.wrap_future(...)``
+        of the future.
         """
         future: Future[Result] = Future()
         self._inbox.put(partial(self._do, call, future))
