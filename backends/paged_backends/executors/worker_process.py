@@ -153,7 +153,7 @@ class WorkerProcess:
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Let the process end; kill it if it does not, or is at something that nobody awaits."""
+        """Let the process end; kill it if it does not, or is at a step no longer awaited."""
         if self._owner == os.getpid():
             if self._num_answered == self.num_asked and not self._is_cut:
                 with suppress(OSError):
@@ -180,8 +180,8 @@ class WorkerProcess:
             remedy = "; look at what it wrote to standard error"
             if status == -signal.SIGKILL:
                 remedy = (
-                    "; if nobody did that, the system ran out of memory: lower kv_cache_memory or "
-                    "num_blocks"
+                    "; if that was not on purpose, the system ran out of memory: lower "
+                    "kv_cache_memory or num_blocks"
                 )
         else:
             how = f"ended with exit status {status}"

@@ -101,7 +101,7 @@ class ReplayRun:
         self._scenario, self._engine, self._timeline = scenario, engine, timeline
         self._last, self._outcome = last, outcome
         self._before: defaultdict[int, list[WorkloadRequest]] = defaultdict(list)
-        """By step, requests that arrive just before it, where nobody knows when that is."""
+        """By step, requests that arrive just before it, where the step is not known."""
         timed = []
         for request in scenario.asked:
             written = scenario.written.get(request.id)

@@ -224,7 +224,7 @@ class EngineDriver:
             future.set_result(result)
 
     def _serve_inbox(self) -> None:
-        while not self._inbox.empty():  # nobody else takes from it
+        while not self._inbox.empty():  # no other thread takes from it
             self._inbox.get_nowait()()
 
     def _serve_if_free(self) -> None:
