@@ -31,9 +31,7 @@ class ProcessExecutor(Executor):
     runs_in_background = True
 
     def __init__(self, options: ProcessSettings, parts: ExecutorParts, /) -> None:
-        inner = options.inner.options(
-            "executor", "inner", parts.registry, refused=["process", "simulated"]
-        )
+        inner = options.inner.options("executor", "inner", parts.registry, refused=["process"])
         settings = parts.settings.model_copy(update={"executor": inner})
         self._options = options
         self._parts = replace(parts, settings=settings, clock=None)
