@@ -38,7 +38,7 @@ class TestTorchFloat8(AttentionConformance):
 
 @inherited("test_more_tokens_than_a_dimension_of_a_grid_may_have")
 class OnCpu(AttentionConformance):
-    """The best instruction set and the portable one; others are left to the long tests."""
+    """The best instruction set and the portable one; the others are in a lane of their own."""
 
     keeps_bits = True
 
@@ -108,12 +108,12 @@ class TestCpuInt8Portable(OnCpuInt8):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "portable"}
 
 
-@pytest.mark.slow
+@pytest.mark.lane("instruction-sets")
 class TestCpuAvx512Amx(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_amx"}
 
 
-@pytest.mark.slow
+@pytest.mark.lane("instruction-sets")
 class TestCpuAvx512AmxEmulated(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {
         "name": "cpu",
@@ -121,7 +121,7 @@ class TestCpuAvx512AmxEmulated(OnCpu):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.lane("instruction-sets")
 class TestCpuPortableAmxEmulated(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {
         "name": "cpu",
@@ -129,22 +129,22 @@ class TestCpuPortableAmxEmulated(OnCpu):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.lane("instruction-sets")
 class TestCpuAvx512(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512"}
 
 
-@pytest.mark.slow
+@pytest.mark.lane("instruction-sets")
 class TestCpuAvx512Bf16(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_bf16"}
 
 
-@pytest.mark.slow
+@pytest.mark.lane("instruction-sets")
 class TestCpuAvx512Bf16Mixed(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx512_bf16_mixed"}
 
 
-@pytest.mark.slow
+@pytest.mark.lane("instruction-sets")
 class TestCpuAvx2(OnCpu):
     component: ClassVar[Mapping[str, Any]] = {"name": "cpu", "instruction_set": "avx2"}
 

@@ -8,9 +8,6 @@ from typing import Any
 from paged_core.sequence import SequenceGroup
 from paged_testing import QueueOrderConformance
 
-OF_VARIANTS = 12
-"""Examples for each property of an order that has other options than one tested before it."""
-
 
 def by(groups: Sequence[SequenceGroup], key: Callable[[SequenceGroup], Any]) -> list[SequenceGroup]:
     """Sorted; equal groups stay in arrival order."""
@@ -37,7 +34,6 @@ class TestPriority(QueueOrderConformance):
 
 class TestPriorityWithAging(QueueOrderConformance):
     component = {"name": "priority", "aging": 0.5}  # noqa: RUF012
-    max_examples = OF_VARIANTS
 
     def expected(
         self, groups: Sequence[SequenceGroup], now: float, /
@@ -51,7 +47,6 @@ class TestSjf(QueueOrderConformance):
 
 class TestSjfWithAging(QueueOrderConformance):
     component = {"name": "sjf", "aging": 5.0}  # noqa: RUF012
-    max_examples = OF_VARIANTS
 
 
 class TestHrrn(QueueOrderConformance):
@@ -71,7 +66,6 @@ class TestLongestPrefix(QueueOrderConformance):
 
 class TestLongestPrefixWithAging(TestLongestPrefix):
     component = {"name": "longest_prefix", "aging": 2.0}  # noqa: RUF012
-    max_examples = OF_VARIANTS
 
 
 class TestFair(QueueOrderConformance):
@@ -97,7 +91,6 @@ class TestEdf(QueueOrderConformance):
 
 class TestEdfWithSlo(QueueOrderConformance):
     component = {"name": "edf", "default_slo": 3.0}  # noqa: RUF012
-    max_examples = OF_VARIANTS
 
     def expected(
         self, groups: Sequence[SequenceGroup], now: float, /
@@ -126,7 +119,6 @@ def level(group: SequenceGroup) -> int:
 
 class TestMlfqWithoutPromotion(QueueOrderConformance):
     component = {"name": "mlfq", "num_levels": 3, "first_quantum": 4, "promote_after": None}  # noqa: RUF012
-    max_examples = OF_VARIANTS
 
     def expected(
         self, groups: Sequence[SequenceGroup], now: float, /
@@ -136,7 +128,6 @@ class TestMlfqWithoutPromotion(QueueOrderConformance):
 
 class TestMlfqWithPromotion(QueueOrderConformance):
     component = {"name": "mlfq", "num_levels": 3, "first_quantum": 4, "promote_after": 50.0}  # noqa: RUF012
-    max_examples = OF_VARIANTS
 
     def expected(
         self, groups: Sequence[SequenceGroup], now: float, /
