@@ -706,7 +706,7 @@ EPISODES = (
     "back, and the bird danced with joy.",
     "A day later there was a feast in the village. {N} played the drum, {M} danced, and "
     "everybody sang until the moon came up.",
-    "At last {N} wrote a long letter home and told of everything that {he} had seen. {M} drew "
+    "At last {N} wrote a long letter home and told of everything that {he} had seen. {M} sampled "
     "a picture for it.",
 )
 ENDING = "In the evening {N} and {M} went home, and they stayed friends for ever. The end."

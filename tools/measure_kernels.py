@@ -34,12 +34,8 @@ from paged_backends.quantization.matrix import QuantizedMatrix
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.fused_layers import FusedDecoder, FusedLayer, FusedNorm
-from paged_core.interfaces.attention import (
-    AttentionBackend,
-    AttentionBatch,
-    AttentionParts,
-    LayerAttention,
-)
+from paged_core.engine.contexts import AttentionContext
+from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import attention_batch
@@ -142,10 +138,10 @@ def layer_of(shape: str) -> LayerSpec:
 
 def attention(chosen: str, clock: Callable[[], float]) -> None:
     count = 12  # layers: together larger than the processor's caches
-    parts = AttentionParts(settings=EngineSettings())
+    context = AttentionContext(settings=EngineSettings())
     backends: dict[str, AttentionBackend] = {
-        "cpu": CpuAttention(CpuSettings.model_validate({"instruction_set": chosen}), parts),
-        "torch": TorchAttention(TorchSettings(), parts),
+        "cpu": CpuAttention(CpuSettings.model_validate({"instruction_set": chosen}), context),
+        "torch": TorchAttention(TorchSettings(), context),
     }
     say("| shape, batch | `cpu`, us | `torch`, us | SDPA without pages, us |")
     say("| --- | ---: | ---: | ---: |")
@@ -186,7 +182,7 @@ CACHE_BATCHES = {
 def cache(chosen: str, clock: Callable[[], float]) -> None:
     backend = CpuAttention(
         CpuSettings.model_validate({"instruction_set": chosen}),
-        AttentionParts(settings=EngineSettings()),
+        AttentionContext(settings=EngineSettings()),
     )
     kinds: tuple[KVCacheDtype, ...] = ("auto", "int8")
     say("| shape, batch | bfloat16, us | int8, us | ratio |")
@@ -286,7 +282,7 @@ def step(kernels: Kernels, clock: Callable[[], float], bits: int | None) -> None
         layer = layer_of(shape)
         backend = CpuAttention(
             CpuSettings.model_validate({"instruction_set": kernels.instruction_set}),
-            AttentionParts(settings=EngineSettings()),
+            AttentionContext(settings=EngineSettings()),
         )
         backend.check(layer)
         ones = torch.ones(hidden, dtype=BF16)

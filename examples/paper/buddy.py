@@ -8,9 +8,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from paged_core.engine.contexts import AllocatorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
-from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator
+from paged_core.interfaces.allocator import BlockAllocator
 from paged_core.plugins.component import Component, ComponentSettings
 
 
@@ -44,19 +45,19 @@ class BuddyAllocator(BlockAllocator):
     reservations are those of section 6.1 of Kwon et al., SOSP 2023.
     """
 
-    def __init__(self, options: BuddySettings, parts: AllocatorParts, /) -> None:
+    def __init__(self, options: BuddySettings, context: AllocatorContext, /) -> None:
         self._reserve = options.reserve
-        self._block_size = parts.block_size
-        self._max_model_len = parts.max_model_len
+        self._block_size = context.block_size
+        self._max_model_len = context.max_model_len
         self._num_free = 0
-        self._ref_counts = [0] * parts.num_blocks
-        self._free: list[set[int]] = [set() for _ in range(parts.num_blocks.bit_length())]
+        self._ref_counts = [0] * context.num_blocks
+        self._free: list[set[int]] = [set() for _ in range(context.num_blocks.bit_length())]
         """Where free regions start, by the logarithm of their size."""
         self._regions: dict[BlockId, _Region] = {}
         """By block."""
         start = 0
         for order in reversed(range(len(self._free))):
-            if parts.num_blocks - start >= 1 << order:
+            if context.num_blocks - start >= 1 << order:
                 self._release(start, order)
                 start += 1 << order
 

@@ -18,9 +18,9 @@ from rates import at_rate, batch, normalised_latency, sustained
 from sharing import measure
 from table import Table
 
-from paged_core.interfaces.component_factory import make_component
+from paged_core.engine.contexts import make_component
 from paged_core.settings import EngineSettings
-from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
+from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.time_histogram import percentile
 
@@ -95,8 +95,10 @@ def block_size(figure: Figure) -> Table:
 
 def restoring(settings: EngineSettings) -> tuple[float, float]:
     """Milliseconds to compute 256 tokens again, and to move their blocks out and in."""
-    parts = CostModelParts(settings=settings)
-    cost: CostModel = make_component(registry(), "cost_model", dict(settings)["cost_model"], parts)
+    context = CostModelContext(settings=settings)
+    cost: CostModel = make_component(
+        registry(), "cost_model", dict(settings)["cost_model"], context
+    )
     pairs = 256 * 257 // 2
     idle = cost.seconds(StepWork())
     computed = cost.seconds(StepWork(prefill_tokens=256, prefill_pairs=pairs, sampled_rows=1))

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+from paged_core.engine.contexts import VictimContext
 from paged_core.ids import BlockId
-from paged_core.interfaces.victim import Victim, VictimParts
+from paged_core.interfaces.victim import Victim
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.sequence import SequenceGroup
 
@@ -21,7 +22,7 @@ class CheapestSettings(ComponentSettings):
 class CheapestVictim(Victim):
     """Chooses the fewest blocks to recompute; blocks shared with other requests stay cached."""
 
-    def __init__(self, options: CheapestSettings, parts: VictimParts, /) -> None:
+    def __init__(self, options: CheapestSettings, context: VictimContext, /) -> None:
         pass
 
     def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:

@@ -1,4 +1,4 @@
-"""Former names of modules: importing one works, with a warning that names the new one."""
+"""Former names of modules and classes: importing one works, with a warning that has the new one."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ MOVED = {
     "config.variables": "settings.environment",
     "engine_driver": "engine.driver",
     "hookspecs": "plugins.hooks",
+    "interfaces.component_factory": "engine.contexts",
     "interfaces.future": "cache.lookup_oracle",
     "interfaces.model_size": "interfaces.layer",
     "interfaces.service": "engine.policies",
@@ -37,7 +38,7 @@ MOVED = {
     "planned_step": "engine.outcome",
     "policies": "engine.policies",
     "preemptor": "engine.preemptor",
-    "prefix_publishing": "cache.publishing",
+    "prefix_publishing": "cache.prefix_cache",
     "registry": "plugins.registry",
     "requests.beam_search": "requests.beams",
     "requests.best_of": "requests.beams",
@@ -50,6 +51,22 @@ MOVED = {
     "wiring": "engine.wiring",
 }
 """Module by its former name; both within ``paged_core``."""
+RENAMED = {
+    f"interfaces.{module}": {f"{name}Parts": ("engine.contexts", f"{name}Context")}
+    for module, name in {
+        "allocator": "Allocator",
+        "attention": "Attention",
+        "evictor": "Evictor",
+        "executor": "Executor",
+        "observer": "Observer",
+        "preemption": "Preemption",
+        "queue_order": "Order",
+        "runner": "Runner",
+        "scheduler": "Scheduler",
+        "victim": "Victim",
+    }.items()
+}
+"""By module, the former name of a class: the module that has it now, and its name there."""
 _PACKAGE = __package__
 
 
@@ -58,24 +75,60 @@ class _Moved:
 
     def find_spec(self, name: str, path: object, target: object = None, /) -> ModuleSpec | None:
         package, _, rest = name.partition(".")
+        if package == _PACKAGE and rest in RENAMED:
+            return self._with_former_names(name, path, RENAMED[rest])
         if package != _PACKAGE or rest not in MOVED:
             return None
         # its type is taken from a spec: nothing is imported, because every command waits for it
         return type(__spec__)(name, self)  # type: ignore[arg-type]
 
-    def create_module(self, spec: ModuleSpec, /) -> ModuleType:
-        import warnings
-        from importlib import import_module
+    def _with_former_names(
+        self, name: str, path: object, renamed: dict[str, tuple[str, str]]
+    ) -> ModuleSpec | None:
+        """Find a module as ever, which also answers to former names once it is executed."""
+        others = [finder for finder in sys.meta_path if finder is not self]
+        spec = next(filter(None, (finder.find_spec(name, path) for finder in others)), None)  # type: ignore[arg-type]
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
 
+        def find(attribute: str) -> object:
+            if attribute not in renamed:
+                raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+            module, new = renamed[attribute]
+            home = f"{_PACKAGE}.{module}"
+            _warn(f"{name}.{attribute} is now {home}.{new}")
+            return getattr(_import(home), new)
+
+        def execute_and_add(module: ModuleType) -> None:
+            execute(module)
+            module.__getattr__ = find  # type: ignore[method-assign]
+
+        spec.loader.exec_module = execute_and_add  # type: ignore[method-assign]
+        return spec
+
+    def create_module(self, spec: ModuleSpec, /) -> ModuleType:
         new = f"{_PACKAGE}.{MOVED[spec.name.partition('.')[2]]}"
-        warnings.warn(f"{spec.name} is now {new}", DeprecationWarning, stacklevel=2)
-        module = import_module(new)
+        _warn(f"{spec.name} is now {new}")
+        module = _import(new)
         spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType, /) -> None:
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state  # it is loaded, under its own name
+
+
+def _warn(message: str) -> None:
+    import warnings
+
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
+
+
+def _import(name: str) -> ModuleType:
+    from importlib import import_module
+
+    return import_module(name)
 
 
 def install() -> None:

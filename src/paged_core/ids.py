@@ -10,7 +10,7 @@ from typing import NewType
 class BlockKey:
     """The tokens of one full block, chained to the key of the block before it.
 
-    The hash covers the parent's hash, the block's tokens and ``extra`` (a cache salt or an adapter,
+    The hash covers the parent's hash, the block's tokens and ``extra`` (a cache salt,
     under which equal tokens have other keys and values), so a chain over a prompt costs one pass
     over its tokens. Equality never trusts the hash: it compares tokens up the two chains until they
     meet in the same object. Chains found equal share the parents of the left one (in a dictionary:

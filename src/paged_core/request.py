@@ -45,7 +45,6 @@ _RULES: Mapping[str, Rule] = {
     "priority": PRIORITY,
     "arrival": finite,
     "cache_salt": optional(text),
-    "adapter": optional(text),
     "tenant": text,
     "deadline": optional(finite),
 }
@@ -69,8 +68,6 @@ class Request:
     """Seconds on the engine's clock."""
     cache_salt: str | None = None
     """Cached blocks are shared only among requests of equal salt."""
-    adapter: str | None = None
-    """Id of the adapter that the request is served with; part of its cache keys."""
     tenant: str = ""
     """The user or customer it belongs to, for fair queue orders."""
     deadline: float | None = None
@@ -81,9 +78,3 @@ class Request:
         limit = self.sampling.truncate_prompt_tokens
         if limit is not None and limit > 0:
             object.__setattr__(self, "prompt", self.prompt[-limit:])
-
-    @property
-    def key_extra(self) -> tuple[str | None, str | None] | None:
-        """What sets the cache keys of its blocks apart from those of equal tokens, if anything."""
-        extra = (self.cache_salt, self.adapter)
-        return None if extra == (None, None) else extra

@@ -86,7 +86,7 @@ _RULES: Mapping[str, Rule] = {
     "skip_special_tokens": flag,
     "logits_processors": listed(callable, "a list of functions"),
 }
-_NO_DRAWS = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "seed": None, "best_of": None}
+_NO_SAMPLING = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "seed": None, "best_of": None}
 """What a beam search leaves as it is."""
 
 
@@ -135,7 +135,7 @@ class SamplingParams:
     bad_words_ids: Sequence[Sequence[int]] = ()
     """Token ids that do not follow each other in the output: what ``bad_words`` turn into."""
     seed: int | None = None
-    """Makes this request's draws repeatable whatever else is in the batch; ``None`` (or -1): no
+    """Makes this request's samples repeatable whatever else is in the batch; ``None`` (or -1): no
     seed of its own."""
     stop: Sequence[str] = ()
     """Strings that end a sequence; a single string is accepted."""
@@ -199,7 +199,7 @@ class SamplingParams:
 
     @property
     def needed_logprobs(self) -> int | None:
-        """Best tokens to report beside each drawn one; ``None``: no log-probability is needed."""
+        """Best tokens to report beside each sampled one; ``None``: no log-probability is needed."""
         return 0 if self.logprobs is None and self.best_of is not None else self.logprobs
 
     def _contradictions(self) -> Iterator[str]:
@@ -230,10 +230,10 @@ class SamplingParams:
     def _contradictions_of_beams(self, width: int) -> Iterator[str]:
         if self.n > width:
             yield f"n ({self.n}) is larger than beam_width ({width})"
-        drawn = [name for name, value in _NO_DRAWS.items() if getattr(self, name) != value]
-        if drawn:
-            names = " and ".join(drawn)
-            yield f"{names} cannot go with beam_width: beam search draws nothing by chance"
+        sampled = [name for name, value in _NO_SAMPLING.items() if getattr(self, name) != value]
+        if sampled:
+            names = " and ".join(sampled)
+            yield f"{names} cannot go with beam_width: beam search samples nothing by chance"
         if self.stop:
             yield (
                 "stop cannot go with beam_width: beams end at tokens, not at strings; use "

@@ -45,7 +45,7 @@ class BlockTable:
     """Host blocks instead, while the sequence is swapped out."""
     keys: list[BlockKey] = field(default_factory=list)
     """Content keys of the leading full blocks, as far as they were needed."""
-    num_published: int = 0
+    num_cached: int = 0
     """Leading blocks whose content the prefix cache knows; they are never copied on write."""
 
 
@@ -60,7 +60,7 @@ class SequenceState:
     tokens: list[int]
     """Prompt and generated tokens, as far as they are known."""
     num_unknown: int = 0
-    """Tokens that a step in flight is drawing: counted, not known."""
+    """Tokens that a step in flight is sampling: counted, not known."""
     num_computed: int = 0
     """Leading tokens whose keys and values are in the cache."""
     num_scheduled: int = 0

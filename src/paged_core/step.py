@@ -40,11 +40,11 @@ class NewSequence:
     """The block table, this step's blocks included."""
     sampling: SamplingParams
     index: int = 0
-    """Its place among the sequences of its request: each draws from a random stream of its own."""
+    """Its place among the sequences of its request: each has a random stream."""
     fan_out: int = 1
-    """Tokens to draw when its prompt is first computed: one for each sequence of its request."""
+    """Tokens to sample when its prompt is first computed: one for each sequence of its request."""
     num_candidates: int = 0
-    """Beam search: report this many best continuations and draw no token; 0: draw."""
+    """Beam search: report this many best continuations and sample no token; 0: sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class StepInput:
     In this order: forget ``removed``; copy device blocks to the host (``swap_out``), host blocks to
     the device (``swap_in``), then device blocks (``copy``; every source is read before any target
     is written); add ``added``; change entries of block tables (``edit``); compute.
-    A sequence draws a token if all of its tokens are computed after the step, and the executor
+    A sequence samples a token if all of its tokens are computed after the step, and the executor
     appends it to its copy.
     """
 
@@ -82,18 +82,18 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The tokens that one step drew, as parallel lists in the order of the batch."""
+    """The tokens that one step sampled, as parallel lists in the order of the batch."""
 
     sequence_ids: list[SeqId] = field(default_factory=list)
-    """Sequences that drew a token; one that fans out is repeated for each of its tokens."""
+    """Sequences that sampled a token; one that fans out is repeated for each of its tokens."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float] | None] | None = None
-    """Per drawn token, if any sequence asks: log-probabilities by token id, the drawn one first;
-    with its rank, if they are :class:`TokenLogprobs`."""
+    """Per sampled token, if any sequence asks: log-probabilities by token id, the sampled one
+    first; with its rank, if they are :class:`TokenLogprobs`."""
     prompt_logprobs: dict[SeqId, list[dict[int, float]]] = field(default_factory=dict)
     """For sequences that ask: one entry per prompt token that follows a token of this chunk."""
     candidates: dict[SeqId, dict[int, float]] = field(default_factory=dict)
-    """For sequences of a beam search, which draw none: processed log-probabilities by token id,
+    """For sequences of a beam search, which sample none: processed log-probabilities by token id,
     best first, without those of -inf."""
     failed: dict[SeqId, str] = field(default_factory=dict)
     """Sequences whose own code (a logits processor, say) raised, with the reason."""

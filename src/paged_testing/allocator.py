@@ -7,14 +7,10 @@ from typing import ClassVar
 
 import pytest
 
+from paged_core.engine.contexts import AllocatorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, BlockKey
-from paged_core.interfaces.allocator import (
-    AllocatorParts,
-    BlockAllocator,
-    SupportsPrefixCache,
-    SupportsReservation,
-)
+from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache, SupportsReservation
 from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_testing.allocator_model import (
     AllocatorMachine,
@@ -58,7 +54,7 @@ class AllocatorCases(ComponentConformance):
     def make(self, num_blocks: int, evictor: Evictor | None = None) -> BlockAllocator:
         """A fresh allocator over this many blocks."""
         made = self.build(
-            AllocatorParts(
+            AllocatorContext(
                 max_model_len=2048,
                 num_blocks=num_blocks,
                 block_size=self.block_size,
@@ -173,10 +169,10 @@ class AllocatorCases(ComponentConformance):
             pytest.skip("it caches no prefixes")
         return allocator, allocator
 
-    def test_a_published_block_is_found_while_it_is_used_and_when_it_is_idle(self) -> None:
+    def test_a_cached_block_is_found_while_it_is_used_and_when_it_is_idle(self) -> None:
         allocator, cache = self._cache()
         (block,) = allocator.allocate(1)
-        assert cache.publish(block, BlockKey(None, (1, 2))) == block
+        assert cache.cache(block, BlockKey(None, (1, 2))) == block
         assert cache.look_up([BlockKey(None, (1, 2))]) == [block]
         allocator.free([block])
         assert allocator.num_free == 4
@@ -188,30 +184,30 @@ class AllocatorCases(ComponentConformance):
     def test_a_block_that_is_allocated_again_is_not_found(self) -> None:
         allocator, cache = self._cache(2)
         (block,) = allocator.allocate(1)
-        cache.publish(block, BlockKey(None, (1, 2)))
+        cache.cache(block, BlockKey(None, (1, 2)))
         allocator.free([block])
         assert block in allocator.allocate(2)
         assert cache.look_up([BlockKey(None, (1, 2))]) == []
 
-    def test_a_retracted_block_is_not_found(self) -> None:
+    def test_a_uncached_block_is_not_found(self) -> None:
         allocator, cache = self._cache()
         (block,) = allocator.allocate(1)
-        cache.publish(block, BlockKey(None, (1, 2)))
-        cache.retract([block])
+        cache.cache(block, BlockKey(None, (1, 2)))
+        cache.uncache([block])
         assert cache.look_up([BlockKey(None, (1, 2))]) == []
         assert allocator.ref_count(block) == 1
         allocator.free([block])
         assert allocator.num_free == 4
         assert cache.look_up([BlockKey(None, (1, 2))]) == []
 
-    def test_of_equal_blocks_the_one_published_first_is_found(self) -> None:
+    def test_of_equal_blocks_the_one_cached_first_is_found(self) -> None:
         allocator, cache = self._cache()
         first, second = allocator.allocate(2)
-        assert cache.publish(first, BlockKey(None, (1, 2))) == first
-        held = cache.publish(second, BlockKey(None, (1, 2)))
+        assert cache.cache(first, BlockKey(None, (1, 2))) == first
+        held = cache.cache(second, BlockKey(None, (1, 2)))
         assert cache.look_up([BlockKey(None, (1, 2))]) == [first]
         if held == second:
-            cache.retract([first])
+            cache.uncache([first])
             assert cache.look_up([BlockKey(None, (1, 2))]) == [second]
         else:
             assert held == first, "a block was merged into one with other content"
@@ -222,7 +218,7 @@ class AllocatorCases(ComponentConformance):
         (block,) = allocator.allocate(1)
         ours, theirs = BlockKey(None, (1, 2)), BlockKey(None, (3, 4))
         ours._hash = theirs._hash = 7
-        cache.publish(block, ours)
+        cache.cache(block, ours)
         assert cache.look_up([theirs]) == [], "a hash was trusted"
         assert cache.look_up([ours]) == [block]
 
@@ -233,8 +229,8 @@ class AllocatorCases(ComponentConformance):
         below_one, below_other = BlockKey(one, (5, 6)), BlockKey(other, (5, 6))
         for key in (one, other, below_one, below_other):
             key._hash = 7
-        cache.publish(first, one)
-        cache.publish(second, below_one)
+        cache.cache(first, one)
+        cache.cache(second, below_one)
         assert cache.look_up([one, below_one]) == [first, second]
         assert cache.look_up([other, below_other]) == []
         assert cache.look_up([one, below_other]) == [first]
@@ -242,7 +238,7 @@ class AllocatorCases(ComponentConformance):
     def test_extra_keys_set_equal_tokens_apart(self) -> None:
         allocator, cache = self._cache()
         (block,) = allocator.allocate(1)
-        cache.publish(block, BlockKey(None, (1, 2), "salt"))
+        cache.cache(block, BlockKey(None, (1, 2), "salt"))
         assert cache.look_up([BlockKey(None, (1, 2))]) == []
         assert cache.look_up([BlockKey(None, (1, 2), "pepper")]) == []
         assert cache.look_up([BlockKey(None, (1, 2), "salt")]) == [block]
@@ -253,8 +249,8 @@ class AllocatorCases(ComponentConformance):
         for token in range(1, 3):
             keys.append(BlockKey(keys[-1], (token, token)))
         blocks = allocator.allocate(3)
-        cache.publish(blocks[0], keys[0])
-        cache.publish(blocks[2], keys[2])
+        cache.cache(blocks[0], keys[0])
+        cache.cache(blocks[2], keys[2])
         assert cache.look_up(keys) == blocks[:1]
         assert cache.look_up([]) == []
 
@@ -262,7 +258,7 @@ class AllocatorCases(ComponentConformance):
         allocator, cache = self._cache(4)
         blocks = allocator.allocate(3)
         for number, block in enumerate(blocks):
-            cache.publish(block, BlockKey(None, (number, number)))
+            cache.cache(block, BlockKey(None, (number, number)))
         allocator.free(blocks[:2])
         with pytest.raises(OutOfBlocks):
             allocator.allocate(4)
@@ -273,7 +269,7 @@ class AllocatorCases(ComponentConformance):
     def test_blocks_without_cached_content_are_taken_before_others(self) -> None:
         allocator, cache = self._cache(4)
         (block,) = allocator.allocate(1)
-        cache.publish(block, BlockKey(None, (1, 2)))
+        cache.cache(block, BlockKey(None, (1, 2)))
         allocator.free([block])
         assert block not in allocator.allocate(3)
         assert cache.look_up([BlockKey(None, (1, 2))]) == [block]
@@ -281,7 +277,7 @@ class AllocatorCases(ComponentConformance):
     def test_a_shared_idle_block_is_not_evicted(self) -> None:
         allocator, cache = self._cache(3)
         (block,) = allocator.allocate(1)
-        cache.publish(block, BlockKey(None, (1, 2)))
+        cache.cache(block, BlockKey(None, (1, 2)))
         allocator.free([block])
         allocator.share(cache.look_up([BlockKey(None, (1, 2))]))
         assert allocator.num_free == 2
@@ -289,24 +285,24 @@ class AllocatorCases(ComponentConformance):
         with pytest.raises(OutOfBlocks):
             allocator.allocate(1)
 
-    def test_a_block_that_is_retracted_while_it_is_idle_stays_free(self) -> None:
+    def test_a_block_that_is_uncached_while_it_is_idle_stays_free(self) -> None:
         evictor = PlainEvictor()
         allocator = self.make(2, evictor)
         if not isinstance(allocator, SupportsPrefixCache):
             pytest.skip("it caches no prefixes")
         (block,) = allocator.allocate(1)
-        allocator.publish(block, BlockKey(None, (1, 2)))
+        allocator.cache(block, BlockKey(None, (1, 2)))
         allocator.free([block])
-        allocator.retract([block])
+        allocator.uncache([block])
         assert (allocator.num_free, len(evictor)) == (2, 0)
-        allocator.retract([block])
+        allocator.uncache([block])
         assert sorted(allocator.allocate(2)) == [0, 1]
 
-    def test_a_block_may_be_published_again_with_other_content(self) -> None:
+    def test_a_block_may_be_cached_again_with_other_content(self) -> None:
         allocator, cache = self._cache(1)
         for token in range(3):
             (block,) = allocator.allocate(1)
-            assert cache.publish(block, BlockKey(None, (token, token))) == block
+            assert cache.cache(block, BlockKey(None, (token, token))) == block
             allocator.free([block])
             for other in range(3):
                 found = cache.look_up([BlockKey(None, (other, other))])
@@ -321,7 +317,7 @@ class AllocatorCases(ComponentConformance):
         blocks, key = allocator.allocate(3), None
         for number, block in enumerate(blocks):
             key = BlockKey(key, (number, number))
-            allocator.publish(block, key)
+            allocator.cache(block, key)
         allocator.free(reversed(blocks[1:]))
         first = list(evictor.held.items())
         assert [block for block, _ in first] == blocks[:0:-1]

@@ -119,7 +119,7 @@ class AllocatorModel:
 
 
 class PrefixCacheModel(AllocatorModel):
-    """Blocks are also published, looked up, retracted and evicted.
+    """Blocks are also cached, looked up, uncached and evicted.
 
     The model knows the content of every block, in the order of publication. It does not predict
     what is evicted; it learns it when a block is allocated.
@@ -127,35 +127,35 @@ class PrefixCacheModel(AllocatorModel):
 
     def __init__(self, make: Callable[[int], BlockAllocator], block_size: int) -> None:
         super().__init__(make, block_size)
-        self.cache = cast("SupportsPrefixCache", self.real)
-        self.published: dict[BlockId, Content] = {}
+        self.prefixes = cast("SupportsPrefixCache", self.real)
+        self.cached: dict[BlockId, Content] = {}
 
     @property
     def shareable(self) -> list[BlockId]:
-        return sorted({*self.used, *self.published})
+        return sorted({*self.used, *self.cached})
 
     @property
-    def unpublished(self) -> list[BlockId]:
+    def not_cached(self) -> list[BlockId]:
         """Blocks that are used and have no known content."""
-        return [block for block in self.used if block not in self.published]
+        return [block for block in self.used if block not in self.cached]
 
-    def publish(self, block: BlockId, content: Content) -> None:
-        """Publish a block, which may be merged into an equal one."""
-        equal = [other for other, held in self.published.items() if held == content]
-        held = self.cache.publish(block, keys_of(content)[-1])
+    def cache(self, block: BlockId, content: Content) -> None:
+        """Cache a block, which may be merged into an equal one."""
+        equal = [other for other, held in self.cached.items() if held == content]
+        held = self.prefixes.cache(block, keys_of(content)[-1])
         if held == block:
-            self.published[block] = content
+            self.cached[block] = content
         else:
             assert held in equal, f"block {block} was merged into {held}, which has other content"
             self.references[held] += 1
             self.references[block] -= 1
         self.check()
 
-    def retract(self, blocks: Sequence[BlockId]) -> None:
-        """Make published blocks unfindable."""
-        self.cache.retract(blocks)
+    def uncache(self, blocks: Sequence[BlockId]) -> None:
+        """Make cached blocks unfindable."""
+        self.prefixes.uncache(blocks)
         for block in blocks:
-            del self.published[block]
+            del self.cached[block]
         self.check()
 
     def look_up(self, content: Content) -> None:
@@ -166,14 +166,14 @@ class PrefixCacheModel(AllocatorModel):
 
     def check(self) -> None:
         super().check()
-        for content in set(self.published.values()):
+        for content in set(self.cached.values()):
             if len(content[1]) == 1:
                 self._check_found(content)
 
     def _check_found(self, content: Content) -> None:
-        found, expected = self.cache.look_up(keys_of(content)), self.expected(content)
+        found, expected = self.prefixes.look_up(keys_of(content)), self.expected(content)
         assert found == expected, (
-            f"it found blocks {found} and not {expected}, which were published first and still "
+            f"it found blocks {found} and not {expected}, which were cached first and still "
             f"hold {content}"
         )
 
@@ -183,17 +183,17 @@ class PrefixCacheModel(AllocatorModel):
         extra, chain = content
         for length in range(1, len(chain) + 1):
             wanted = extra, chain[:length]
-            first = next((b for b, held in self.published.items() if held == wanted), None)
+            first = next((b for b, held in self.cached.items() if held == wanted), None)
             if first is None:
                 break
             found.append(first)
         return found
 
     def act(self, action: int, random: Random) -> None:
-        if action == 2 and self.published:
-            self.retract(random.sample(sorted(self.published), 1))
-        elif action in (3, 7) and self.unpublished:
-            self.publish(random.choice(self.unpublished), self._content(random))
+        if action == 2 and self.cached:
+            self.uncache(random.sample(sorted(self.cached), 1))
+        elif action in (3, 7) and self.not_cached:
+            self.cache(random.choice(self.not_cached), self._content(random))
         elif action == 6:
             self.look_up(self._content(random))
         else:
@@ -206,11 +206,11 @@ class PrefixCacheModel(AllocatorModel):
         return random.choice((None, None, "salt")), tuple(blocks)
 
     def forget(self, block: BlockId) -> None:
-        self.published.pop(block, None)
+        self.cached.pop(block, None)
 
     def findings(self) -> object:
-        contents = sorted(set(self.published.values()), key=repr)
-        return [self.cache.look_up(keys_of(content)) for content in contents]
+        contents = sorted(set(self.cached.values()), key=repr)
+        return [self.prefixes.look_up(keys_of(content)) for content in contents]
 
 
 def keys_of(content: Content) -> list[BlockKey]:
@@ -252,7 +252,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 class PrefixCacheMachine(AllocatorMachine):
-    """Blocks are also published, looked up, retracted and evicted."""
+    """Blocks are also cached, looked up, uncached and evicted."""
 
     kind = PrefixCacheModel
 
@@ -267,17 +267,17 @@ class PrefixCacheMachine(AllocatorMachine):
         blocks = st.lists(tokens.map(tuple), min_size=1, max_size=3).map(tuple)
         return st.tuples(st.sampled_from([None, None, "salt"]), blocks)
 
-    @precondition(lambda self: self._cache.unpublished)
+    @precondition(lambda self: self._cache.not_cached)
     @rule(data=st.data())
-    def publish(self, data: st.DataObject) -> None:
-        block = data.draw(st.sampled_from(self._cache.unpublished))
-        self._cache.publish(block, data.draw(self._contents()))
+    def cache(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(self._cache.not_cached))
+        self._cache.cache(block, data.draw(self._contents()))
 
-    @precondition(lambda self: self._cache.published)
+    @precondition(lambda self: self._cache.cached)
     @rule(data=st.data())
-    def retract(self, data: st.DataObject) -> None:
-        known = st.sampled_from(sorted(self._cache.published))
-        self._cache.retract(data.draw(st.lists(known, max_size=3, unique=True)))
+    def uncache(self, data: st.DataObject) -> None:
+        known = st.sampled_from(sorted(self._cache.cached))
+        self._cache.uncache(data.draw(st.lists(known, max_size=3, unique=True)))
 
     @rule(data=st.data())
     def look_up(self, data: st.DataObject) -> None:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.attention import (
     AttentionBackend,
-    AttentionParts,
     SupportsBlockCopies,
     SupportsCacheLayout,
 )
@@ -82,7 +82,7 @@ class AttentionConformance(ComponentConformance):
         if reason:
             pytest.skip(reason)
         settings = EngineSettings(deterministic=self.deterministic)
-        made = self.build(AttentionParts(settings=settings, registry=self.registry))
+        made = self.build(AttentionContext(settings=settings, registry=self.registry))
         assert isinstance(made, AttentionBackend)
         reason = made.check(self.layer(self.dtypes[0]))
         if reason:

@@ -9,9 +9,10 @@ from typing import Any, Literal, Self
 from pydantic import Field
 
 from paged_core.cache.kv_cache import KVCache
+from paged_core.engine.contexts import OrderContext
 from paged_core.engine.engine import Engine
 from paged_core.interfaces.executor import Capacity, Executor
-from paged_core.interfaces.queue_order import OrderParts, QueueOrder
+from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.sequence import SequenceGroup, Status
@@ -128,7 +129,7 @@ class AlwaysOverOrder(QueueOrder):
     With ``waiting_first``, for any waiting group; otherwise for one that came earlier.
     """
 
-    def __init__(self, options: AlwaysOverSettings, parts: OrderParts, /) -> None:
+    def __init__(self, options: AlwaysOverSettings, context: OrderContext, /) -> None:
         self._waiting_first = options.waiting_first
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:

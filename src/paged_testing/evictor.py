@@ -10,9 +10,10 @@ from typing import ClassVar
 import pytest
 
 from paged_core.cache.lookup_oracle import LookupOracle
+from paged_core.engine.contexts import EvictorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
-from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_testing.component import ComponentConformance, ServesEveryWorkload
 from paged_testing.evictor_model import (
     EvictorMachine,
@@ -43,8 +44,8 @@ class EvictorCases(ComponentConformance):
 
     def make_foreseeing(self, future: LookupOracle, num_blocks: int = 16) -> Evictor:
         """A fresh evictor; one for replays gets this future."""
-        parts = EvictorParts(num_blocks=num_blocks, block_size=4, seed=0, future=future)
-        made = self.build(parts)
+        context = EvictorContext(num_blocks=num_blocks, block_size=4, seed=0, future=future)
+        made = self.build(context)
         assert isinstance(made, Evictor)
         return made
 

@@ -85,15 +85,15 @@ class EvictorModel:
                 info = replace(
                     info,
                     num_hits=was.num_hits + 1 + hits[place],
-                    published=was.published,
+                    cache_order=was.cache_order,
                     content_key=was.content_key,
                 )
             self._add(IdleBlock(block, info))
 
     def come_back(self, idle: IdleBlock, *, is_forgotten: bool) -> None:
-        """A block is used again for its content, or it is retracted because it was never computed.
+        """A block is used again for its content, or it is uncached because it was never computed.
 
-        A retracted block (``is_forgotten``) is added later with other content.
+        A uncached block (``is_forgotten``) is added later with other content.
         """
         for evictor in (self.real, self.twin, self.renamed):
             evictor.remove(idle.block)
@@ -305,7 +305,7 @@ def _info(now: int, num_blocks: int, random: Random, number: type[int]) -> Block
         "num_tokens": random.randrange(1, 4000),
         "num_hits": random.randrange(4),
         "last_use": departure,
-        "published": now,
+        "cache_order": now,
         "content_key": random.randrange(2 * num_blocks),
         "last_step": departure - random.choice((0, 0, 0, 2)),
     }

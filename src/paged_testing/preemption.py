@@ -9,9 +9,10 @@ import pytest
 from hypothesis import strategies as st
 
 from paged_core.cache.kv_cache import KVCache
+from paged_core.engine.contexts import PreemptionContext, VictimContext
 from paged_core.interfaces.observer import Observer, StepRecord
-from paged_core.interfaces.preemption import Preemption, PreemptionMode, PreemptionParts
-from paged_core.interfaces.victim import Victim, VictimParts
+from paged_core.interfaces.preemption import Preemption, PreemptionMode
+from paged_core.interfaces.victim import Victim
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup, Status
 from paged_testing.component import ComponentConformance, ServesEveryWorkload
@@ -41,7 +42,7 @@ class PreemptionCases(ComponentConformance):
 
     def make(self, block_size: int = 4) -> Preemption:
         """A fresh component."""
-        made = self.build(PreemptionParts(block_size=block_size))
+        made = self.build(PreemptionContext(block_size=block_size))
         assert isinstance(made, Preemption)
         return made
 
@@ -172,7 +173,7 @@ class VictimCases(ComponentConformance):
     def make(self, kv_cache: KVCache | None = None) -> Victim:
         """A fresh component."""
         cache = kv_cache or empty_cache(self.registry)
-        made = self.build(VictimParts(kv_cache=cache))
+        made = self.build(VictimContext(kv_cache=cache))
         assert isinstance(made, Victim)
         return made
 

@@ -12,10 +12,11 @@ from typing import ClassVar
 import pytest
 from hypothesis import strategies as st
 
+from paged_core.engine.contexts import OrderContext
 from paged_core.engine.policies import service_of
 from paged_core.engine.waiting_queue import WaitingQueue
 from paged_core.ids import SeqId
-from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsQuantum
+from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup, Status
 from paged_testing.component import ComponentConformance, ServesEveryWorkload
@@ -54,7 +55,7 @@ class QueueOrderCases(ComponentConformance):
 
     def make(self) -> QueueOrder:
         """A fresh order with an empty cache."""
-        made = self.build(OrderParts(kv_cache=empty_cache(self.registry)))
+        made = self.build(OrderContext(kv_cache=empty_cache(self.registry)))
         assert isinstance(made, QueueOrder)
         return made
 
@@ -88,7 +89,7 @@ class QueueOrderCases(ComponentConformance):
     def test_compares_groups_that_wait_run_and_were_preempted(self) -> None:
         """Schedulers also ask for the keys of running groups, to choose which is preempted."""
         cache = empty_cache(self.registry)
-        order = self.build(OrderParts(kv_cache=cache))
+        order = self.build(OrderContext(kv_cache=cache))
         groups = running_groups(cache, written_requests(), WRITTEN_SHARES)
         for group in groups[::2]:
             cache.release_group(group)

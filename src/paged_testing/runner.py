@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import strategies as st
 
+from paged_core.engine.contexts import RunnerContext
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.interfaces.runner import Runner, RunnerParts
+from paged_core.interfaces.runner import Runner
 from paged_core.settings.schema import settings_class
 from paged_testing.component import ComponentConformance
 
@@ -107,7 +108,7 @@ class RunnerConformance(ComponentConformance):
         if reason:
             pytest.skip(reason)
         settings = settings_class(self.registry)(**{**self.settings, "runner": self._table})
-        made = self.build(RunnerParts(settings=settings))
+        made = self.build(RunnerContext(settings=settings))
         assert isinstance(made, Runner)
         made.load()
         return made

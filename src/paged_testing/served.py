@@ -20,7 +20,7 @@ from paged_testing.workloads import Workload, simple_request
 class _Model(Protocol):
     """The methods of the ``memory`` executor that replace a model."""
 
-    def draw(self, sequence: NewSequence, tokens: Sequence[int], index: int, /) -> int: ...
+    def sample(self, sequence: NewSequence, tokens: Sequence[int], index: int, /) -> int: ...
 
     def rank(self, tokens: Sequence[int], count: int, /) -> dict[int, float]: ...
 
@@ -52,7 +52,7 @@ def text_alone(engine: Engine, request: Request, index: int = 0) -> list[int]:
     model = _model(engine)
     tokens = list(request.prompt)
     for _ in range(request.sampling.max_tokens or 0):
-        tokens.append(model.draw(new, tokens, index))
+        tokens.append(model.sample(new, tokens, index))
     return tokens[len(request.prompt) :]
 
 

@@ -18,7 +18,8 @@ import torch
 from paged_backends.attention.cuda_attention import CudaAttention
 from paged_backends.kernels.cuda.emulation import EmulatedModule
 from paged_backends.kernels.cuda.kernel import SOURCES, KernelError, Variant
-from paged_core.interfaces.attention import AttentionBackend, AttentionParts
+from paged_core.engine.contexts import AttentionContext
+from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.layer import KVCacheDtype
 from paged_core.settings.schema import EngineSettings
 from paged_testing import AttentionConformance
@@ -205,7 +206,7 @@ def conformance(module: EmulatedModule, cache: KVCacheDtype) -> AttentionConform
         kv_cache_dtype = cache
 
         def make(self) -> AttentionBackend:
-            made = self.build(AttentionParts(settings=EngineSettings()))
+            made = self.build(AttentionContext(settings=EngineSettings()))
             assert isinstance(made, CudaAttention)
             made.target = OneModule(module)
             return made

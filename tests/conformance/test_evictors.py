@@ -43,7 +43,7 @@ class TestFifo(EvictorConformance):
     component = "fifo"
 
     def expected(self, held: Sequence[IdleBlock], /) -> BlockId | None:
-        return lowest(held, lambda info: info.published)
+        return lowest(held, lambda info: info.cache_order)
 
 
 class TestLfu(EvictorConformance):

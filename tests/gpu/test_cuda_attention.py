@@ -18,7 +18,8 @@ from paged_backends.kernels.cuda.driver import Context, Driver
 from paged_backends.kernels.cuda.kernel import BlockCopier, Call, Variant
 from paged_backends.kernels.cuda.targets import GpuTarget, architecture
 from paged_backends.kernels.cuda.toolkit import Nvcc, Nvrtc, load_variant
-from paged_core.interfaces.attention import AttentionBackend, AttentionParts
+from paged_core.engine.contexts import AttentionContext
+from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings.schema import EngineSettings
 from paged_testing import AttentionConformance
@@ -36,8 +37,8 @@ LAYER = LayerSpec(
 
 
 def make(*, deterministic: bool = False) -> CudaAttention:
-    parts = AttentionParts(settings=EngineSettings(deterministic=deterministic))
-    return CudaAttention(CudaSettings(), parts)
+    context = AttentionContext(settings=EngineSettings(deterministic=deterministic))
+    return CudaAttention(CudaSettings(), context)
 
 
 @contextmanager

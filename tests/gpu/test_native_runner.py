@@ -23,14 +23,14 @@ from integration.test_triton_runner import attend
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
 from paged_backends.sampling.device_sampling import DeviceParams, device_sample, torch_sample
-from paged_core.interfaces.runner import RunnerParts
+from paged_core.engine.contexts import RunnerContext
 
 FAMILIES = ["llama", "qwen3", "gemma2", "gemma3", "gpt2", "opt, norms last"]
 
 
 def load(folder: Path, device: str, dtype: str = "float32", **options: Any) -> NativeRunner:
     chosen = settings(folder, dtype=dtype, device=device)
-    runner = NativeRunner(NativeSettings(**options), RunnerParts(settings=chosen))
+    runner = NativeRunner(NativeSettings(**options), RunnerContext(settings=chosen))
     runner.load()
     return runner
 

@@ -15,7 +15,7 @@ from integration.test_triton_runner import attend
 from paged_backends.runners.onnx.packages import unavailable_reason
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core import LLM, SamplingParams
-from paged_core.interfaces.runner import RunnerParts
+from paged_core.engine.contexts import RunnerContext
 
 if unavailable_reason() is not None:
     pytest.skip(f"{unavailable_reason()}", allow_module_level=True)
@@ -33,7 +33,7 @@ if torch.cuda.is_available() and cuda_problem() is not None:
 def test_it_computes_what_native_computes(name: str, dtype: str, tmp_path: Path) -> None:
     tiny_models.save(name, tmp_path)
     chosen = settings(tmp_path, dtype=dtype, device="cuda")
-    runner = OnnxRuntimeRunner(OnnxRuntimeSettings(), RunnerParts(settings=chosen))
+    runner = OnnxRuntimeRunner(OnnxRuntimeSettings(), RunnerContext(settings=chosen))
     runner.load()
     native = load_native(tmp_path, "cuda", dtype)
     found, expected = (one.logits(one.forward(*inputs("cuda"), attend)) for one in (runner, native))

@@ -13,7 +13,7 @@ from integration import tiny_models
 from paged_backends.attention.settings import TritonSettings
 from paged_backends.attention.triton_attention import TritonAttention
 from paged_core import LLM, SamplingParams
-from paged_core.interfaces.attention import AttentionParts
+from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings.schema import EngineSettings
 from paged_testing import AttentionConformance
@@ -54,8 +54,8 @@ class TestTritonInTiles(OnGpu):
 
 
 def make(*, deterministic: bool = False) -> TritonAttention:
-    parts = AttentionParts(settings=EngineSettings(deterministic=deterministic))
-    backend = TritonAttention(TritonSettings(), parts)
+    context = AttentionContext(settings=EngineSettings(deterministic=deterministic))
+    backend = TritonAttention(TritonSettings(), context)
     assert backend.check(LAYER) is None
     return backend
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from paged_backends.executors.memory import MemoryExecutor
 from paged_backends.executors.settings import MemorySettings
-from paged_core.interfaces.executor import Capacity, ExecutorParts
+from paged_core.engine.contexts import ExecutorContext
+from paged_core.interfaces.executor import Capacity
 from paged_core.plugins.component import Component
 from paged_core.step import StepResult
 
@@ -30,14 +31,14 @@ class SlowSettings(MemorySettings):
 class SlowExecutor(MemoryExecutor):
     """``memory``, at its leisure."""
 
-    def __init__(self, options: SlowSettings, parts: ExecutorParts, /) -> None:
-        super().__init__(options, parts)
-        self._slow, self._parts = options, parts
+    def __init__(self, options: SlowSettings, context: ExecutorContext, /) -> None:
+        super().__init__(options, context)
+        self._slow, self._context = options, context
 
     def start(self) -> Capacity:
         time.sleep(self._slow.start)
         if self._slow.exits:
-            os._exit(40 + self._parts.rank)
+            os._exit(40 + self._context.rank)
         return super().start()
 
     def collect(self, handle: Any, /) -> StepResult:

@@ -16,11 +16,11 @@ from paged_backends.executors.settings import LocalSettings
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings, TransformersSettings
 from paged_backends.runners.transformers.runner import TransformersRunner
+from paged_core.engine.contexts import AttentionContext, ExecutorContext, RunnerContext
 from paged_core.ids import BlockId, SeqId
-from paged_core.interfaces.attention import AttentionBackend, AttentionParts
-from paged_core.interfaces.executor import ExecutorParts
+from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.layer import LayerSpec
-from paged_core.interfaces.runner import Runner, RunnerParts
+from paged_core.interfaces.runner import Runner
 from paged_core.plugins.registry import Registry
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput, StepResult
@@ -52,11 +52,11 @@ def settings(folder: Path | str, **changes: Any) -> Any:
 
 
 def load_runner(chosen: Any, name: str = "transformers", **options: Any) -> Runner:
-    parts = RunnerParts(settings=chosen)
+    context = RunnerContext(settings=chosen)
     runner: Runner = (
-        NativeRunner(NativeSettings(**options), parts)
+        NativeRunner(NativeSettings(**options), context)
         if name == "native"
-        else TransformersRunner(TransformersSettings(), parts)
+        else TransformersRunner(TransformersSettings(), context)
     )
     runner.load()
     return runner
@@ -73,7 +73,7 @@ def make_executor(
     """An executor that is not started; a loaded ``runner`` is used as it is."""
     return LocalExecutor(
         LocalSettings(accelerator=accelerator),
-        LoadedParts(
+        LoadedContext(
             settings=chosen,
             registry=Registry(()),
             needs_host_blocks=needs_host_blocks,
@@ -84,7 +84,7 @@ def make_executor(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedParts(ExecutorParts):
+class LoadedContext(ExecutorContext):
     """Parts with a runner that is loaded already, if there is one, and an attention backend that
     is made already, or else ``torch``."""
 
@@ -95,8 +95,8 @@ class LoadedParts(ExecutorParts):
         return self.runner or load_runner(self.settings)
 
     def make_attention(self, layers: Sequence[LayerSpec]) -> AttentionBackend:
-        parts = AttentionParts(settings=self.settings)
-        return self.attention or TorchAttention(TorchSettings(), parts)
+        context = AttentionContext(settings=self.settings)
+        return self.attention or TorchAttention(TorchSettings(), context)
 
 
 class Sequence_:  # noqa: N801

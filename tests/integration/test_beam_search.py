@@ -163,7 +163,7 @@ def test_changes_log_probabilities_where_transformers_does(
             assert_same(output, search(model, prompt, sampling, **theirs))
 
 
-def test_best_of_returns_the_likeliest_of_what_it_drew(family: Path) -> None:
+def test_best_of_returns_the_likeliest_of_what_it_sampled(family: Path) -> None:
     drawn = {"temperature": 1.0, "seed": 3, "max_tokens": NUM_TOKENS, "logprobs": 0}
     with LLM(str(family), num_blocks=400, max_model_len=64) as llm:
         (everything,) = llm.generate([PROMPTS[0]], SamplingParams(n=5, **drawn))

@@ -95,7 +95,7 @@ from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.kernels.cpu.bindings import Bindings
 from paged_backends.quantization.quantize import quantize
 from paged_backends.quantization.weight_format import WeightFormat
-from paged_core.interfaces.attention import AttentionParts
+from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene
@@ -112,7 +112,7 @@ for dtype, kept, dim, group, window, deterministic in itertools.product(
     ["float32", "bfloat16"], ["auto", "int8"], [20, 64, 128], [1, 3], [None, 18], [False, True]
 ):
     backend = CpuAttention(
-        CpuSettings(), AttentionParts(settings=EngineSettings(deterministic=deterministic))
+        CpuSettings(), AttentionContext(settings=EngineSettings(deterministic=deterministic))
     )
     backend._bindings = bindings
     layer = LayerSpec(
@@ -166,7 +166,7 @@ for rows, width in itertools.product([1, 3], [5, 64, 1000, 5001]):
     poison(memory[rows * width :].data_ptr(), 256)
     for top_k, top_p in itertools.product([0, 2, 40, 3000], [0.3, 1.0]):
         choices = torch.tensor([[1.0, 0.0, top_k, top_p, 0.7]] * rows, dtype=torch.float64)
-        assert (kernels.draw(logits, choices) < width).all()
+        assert (kernels.sample(logits, choices) < width).all()
     kernels.argmax(logits)
     unpoison(memory.data_ptr(), memory.nbytes)
 if len(sys.argv) > 3:  # prove that a forbidden access would be noticed

@@ -22,8 +22,9 @@ from integration.test_onnx_files import FOLDER
 from paged_backends.runners.onnx.runner import choose_runner
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core import LLM
+from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import CheckpointError, PagedCoreError, SettingsError, UnsupportedModel
-from paged_core.interfaces.runner import Runner, RunnerParts
+from paged_core.interfaces.runner import Runner
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def written_out(tmp_path: Path) -> Path:
 
 def load(folder: Path, **options: Any) -> Runner:
     given = OnnxRuntimeSettings(**options)
-    runner = choose_runner(given, RunnerParts(settings=settings(folder)))
+    runner = choose_runner(given, RunnerContext(settings=settings(folder)))
     runner.load()
     return runner
 
@@ -276,7 +277,7 @@ def test_auto_names_the_runner_that_is_missing(
 def test_random_weights_need_a_configuration(folder: Path) -> None:
     options = OnnxRuntimeSettings(weights="random")
     with pytest.raises(SettingsError, match=r"^runner\.weights: random .* set it to checkpoint"):
-        choose_runner(options, RunnerParts(settings=settings(folder)))
+        choose_runner(options, RunnerContext(settings=settings(folder)))
 
 
 # ---------------------------------------------------------------------- the graph
@@ -488,7 +489,7 @@ def test_a_cache_that_no_attention_was_found_for(folder: Path) -> None:
 
 
 def test_only_the_last_token_has_logits(folder: Path) -> None:
-    """Builders can leave the other rows out; the head here gets rows that draw a token only."""
+    """Builders can leave the other rows out; the head here gets rows that sample a token only."""
     before = load(folder).vocab_size
 
     def edit(model: ModelProto) -> None:

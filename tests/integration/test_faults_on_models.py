@@ -21,7 +21,7 @@ def texts(llm: LLM) -> list[str]:
     ("site", "number"),
     [
         (("block_allocator", "allocate"), 3),
-        (("block_allocator", "publish"), 2),
+        (("block_allocator", "cache"), 2),
         (("block_allocator", "free"), 0),
         (("evictor", "add"), 1),
         (("scheduler", "schedule"), 2),

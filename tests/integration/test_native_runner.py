@@ -27,8 +27,9 @@ from paged_backends.runners.native.families import decoder_config
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
 from paged_core import LLM, SamplingParams
+from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
-from paged_core.interfaces.runner import Runner, RunnerParts
+from paged_core.interfaces.runner import Runner
 from unit import cpu_kernels
 
 NUM_TOKENS = 8
@@ -166,7 +167,7 @@ def test_in_16_bits_logits_are_close_to_those_in_32(
     logits = []
     for dtype in ("float32", "bfloat16"):
         chosen = settings(tmp_path, dtype=dtype)
-        runner = NativeRunner(NativeSettings(kernels=kernels), RunnerParts(settings=chosen))
+        runner = NativeRunner(NativeSettings(kernels=kernels), RunnerContext(settings=chosen))
         runner.load()
         tokens = torch.tensor(tiny_models.PROMPTS[0])
         hidden = runner.forward(tokens, torch.arange(len(tokens)), lambda _i, _q, _k, _v: _q)
@@ -198,7 +199,7 @@ def test_deterministic_tokens_in_16_bits_do_not_depend_on_the_batch(
 def test_all_layers_run_in_one_call_of_the_kernels(name: str, tmp_path: Path) -> None:
     cpu_kernels.load("auto")  # skips the test where there are none
     tiny_models.save(name, tmp_path)
-    runner = NativeRunner(NativeSettings(), RunnerParts(settings=settings(tmp_path)))
+    runner = NativeRunner(NativeSettings(), RunnerContext(settings=settings(tmp_path)))
     runner.load()
     assert runner._decoder.fused is not None
 

@@ -13,16 +13,16 @@ from integration.onnx_graphs import Decoder, Grouped, MultiHead, Paged, Written,
 from integration.step_driver import settings
 from paged_backends.runners.onnx.file.file_runner import OnnxFileRunner
 from paged_backends.runners.settings import OnnxRuntimeSettings
+from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import UnsupportedModel
-from paged_core.interfaces.runner import RunnerParts
 from paged_testing.runner import DenseAttention
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 
 
 def load(folder: Path, **changes: Any) -> OnnxFileRunner:
-    parts = RunnerParts(settings=settings(folder, **changes))
-    runner = OnnxFileRunner(OnnxRuntimeSettings(), parts)
+    context = RunnerContext(settings=settings(folder, **changes))
+    runner = OnnxFileRunner(OnnxRuntimeSettings(), context)
     runner.load()
     return runner
 

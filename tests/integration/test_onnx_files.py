@@ -19,7 +19,7 @@ from integration.step_driver import StepDriver, make_executor, run_at_random, se
 from paged_backends.runners.onnx.file.file_runner import OnnxFileRunner
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core import LLM, SamplingParams
-from paged_core.interfaces.runner import RunnerParts
+from paged_core.engine.contexts import RunnerContext
 
 FOLDER = Path(__file__).parents[1] / "data" / "onnx"
 NAMES = sorted(path.name for path in FOLDER.iterdir())
@@ -33,7 +33,7 @@ def expected(name: str) -> tuple[list[str], list[list[int]]]:
 
 
 def load(chosen: Any) -> OnnxFileRunner:
-    runner = OnnxFileRunner(OnnxRuntimeSettings(), RunnerParts(settings=chosen))
+    runner = OnnxFileRunner(OnnxRuntimeSettings(), RunnerContext(settings=chosen))
     runner.load()
     return runner
 

@@ -26,8 +26,8 @@ from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.onnx.runner import OnnxRuntimeRunner
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core import LLM, SamplingParams
+from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import CheckpointError, UnsupportedModel
-from paged_core.interfaces.runner import RunnerParts
 
 NUM_TOKENS = 8
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -44,7 +44,7 @@ def expected(model: Path) -> list[list[int]]:
 
 
 def load(chosen: Any, **options: Any) -> OnnxRuntimeRunner:
-    runner = OnnxRuntimeRunner(OnnxRuntimeSettings(**options), RunnerParts(settings=chosen))
+    runner = OnnxRuntimeRunner(OnnxRuntimeSettings(**options), RunnerContext(settings=chosen))
     runner.load()
     return runner
 

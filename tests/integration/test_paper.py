@@ -14,8 +14,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from architecture.snippets import ROOT
+from paged_core.engine.contexts import AllocatorContext
 from paged_core.errors import OutOfBlocks
-from paged_core.interfaces.allocator import AllocatorParts
 
 FOLDER = ROOT / "examples" / "paper"
 PAGE = ROOT / "docs" / "reproductions.md"
@@ -146,10 +146,10 @@ def test_the_buddy_allocator_gives_regions_that_do_not_overlap(
 ) -> None:
     """A call reserves so many blocks; then the run of that number is freed, if there is one."""
     buddy = import_module("buddy")
-    parts = AllocatorParts(
+    context = AllocatorContext(
         num_blocks=num_blocks, block_size=4, max_model_len=64, evictor=cast("Any", None)
     )
-    allocator = buddy.BuddyAllocator(buddy.BuddySettings(), parts)
+    allocator = buddy.BuddyAllocator(buddy.BuddySettings(), context)
     runs: list[list[int]] = []
     for count, freed in calls:
         size = 1 << (count - 1).bit_length()
@@ -179,8 +179,10 @@ def region(run: list[int]) -> range:
 
 def test_the_buddy_allocator_reserves_as_the_paper_says(paper: Any) -> None:
     buddy = import_module("buddy")
-    parts = AllocatorParts(num_blocks=64, block_size=1, max_model_len=60, evictor=cast("Any", None))
+    context = AllocatorContext(
+        num_blocks=64, block_size=1, max_model_len=60, evictor=cast("Any", None)
+    )
     expected = {"max": 64, "pow2": 16, "oracle": 8}  # of 60, 3 + 8 and 8 tokens
     for reserve, count in expected.items():
-        allocator = buddy.BuddyAllocator(buddy.BuddySettings(reserve=reserve), parts)
+        allocator = buddy.BuddyAllocator(buddy.BuddySettings(reserve=reserve), context)
         assert allocator.blocks_to_reserve(3, 8) == count

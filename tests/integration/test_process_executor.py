@@ -23,6 +23,7 @@ from integration.slow_executor import SLOW, favour_token_9
 from paged_backends.executors import process, worker_process
 from paged_backends.executors.process import ProcessExecutor
 from paged_core import LLM
+from paged_core.engine.contexts import AttentionContext, ExecutorContext, RunnerContext
 from paged_core.engine.driver import EngineDriver
 from paged_core.engine.engine import Engine
 from paged_core.engine.wiring import build_engine
@@ -33,9 +34,6 @@ from paged_core.errors import (
     RequestError,
     SettingsError,
 )
-from paged_core.interfaces.attention import AttentionParts
-from paged_core.interfaces.executor import ExecutorParts
-from paged_core.interfaces.runner import RunnerParts
 from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
@@ -297,10 +295,10 @@ class TestProcessors:
 
 
 class TestParts:
-    def parts(self, **settings: Any) -> ExecutorParts:
+    def parts(self, **settings: Any) -> ExecutorContext:
         registry = registry_with(SLOW)
         made = settings_class(registry)(**{**SMALL, **settings})
-        return ExecutorParts(settings=made, registry=registry, needs_host_blocks=True)
+        return ExecutorContext(settings=made, registry=registry, needs_host_blocks=True)
 
     def test_of_an_executor_survive_a_round_trip(self) -> None:
         parts = self.parts(executor={"name": "process", "inner": "slow"})
@@ -311,7 +309,7 @@ class TestParts:
 
     def test_of_a_runner_and_of_attention_survive_a_round_trip(self) -> None:
         settings = self.parts().settings
-        for parts in (RunnerParts(settings=settings), AttentionParts(settings=settings)):
+        for parts in (RunnerContext(settings=settings), AttentionContext(settings=settings)):
             assert pickle.loads(pickle.dumps(parts)) == parts
 
     @pytest.mark.parametrize("chosen", ["auto", "native", "transformers"])
@@ -333,12 +331,12 @@ class TestParts:
         chosen = {"name": "process", "inner": {"name": "slow", "exits": True}}
         registry = registry_with(SLOW)
         settings = settings_class(registry)(**{**SMALL, "executor": chosen})
-        parts = ExecutorParts(
+        context = ExecutorContext(
             settings=settings, registry=registry, needs_host_blocks=False, rank=1, size=2
         )
         message = r"'slow', rank 1 of 2 \(pid \d+\) ended with exit status 41 while it started"
         with pytest.raises(ExecutorLost, match=message):
-            ProcessExecutor(settings.executor, parts).start()  # type: ignore[arg-type]
+            ProcessExecutor(settings.executor, context).start()  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------- death and hanging

@@ -32,8 +32,8 @@ from paged_backends.runners.native.source import ModelSource
 from paged_backends.runners.onnx.runner import OnnxRuntimeRunner
 from paged_backends.runners.settings import NativeSettings, OnnxRuntimeSettings
 from paged_core import LLM, SamplingParams
+from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import CheckpointError, SettingsError
-from paged_core.interfaces.runner import RunnerParts
 
 NUM_TOKENS = 8
 PROMPT = tiny_models.PROMPTS[2]
@@ -66,8 +66,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, chosen: Any = None, **options: Any) -> NativeRunner:
-    parts = RunnerParts(settings=chosen or settings(folder))
-    runner = NativeRunner(NativeSettings(**options), parts)
+    context = RunnerContext(settings=chosen or settings(folder))
+    runner = NativeRunner(NativeSettings(**options), context)
     runner.load()
     return runner
 
@@ -188,7 +188,7 @@ def test_a_checkpoint_is_quantised_once(llama: Path, cache: Path) -> None:
 
 
 def test_runner_onnxruntime_has_the_same_file(llama: Path) -> None:
-    onnx = OnnxRuntimeRunner(OnnxRuntimeSettings(**INT4), RunnerParts(settings=settings(llama)))
+    onnx = OnnxRuntimeRunner(OnnxRuntimeSettings(**INT4), RunnerContext(settings=settings(llama)))
     with capture_logs() as logs:
         found = logits(load(llama, **INT4, **PLAIN))
         onnx.load()

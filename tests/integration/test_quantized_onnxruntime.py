@@ -18,8 +18,9 @@ from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.onnx.runner import OnnxRuntimeRunner
 from paged_backends.runners.settings import OnnxRuntimeSettings
 from paged_core import LLM, SamplingParams
+from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import SettingsError
-from paged_core.interfaces.runner import Runner, RunnerParts
+from paged_core.interfaces.runner import Runner
 
 NUM_TOKENS = 8
 PROMPT = tiny_models.PROMPTS[2]
@@ -46,8 +47,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, chosen: Any = None, **options: Any) -> OnnxRuntimeRunner:
-    parts = RunnerParts(settings=chosen or settings(folder))
-    runner = OnnxRuntimeRunner(OnnxRuntimeSettings(**options), parts)
+    context = RunnerContext(settings=chosen or settings(folder))
+    runner = OnnxRuntimeRunner(OnnxRuntimeSettings(**options), context)
     runner.load()
     return runner
 

@@ -17,7 +17,7 @@ from integration.step_driver import settings
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
 from paged_core import LLM, SamplingParams
-from paged_core.interfaces.runner import RunnerParts
+from paged_core.engine.contexts import RunnerContext
 from unit.triton_device import DEVICE
 
 pytest.importorskip("triton")
@@ -25,7 +25,7 @@ pytest.importorskip("triton")
 
 def load(folder: Path, dtype: str = "float32", **options: Any) -> NativeRunner:
     chosen = settings(folder, dtype=dtype, device=DEVICE)
-    runner = NativeRunner(NativeSettings(**options), RunnerParts(settings=chosen))
+    runner = NativeRunner(NativeSettings(**options), RunnerContext(settings=chosen))
     runner.load()
     return runner
 

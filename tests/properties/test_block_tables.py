@@ -124,7 +124,7 @@ class BlockTables(RuleBasedStateMachine):
                 return
             assert sequence.num_scheduled == skipped
             self.plan[sequence.id] = sequence, count
-            if hit.num_settled < len(hit.blocks):
+            if hit.num_committed < len(hit.blocks):
                 self.depends_on_plan = True
         self.waiting.remove(group)
         self.running.append(group)
@@ -226,7 +226,7 @@ class BlockTables(RuleBasedStateMachine):
             steps.insert(0, self.in_flight)
             self.in_flight = None
         for step in steps:
-            self.cache.retract(step.changes)
+            self.cache.uncache(step.changes)
         for group in dict.fromkeys(group for step in steps for group in step.groups):
             for sequence in list(group.live):
                 self.end(group, sequence)

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_core.cache.lookup_oracle import LookupOracle
+from paged_core.engine.contexts import EvictorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
-from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.plugins.registry import Registry
 from properties.evictor_models import (
     ArcModel,
@@ -34,8 +35,8 @@ few_references = st.lists(st.integers(0, 4), max_size=14)
 
 def make(name: str, future: LookupOracle | None = None, **options: Any) -> Evictor:
     component = REGISTRY.get("evictor", name)
-    parts = EvictorParts(num_blocks=64, block_size=4, seed=0, future=future or LookupOracle())
-    made = component.load()(component.settings(name=name, **options), parts)
+    context = EvictorContext(num_blocks=64, block_size=4, seed=0, future=future or LookupOracle())
+    made = component.load()(component.settings(name=name, **options), context)
     assert isinstance(made, Evictor)
     return made
 
@@ -62,8 +63,8 @@ def hits(
             gone = next(page for page in blocks if blocks[page] == block)
             del blocks[gone]
             blocks[page] = block
-        published = infos[page].published if found[-1] else now
-        infos[page] = BlockInfo(4, num_hits, now, published, hash((page,)), now)
+        cached = infos[page].cached if found[-1] else now
+        infos[page] = BlockInfo(4, num_hits, now, cached, hash((page,)), now)
         evictor.add(blocks[page], infos[page])
     return found
 
@@ -130,8 +131,8 @@ def follow(real: Evictor, model: Evictor, events: Sequence[tuple[str, Any]]) -> 
             real.remove(block)
             model.remove(block)
             if what == "use":
-                key, published = info.content_key, info.published
-                used.append((block, BlockInfo(4, info.num_hits + 1, now, published, key, now)))
+                key, cached = info.content_key, info.cache_order
+                used.append((block, BlockInfo(4, info.num_hits + 1, now, cached, key, now)))
             else:
                 unused.append(block)
         assert len(real) == len(model) == len(idle)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionParts
+from paged_core.engine.contexts import AttentionContext
+from paged_core.interfaces.attention import AttentionBackend, AttentionBatch
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
@@ -40,7 +41,7 @@ def make(table: dict[str, Any], **settings: Any) -> AttentionBackend:
     component = registry.get("attention", table["name"])
     made: AttentionBackend = component.load()(
         component.settings.model_validate(table),
-        AttentionParts(settings=EngineSettings(**settings), registry=registry),
+        AttentionContext(settings=EngineSettings(**settings), registry=registry),
     )
     return made
 

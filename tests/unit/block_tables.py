@@ -6,9 +6,8 @@ from itertools import count
 from typing import Any
 
 from paged_core.cache.kv_cache import KVCache
+from paged_core.engine.contexts import AllocatorContext, EvictorContext
 from paged_core.ids import SeqId
-from paged_core.interfaces.allocator import AllocatorParts
-from paged_core.interfaces.evictor import EvictorParts
 from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
@@ -31,13 +30,13 @@ def make_cache(
     component = REGISTRY.get("block_allocator", allocator)
     made = component.load()(
         component.settings(name=allocator, **options),
-        AllocatorParts(
+        AllocatorContext(
             max_model_len=2048,
             num_blocks=num_blocks,
             block_size=block_size,
             evictor=evictor.load()(
                 evictor.settings(name="lru"),
-                EvictorParts(num_blocks=num_blocks, block_size=block_size, seed=0),
+                EvictorContext(num_blocks=num_blocks, block_size=block_size, seed=0),
             ),
         ),
     )

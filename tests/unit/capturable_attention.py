@@ -10,7 +10,8 @@ from torch import Tensor
 
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import PagedLayer, TorchAttention
-from paged_core.interfaces.attention import AttentionBatch, AttentionParts, LayerAttention
+from paged_core.engine.contexts import AttentionContext
+from paged_core.interfaces.attention import AttentionBatch, LayerAttention
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.plugins.component import Component
 from paged_core.settings.schema import EngineSettings
@@ -80,10 +81,10 @@ class CapturableAttention(TorchAttention):
     """Counts what it plans."""
 
     def __init__(
-        self, options: TorchSettings | None = None, parts: AttentionParts | None = None
+        self, options: TorchSettings | None = None, context: AttentionContext | None = None
     ) -> None:
         super().__init__(
-            options or CapturableSettings(), parts or AttentionParts(settings=EngineSettings())
+            options or CapturableSettings(), context or AttentionContext(settings=EngineSettings())
         )
         self.captured: list[int] = []
         self.num_updates = 0

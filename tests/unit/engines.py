@@ -35,7 +35,7 @@ def engine_with(
         def draw(sequence: NewSequence, tokens: Sequence[int], index: int) -> int:
             return text[(len(tokens) - sequence.num_prompt_tokens) % len(text)]
 
-        engine.executor.draw = draw  # type: ignore[attr-defined]
+        engine.executor.sample = draw  # type: ignore[attr-defined]
     return engine
 
 

@@ -52,22 +52,22 @@ class StaleAllocator(HashCachedAllocator):
 class TrustingAllocator(HashCachedAllocator):
     """Looks at the hash and not at the tokens."""
 
-    def publish(self, block: BlockId, key: BlockKey, /) -> BlockId:
-        return super().publish(block, BlockKey(None, (hash(key),)))
+    def cache(self, block: BlockId, key: BlockKey, /) -> BlockId:
+        return super().cache(block, BlockKey(None, (hash(key),)))
 
     def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
         return super().look_up([BlockKey(None, (hash(key),)) for key in keys])
 
 
-class UnretractingAllocator(HashCachedAllocator):
+class NotUncachingAllocator(HashCachedAllocator):
     """Finds what was never computed."""
 
-    def retract(self, blocks: Iterable[BlockId], /) -> None:
+    def uncache(self, blocks: Iterable[BlockId], /) -> None:
         pass
 
 
 class NewestDuplicateAllocator(HashCachedAllocator):
-    """Of equal blocks it finds the last published."""
+    """Of equal blocks it finds the last cached."""
 
     def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
         found: list[BlockId] = []
@@ -164,10 +164,10 @@ class EvictingAllocator(HashCachedAllocator):
         return super().allocate(count)
 
 
-class IdleRetractingAllocator(HashCachedAllocator):
-    """Leaves a block that it retracts with the evictor."""
+class IdleUncachingAllocator(HashCachedAllocator):
+    """Leaves a block that it uncaches with the evictor."""
 
-    def retract(self, blocks: Iterable[BlockId], /) -> None:
+    def uncache(self, blocks: Iterable[BlockId], /) -> None:
         for block in blocks:
             if self._keys[block] is not None:
                 self._forget(block)
@@ -184,19 +184,19 @@ class UnremovingAllocator(HashCachedAllocator):
 class MergingAllocator(HashCachedAllocator):
     """Merges a block into an equal one, and does not take the reference with it."""
 
-    def publish(self, block: BlockId, key: BlockKey, /) -> BlockId:
+    def cache(self, block: BlockId, key: BlockKey, /) -> BlockId:
         equal = self._by_key.get(key)
         if equal:
             self.free([block])
             return next(iter(equal))
-        return super().publish(block, key)
+        return super().cache(block, key)
 
 
 class ShortAllocator(HashCachedAllocator):
     """Tells the evictor that every prefix is one block long."""
 
-    def publish(self, block: BlockId, key: BlockKey, /) -> BlockId:
-        held = super().publish(block, key)
+    def cache(self, block: BlockId, key: BlockKey, /) -> BlockId:
+        held = super().cache(block, key)
         short = BlockKey(None, key.tokens)
         self._lengths = {**getattr(self, "_lengths", {}), block: short}
         return held

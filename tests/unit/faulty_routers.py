@@ -7,14 +7,14 @@ from random import randrange
 from typing import Any, ClassVar, cast
 
 from paged_core.request import Request
-from paged_plugins.lab.router import ReplicaLoad, Router, RouterParts
+from paged_plugins.lab.router import ReplicaLoad, Router, RouterContext
 from paged_plugins.lab.testing.router_conformance import Load
 
 
 class _Faulty(Router):
-    def __init__(self, options: Any, parts: RouterParts, /) -> None:
+    def __init__(self, options: Any, context: RouterContext, /) -> None:
         self.turn = 0
-        self.parts = parts
+        self.parts = context
 
     def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
         self.turn += 1
@@ -94,8 +94,8 @@ class BookingRouter(_Faulty):
 class HoardingRouter(_Faulty):
     """Remembers every session for ever."""
 
-    def __init__(self, options: Any, parts: RouterParts, /) -> None:
-        super().__init__(options, parts)
+    def __init__(self, options: Any, context: RouterContext, /) -> None:
+        super().__init__(options, context)
         self.sessions: dict[str, int] = {}
 
     def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
@@ -107,8 +107,8 @@ class HoardingRouter(_Faulty):
 class KeepingRouter(_Faulty):
     """Remembers the requests that are being served, and does not hear that they have ended."""
 
-    def __init__(self, options: Any, parts: RouterParts, /) -> None:
-        super().__init__(options, parts)
+    def __init__(self, options: Any, context: RouterContext, /) -> None:
+        super().__init__(options, context)
         self.live: dict[str, Request] = {}
 
     def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
@@ -119,8 +119,8 @@ class KeepingRouter(_Faulty):
 class OrderlyRouter(_Faulty):
     """Expects requests to end in the order of their arrival."""
 
-    def __init__(self, options: Any, parts: RouterParts, /) -> None:
-        super().__init__(options, parts)
+    def __init__(self, options: Any, context: RouterContext, /) -> None:
+        super().__init__(options, context)
         self.live: list[str] = []
 
     def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:

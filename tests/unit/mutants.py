@@ -110,7 +110,7 @@ _ALL: tuple[tuple[type[ComponentConformance], type[ComponentSettings], str], ...
     (
         BlockAllocatorConformance,
         settings.FaultyHashCachedSettings,
-        "Stale Trusting Unretracting NewestDuplicate Referencing Evicting IdleRetracting "
+        "Stale Trusting NotUncaching NewestDuplicate Referencing Evicting IdleUncaching "
         "Unremoving Merging Short",
     ),
     (BlockAllocatorConformance, settings.FaultyContiguousSettings, "Scattering Scant"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import PagedLayer, Plan, TorchAttention
-from paged_core.interfaces.attention import AttentionParts
+from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.plugins.component import Component
 
@@ -59,8 +59,8 @@ class PackedLayer:
 class PackedAttention(TorchAttention):
     """Counts the blocks that it copies, by whether source and target are the same cache."""
 
-    def __init__(self, options: PackedSettings, parts: AttentionParts) -> None:
-        super().__init__(options, parts)
+    def __init__(self, options: PackedSettings, context: AttentionContext) -> None:
+        super().__init__(options, context)
         self.num_copied = {"within": 0, "across": 0}
 
     def cache_shape(self, layer: LayerSpec, num_blocks: int, /) -> tuple[int, ...]:

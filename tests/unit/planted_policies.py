@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from paged_core.engine.contexts import EvictorContext
 from paged_core.ids import BlockId
-from paged_core.interfaces.evictor import BlockInfo, EvictorParts
+from paged_core.interfaces.evictor import BlockInfo
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.sequence import SequenceGroup
@@ -19,8 +20,8 @@ class TwinSettings(ComponentSettings):
 class LruTwin(LruEvictor):
     """The base by another name."""
 
-    def __init__(self, options: TwinSettings, parts: EvictorParts, /) -> None:
-        super().__init__(LruSettings(), parts)
+    def __init__(self, options: TwinSettings, context: EvictorContext, /) -> None:
+        super().__init__(LruSettings(), context)
 
 
 class WastefulSettings(ComponentSettings):
@@ -30,8 +31,8 @@ class WastefulSettings(ComponentSettings):
 class WastefulEvictor(LruTwin):
     """Keeps what is not asked for: blocks that were hit go first."""
 
-    def __init__(self, options: WastefulSettings, parts: EvictorParts, /) -> None:
-        super().__init__(TwinSettings(), parts)
+    def __init__(self, options: WastefulSettings, context: EvictorContext, /) -> None:
+        super().__init__(TwinSettings(), context)
 
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
         super().add(block, info)

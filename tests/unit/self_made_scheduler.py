@@ -6,10 +6,11 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
+from paged_core.engine.contexts import SchedulerContext
 from paged_core.engine.waiting_queue import WaitingQueue
 from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.preemption import PreemptionMode
-from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
+from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 
@@ -27,13 +28,13 @@ class SelfMadeSettings(ComponentSettings):
 class SelfMadeScheduler(Scheduler):
     """Moves blocks, sets the status and fills in the plan itself, by the names of 0.1."""
 
-    def __init__(self, options: SelfMadeSettings, parts: SchedulerParts, /) -> None:
+    def __init__(self, options: SelfMadeSettings, context: SchedulerContext, /) -> None:
         self._options = options
-        self._kv = parts.kv_cache
-        self._victim = parts.victim
-        self._preemption = parts.preemption
-        self._max_model_len = parts.max_model_len
-        self._waiting = WaitingQueue(parts.queue_order)
+        self._kv = context.kv_cache
+        self._victim = context.victim
+        self._preemption = context.preemption
+        self._max_model_len = context.max_model_len
+        self._waiting = WaitingQueue(context.queue_order)
         self._running: list[SequenceGroup] = []
         self._swapped: list[SequenceGroup] = []
         self._now = 0.0
@@ -111,7 +112,7 @@ class SelfMadeScheduler(Scheduler):
             count = min(sequence.num_pending, tokens_left)
             self._kv.reserve(sequence, count)
         else:  # settled: not blocks of this step, whose group may yet be preempted
-            hit = self._kv.lookup(sequence, sequence.num_tokens - 1, settled=True)
+            hit = self._kv.lookup(sequence, sequence.num_tokens - 1, committed=True)
             num_cached = len(hit.blocks) * self._kv.block_size
             count = min(sequence.num_tokens - num_cached, tokens_left)
             self._kv.admit(sequence, count, hit, num_cached)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from math import inf
 
+from paged_core.engine.contexts import make_component
 from paged_core.engine.wiring import build_engine
 from paged_core.errors import RequestError
-from paged_core.interfaces.component_factory import make_component
 from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.sequence import SequenceGroup
@@ -17,7 +17,7 @@ from paged_plugins.lab.cluster.record import ClusterRecord, Watch
 from paged_plugins.lab.cluster.replica import Replica
 from paged_plugins.lab.cluster.simulate_cluster import router_options
 from paged_plugins.lab.measures import ServiceLevel
-from paged_plugins.lab.router import Load, Router, RouterParts
+from paged_plugins.lab.router import Load, Router, RouterContext
 from paged_plugins.lab.runs.run_record import RequestRecord, ended_record
 from paged_plugins.lab.simulation import SimulatedExecutor
 from paged_plugins.workloads.serving import Arrival, Arrivals
@@ -43,14 +43,14 @@ class SequentialCluster:
             self._replica(number, settings, registry) for number in range(num_replicas)
         ]
         capacity = self._replicas[0].engine.capacity
-        parts = RouterParts(
+        context = RouterContext(
             num_replicas=num_replicas,
             block_size=settings.block_size,
             num_blocks=capacity.num_blocks,
             seed=settings.seed,
         )
         self._router: Router = make_component(
-            registry, "router", router_options(settings, registry), parts
+            registry, "router", router_options(settings, registry), context
         )
         self._arrivals = Arrivals(workload.draw(seed), capacity.vocab_size)
         self._watch = Watch(

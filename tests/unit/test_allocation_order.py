@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from paged_core.engine.contexts import AllocatorContext
 from paged_core.ids import BlockKey
-from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator
+from paged_core.interfaces.allocator import BlockAllocator
 from paged_policies.allocators.contiguous import ContiguousAllocator, ContiguousSettings
 from paged_policies.allocators.hash_cached import HashCachedAllocator, HashCachedSettings
 from paged_policies.allocators.uncached import UncachedAllocator, UncachedSettings
@@ -16,8 +17,8 @@ from paged_testing.engines import build_memory_engine
 from paged_testing.workloads import simple_request
 
 
-def parts(num_blocks: int) -> AllocatorParts:
-    return AllocatorParts(
+def parts(num_blocks: int) -> AllocatorContext:
+    return AllocatorContext(
         num_blocks=num_blocks, block_size=4, max_model_len=64, evictor=PlainEvictor()
     )
 
@@ -46,18 +47,18 @@ def test_freed_blocks_go_before_those_that_never_were_in_use(make: Any) -> None:
 def test_cached_blocks_are_kept_while_one_was_never_in_use() -> None:
     allocator = hash_cached(6)
     cached, partial, last = allocator.allocate(3)
-    allocator.publish(cached, BlockKey(None, [1, 2, 3, 4]))
+    allocator.cache(cached, BlockKey(None, [1, 2, 3, 4]))
     allocator.free([last, partial, cached])
     assert allocator.allocate(6) == [partial, last, 3, 4, 5, cached]
 
 
-def test_a_block_whose_content_was_retracted_goes_before_those_that_never_were_in_use() -> None:
+def test_a_block_whose_content_was_uncached_goes_before_those_that_never_were_in_use() -> None:
     allocator = hash_cached(4)
     kept, lost = allocator.allocate(2)
     for number, block in enumerate((kept, lost)):
-        allocator.publish(block, BlockKey(None, [number]))
+        allocator.cache(block, BlockKey(None, [number]))
     allocator.free([kept, lost])
-    allocator.retract([lost])
+    allocator.uncache([lost])
     assert allocator.allocate(4) == [lost, 2, 3, kept]
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from paged_backends.executors.memory import MemoryExecutor
 from paged_backends.executors.settings import MemorySettings
+from paged_core.engine.contexts import ExecutorContext
 from paged_core.engine.engine import Engine
 from paged_core.errors import RequestError
-from paged_core.interfaces.executor import ExecutorParts
 from paged_core.interfaces.scheduler import Schedule, Scheduler
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.plugins.registry import Registry
@@ -118,8 +118,8 @@ class Ahead(MemoryExecutor):
 
     runs_in_background = True
 
-    def __init__(self, options: AheadSettings, parts: ExecutorParts, /) -> None:
-        super().__init__(MemorySettings(), parts)
+    def __init__(self, options: AheadSettings, context: ExecutorContext, /) -> None:
+        super().__init__(MemorySettings(), context)
 
 
 @pytest.mark.parametrize(
@@ -141,13 +141,13 @@ def test_auto_follows_the_executor(executor: str, setting: Any, ahead: bool) -> 
     assert group.finished
 
 
-def test_a_block_is_published_when_its_tokens_are_known() -> None:
+def test_a_block_is_cached_when_its_tokens_are_known() -> None:
     engine, _ = async_engine(block_size=4)
     first = engine.add(request("A", (1, 2, 3), max_tokens=9))
     while len(first.live[0].tokens) < 8:
         engine.step()
         table = first.live[0].table
-        assert table.num_published <= len(first.live[0].tokens) // 4
+        assert table.num_cached <= len(first.live[0].tokens) // 4
     again = engine.add(request("B", tuple(first.live[0].tokens[:6]), max_tokens=2))
     finish(engine)
     assert again.num_cached == 4
@@ -207,14 +207,14 @@ def test_ctrl_c_leaves_the_engine_whole() -> None:
     def interrupt(*_: Any) -> int:
         raise KeyboardInterrupt
 
-    draw = executor.inner.draw  # type: ignore[attr-defined]
+    draw = executor.inner.sample  # type: ignore[attr-defined]
     engine.add(request("A"))
     engine.step()
-    executor.inner.draw = interrupt  # type: ignore[attr-defined]
+    executor.inner.sample = interrupt  # type: ignore[attr-defined]
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     check_nothing_leaked(engine)
-    executor.inner.draw = draw  # type: ignore[attr-defined]
+    executor.inner.sample = draw  # type: ignore[attr-defined]
     again = engine.add(request("A"))
     finish(engine)
     assert again.sequences[0].output == text_alone(engine, again.request)
@@ -331,7 +331,7 @@ def test_ctrl_c_at_any_step_leaves_the_engine_whole(at: int, restarts: bool) -> 
     )
     if restarts:
         engine.scheduler = Restless(engine.scheduler, engine)
-    draw = executor.inner.draw  # type: ignore[attr-defined]
+    draw = executor.inner.sample  # type: ignore[attr-defined]
 
     def interrupt(*_: Any) -> int:
         raise KeyboardInterrupt
@@ -339,11 +339,11 @@ def test_ctrl_c_at_any_step_leaves_the_engine_whole(at: int, restarts: bool) -> 
     engine.add(request("A", (1, 2, 3), n=2, temperature=1.0, max_tokens=20))
     for number in range(20):
         if number == at:
-            executor.inner.draw = interrupt  # type: ignore[attr-defined]
+            executor.inner.sample = interrupt  # type: ignore[attr-defined]
         try:
             engine.step()
         except KeyboardInterrupt:
-            executor.inner.draw = draw  # type: ignore[attr-defined]
+            executor.inner.sample = draw  # type: ignore[attr-defined]
     assert not engine.has_unfinished
     check_nothing_leaked(engine)
 
@@ -370,7 +370,7 @@ def test_ctrl_c_while_results_are_waited_for_ends_what_was_planned() -> None:
     running, waiting = engine.add(request("A", max_tokens=9)), engine.add(request("B"))
     engine.step()
     engine.step()
-    executor.inner.draw = interrupt  # type: ignore[attr-defined]
+    executor.inner.sample = interrupt  # type: ignore[attr-defined]
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     assert running.sequences[0].finish_reason is FinishReason.ERROR

@@ -13,7 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.torch_attention import TorchAttention
-from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionParts
+from paged_core.engine.contexts import AttentionContext
+from paged_core.interfaces.attention import AttentionBackend, AttentionBatch
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
@@ -56,8 +57,8 @@ def make(name: str) -> AttentionBackend:
     record = Registry.discover().get("attention", name)
     if reason := record.unavailable_reason():
         pytest.skip(reason)
-    parts = AttentionParts(settings=EngineSettings())
-    backend: AttentionBackend = record.load()(record.settings(), parts)
+    context = AttentionContext(settings=EngineSettings())
+    backend: AttentionBackend = record.load()(record.settings(), context)
     assert backend.check(LAYER) is None
     return backend
 
@@ -109,7 +110,7 @@ def test_a_plan_that_reads_is_noticed(read: Callable[[AttentionBatch], object]) 
             read(made)
             return super().plan(made)
 
-    backend = Reading(cast("Any", None), AttentionParts(settings=EngineSettings()))
+    backend = Reading(cast("Any", None), AttentionContext(settings=EngineSettings()))
     with pytest.raises(AssertionError, match="waits for the device"):
         run(backend, "cpu")
 

@@ -194,7 +194,7 @@ class TestSearch:
 
 
 class TestBestOf:
-    def test_returns_the_best_of_those_it_drew(self) -> None:
+    def test_returns_the_best_of_those_it_sampled(self) -> None:
         engine = build_memory_engine()
         (group,) = run(engine, request(best_of=5, n=2, temperature=1.0, max_tokens=6))
         check_said(engine, group)

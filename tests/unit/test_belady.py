@@ -8,10 +8,11 @@ import pytest
 
 from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.cli import main
+from paged_core.engine.contexts import EvictorContext
 from paged_core.engine.wiring import build_engine
 from paged_core.errors import SettingsError
 from paged_core.ids import BlockId
-from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.plugins.registry import Registry
 from paged_core.request import Request
 from paged_core.settings.schema import settings_class
@@ -75,8 +76,8 @@ def looked_up(requests: list[Request]) -> dict[str, list[int]]:
 
 def made(future: LookupOracle) -> Evictor:
     component = REGISTRY.get("evictor", "belady")
-    parts = EvictorParts(num_blocks=8, block_size=4, seed=0, future=future)
-    evictor: Evictor = component.load()(component.settings(), parts)
+    context = EvictorContext(num_blocks=8, block_size=4, seed=0, future=future)
+    evictor: Evictor = component.load()(component.settings(), context)
     return evictor
 
 

@@ -13,8 +13,9 @@ import torch
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_core.cli import main
+from paged_core.engine.contexts import AttentionContext
 from paged_core.errors import SettingsError
-from paged_core.interfaces.attention import AttentionBatch, AttentionParts
+from paged_core.interfaces.attention import AttentionBatch
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
@@ -131,7 +132,7 @@ def _attend(
 ) -> torch.Tensor:
     """Write the cached tokens into the blocks, then run the backend ``torch``."""
     query, key, value = rows
-    backend = TorchAttention(TorchSettings(), AttentionParts(settings=EngineSettings()))
+    backend = TorchAttention(TorchSettings(), AttentionContext(settings=EngineSettings()))
     bound = backend.bind(LAYER, torch.zeros(backend.cache_shape(LAYER, num_blocks)))
     whole, _ = AttentionCase(case.num_sequences, 0, case.length).batch(LAYER, 0)
     assert torch.equal(whole.block_tables, batch.block_tables)

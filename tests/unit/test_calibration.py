@@ -32,7 +32,7 @@ from paged_plugins.lab.calibration.scenes import (
     swap_settings,
 )
 from paged_plugins.lab.calibration.validation import COMPARED, validate
-from paged_plugins.lab.cost_model import CostModelParts, StepWork
+from paged_plugins.lab.cost_model import CostModelContext, StepWork
 from paged_plugins.lab.cost_models.linear import PARTS, LinearCost, read_weights, write_weights
 from paged_plugins.lab.settings import LinearSettings
 from unit.lab_runs import REGISTRY, simulated
@@ -175,7 +175,7 @@ def test_what_could_not_be_measured_is_said_with_the_reason(tmp_path: Path) -> N
     path = tmp_path / "weights.yaml"
     write_weights(path, found)
     assert read_weights(path).unmeasured == found.unmeasured
-    assert LinearCost(LinearSettings(file=path), CostModelParts(settings=roomy())).seconds(
+    assert LinearCost(LinearSettings(file=path), CostModelContext(settings=roomy())).seconds(
         StepWork(swapped_blocks=9)
     ) == pytest.approx(found.weights["fixed"])
 
@@ -197,7 +197,9 @@ def test_an_engine_that_is_too_small_is_refused() -> None:
 
 
 def test_errors_are_given_by_kind_of_step() -> None:
-    model = LinearCost(LinearSettings(**{**MODEL, "fixed": 1.0}), CostModelParts(settings=roomy()))
+    model = LinearCost(
+        LinearSettings(**{**MODEL, "fixed": 1.0}), CostModelContext(settings=roomy())
+    )
     work = {
         "decode, up to 4 sequences": StepWork(decode_sequences=4),
         "decode, more than 4 sequences": StepWork(decode_sequences=5),

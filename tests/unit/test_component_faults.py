@@ -93,7 +93,7 @@ class RaisingKey(FcfsOrder):
         return group.request.deadline or super().key(group, now)
 
 
-def test_what_a_failed_step_published_is_not_found() -> None:
+def test_what_a_failed_step_cached_is_not_found() -> None:
     engine = engine_of("block_allocator", RaisingFree)
     first = engine.add(ask("A"))
     engine.step()
@@ -263,9 +263,9 @@ class LyingAllocator(HashCachedAllocator):
         found = super().look_up(keys)
         return found if Switch.wrong is None else Switch.wrong("look_up", found)
 
-    def publish(self, block: BlockId, key: Any, /) -> BlockId:
-        found = super().publish(block, key)
-        return found if Switch.wrong is None else Switch.wrong("publish", found)
+    def cache(self, block: BlockId, key: Any, /) -> BlockId:
+        found = super().cache(block, key)
+        return found if Switch.wrong is None else Switch.wrong("cache", found)
 
 
 class LyingRuns(ContiguousAllocator):
@@ -331,7 +331,7 @@ def test_a_found_block_holds_what_was_asked_for(block: Any) -> None:
 @pytest.mark.parametrize("block", [-1, 5, None])
 def test_a_merged_block_holds_what_was_published(block: Any) -> None:
     engine = engine_of("block_allocator", LyingAllocator)
-    Switch.wrong = lie("publish", lambda found: block)
+    Switch.wrong = lie("cache", lambda found: block)
     group = engine.add(ask("A"))
     finish(engine)
     assert (group.sequences[0].error or "").startswith("block_allocator 'faulty'")

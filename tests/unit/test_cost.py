@@ -12,16 +12,12 @@ import pytest
 
 from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.cli.options import SettingsArgs
+from paged_core.engine.contexts import AllocatorContext, EvictorContext, OrderContext
 from paged_core.engine.policies import service_of
 from paged_core.ids import BlockId, BlockKey
-from paged_core.interfaces.allocator import (
-    AllocatorParts,
-    BlockAllocator,
-    SupportsPrefixCache,
-    SupportsReservation,
-)
-from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
-from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsQuantum
+from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache, SupportsReservation
+from paged_core.interfaces.evictor import BlockInfo, Evictor
+from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum
 from paged_core.plugins.registry import Registry
 from paged_plugins.bench.scheduler_command import NULL_EXECUTOR, SteadyState
 from paged_testing.evictor_model import Watched, evictor_cost, work
@@ -43,8 +39,8 @@ def build(slot: str, name: str, parts: object) -> Any:
 
 
 def make_evictor(name: str, num_blocks: int) -> Evictor:
-    parts = EvictorParts(num_blocks=num_blocks, block_size=16, seed=0, future=LookupOracle())
-    made = build("evictor", name, parts)
+    context = EvictorContext(num_blocks=num_blocks, block_size=16, seed=0, future=LookupOracle())
+    made = build("evictor", name, context)
     assert isinstance(made, Evictor)
     return made
 
@@ -89,14 +85,14 @@ def test_a_search_is_found_out(number: type[int]) -> None:
 
 
 def allocator_cost(name: str, num_blocks: int) -> float:
-    """Instructions of taking, sharing, publishing, finding and giving back a block."""
-    parts = AllocatorParts(
+    """Instructions of taking, sharing, caching, finding and giving back a block."""
+    context = AllocatorContext(
         num_blocks=num_blocks,
         block_size=1,
         max_model_len=num_blocks,
         evictor=make_evictor("lru", num_blocks),
     )
-    allocator: BlockAllocator = build("block_allocator", name, parts)
+    allocator: BlockAllocator = build("block_allocator", name, context)
     held = allocator.allocate(num_blocks)
     Random(0).shuffle(held)
     keys = [BlockKey(None, (number,)) for number in range(2 * num_blocks)]
@@ -115,8 +111,8 @@ def allocator_cost(name: str, num_blocks: int) -> float:
             if isinstance(allocator, SupportsPrefixCache):
                 key = next(fresh) if taken % 2 else equal
                 allocator.look_up([key])
-                if allocator.publish(taken, key) == taken and not taken % 7:
-                    allocator.retract([taken])
+                if allocator.cache(taken, key) == taken and not taken % 7:
+                    allocator.uncache([taken])
             assert allocator.num_free == 0
 
     return work(take_and_give_back) / (num_blocks // 2)
@@ -132,7 +128,7 @@ def test_no_operation_of_an_allocator_costs_more_than_a_logarithm(name: str) -> 
 
 def order_cost(name: str, num_groups: int) -> float:
     """Instructions of a key, a count of service and, if it has them, a look at a quantum."""
-    order: QueueOrder = build("queue_order", name, OrderParts(kv_cache=empty_cache(REGISTRY)))
+    order: QueueOrder = build("queue_order", name, OrderContext(kv_cache=empty_cache(REGISTRY)))
     groups = waiting_groups(
         [simple_request(f"r{number}", 1 + number % 7, 4) for number in range(num_groups)]
     )

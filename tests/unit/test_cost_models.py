@@ -11,15 +11,15 @@ import pytest
 
 from paged_core.errors import SettingsError
 from paged_core.settings.schema import settings_class
-from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
+from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
 from paged_plugins.lab.cost_models.linear import PARTS, LinearCost
 from paged_plugins.lab.cost_models.roofline import DEVICES, SHAPES, RooflineCost, model_shape
 from paged_plugins.lab.settings import LinearSettings, RooflineSettings
 from unit.lab_runs import REGISTRY
 
 
-def parts(**values: Any) -> CostModelParts:
-    return CostModelParts(settings=settings_class(REGISTRY)(**values))
+def parts(**values: Any) -> CostModelContext:
+    return CostModelContext(settings=settings_class(REGISTRY)(**values))
 
 
 def roofline(values: dict[str, Any] | None = None, **options: Any) -> CostModel:
@@ -32,7 +32,7 @@ def linear(path: Path, **options: Any) -> CostModel:
 
 # ---------------------------------------------------------------------- roofline
 
-PUBLISHED = {
+CACHED = {
     "opt-13b": 12.85e9,
     "llama-2-7b": 6.74e9,
     "llama-2-13b": 13.02e9,
@@ -48,7 +48,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes_have_the_published_number_of_weights(name: str) -> None:
-    assert SHAPES[name].weights == pytest.approx(PUBLISHED[name], rel=0.005)
+    assert SHAPES[name].weights == pytest.approx(CACHED[name], rel=0.005)
 
 
 def test_the_cache_of_opt_13b_on_an_a100_is_as_published() -> None:

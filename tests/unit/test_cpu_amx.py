@@ -21,7 +21,7 @@ from paged_backends.attention.settings import CpuSettings
 from paged_backends.kernels.cpu import bindings
 from paged_backends.kernels.cpu.bindings import Bindings
 from paged_backends.kernels.cpu.compiler import CppCompiler, NoSuchInstructions, choose
-from paged_core.interfaces.attention import AttentionParts
+from paged_core.engine.contexts import AttentionContext
 from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene
 from unit.cpu_kernels import load
@@ -100,7 +100,7 @@ def attended(name: str, **changes: Any) -> Tensor:
     load(name)
     backend = CpuAttention(
         CpuSettings.model_validate({"instruction_set": name}),
-        AttentionParts(settings=EngineSettings()),
+        AttentionContext(settings=EngineSettings()),
     )
     chunks = [(0, 300), (130, 45), (700, 1), (5, 2), *[(200 + i, 1) for i in range(9)]]
     scene = Scene(backend, layer("bfloat16", **changes), chunks, 5)

@@ -7,7 +7,7 @@ import torch
 
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings
-from paged_core.interfaces.attention import AttentionParts
+from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene
@@ -31,7 +31,7 @@ def backend(name: str, *, deterministic: bool = False) -> CpuAttention:
     load(name)  # skips the test where it cannot be had
     return CpuAttention(
         CpuSettings.model_validate({"instruction_set": name}),
-        AttentionParts(settings=EngineSettings(deterministic=deterministic)),
+        AttentionContext(settings=EngineSettings(deterministic=deterministic)),
     )
 
 

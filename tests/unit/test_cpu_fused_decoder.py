@@ -15,7 +15,8 @@ from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import CpuSettings
 from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.runners.native.fused_layers import FusedDecoder, FusedLayer, FusedNorm
-from paged_core.interfaces.attention import AttentionBatch, AttentionParts
+from paged_core.engine.contexts import AttentionContext
+from paged_core.interfaces.attention import AttentionBatch
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import attention_batch
@@ -148,7 +149,7 @@ def check(name: str, dtype: torch.dtype, family: str, kv_cache_dtype: KVCacheDty
     model = Model(kernels, dtype, family)
     backend = CpuAttention(
         CpuSettings.model_validate({"instruction_set": name}),
-        AttentionParts(settings=EngineSettings()),
+        AttentionContext(settings=EngineSettings()),
     )
     spec = LayerSpec(
         num_heads=HEADS,

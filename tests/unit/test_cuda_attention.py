@@ -20,7 +20,8 @@ from paged_backends.kernels.cuda import targets
 from paged_backends.kernels.cuda.kernel import GPU_GROUPS, Call, KernelError, KeySplits, Variant
 from paged_backends.kernels.cuda.targets import EmulatedTarget, GpuTarget
 from paged_backends.kernels.nvidia import gpu_problem
-from paged_core.interfaces.attention import AttentionBatch, AttentionParts, SupportsGraphCapture
+from paged_core.engine.contexts import AttentionContext
+from paged_core.interfaces.attention import AttentionBatch, SupportsGraphCapture
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene, attention_batch
@@ -40,8 +41,8 @@ TILE_ROWS = 128
 
 
 def make(target: str = "emulated", *, deterministic: bool = False) -> CudaAttention:
-    parts = AttentionParts(settings=EngineSettings(deterministic=deterministic))
-    return CudaAttention(CudaSettings.model_validate({"target": target}), parts)
+    context = AttentionContext(settings=EngineSettings(deterministic=deterministic))
+    return CudaAttention(CudaSettings.model_validate({"target": target}), context)
 
 
 class FakeTarget:

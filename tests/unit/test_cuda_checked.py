@@ -22,7 +22,7 @@ from paged_backends.kernels.cpu.compiler import find_compiler
 from paged_backends.kernels.cuda.emulation import Order
 from paged_backends.kernels.cuda.kernel import KernelError
 from paged_backends.kernels.cuda.targets import EmulatedTarget
-from paged_core.interfaces.attention import AttentionParts
+from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene
@@ -46,8 +46,8 @@ def backend(*, deterministic: bool) -> CudaAttention:
     compiler = find_compiler()
     if isinstance(compiler, CannotCompile):
         pytest.skip(str(compiler))
-    parts = AttentionParts(settings=EngineSettings(deterministic=deterministic))
-    return CudaAttention(CudaSettings(target="emulated_checked"), parts)
+    context = AttentionContext(settings=EngineSettings(deterministic=deterministic))
+    return CudaAttention(CudaSettings(target="emulated_checked"), context)
 
 
 def set_order(made: CudaAttention, order: Order) -> None:

@@ -434,7 +434,7 @@ class TestReplay:
         engine = build_memory_engine(
             REGISTRY, **settings, observers=[{"name": "decision_log", "path": str(path)}]
         )
-        engine.executor.draw = (  # type: ignore[attr-defined]
+        engine.executor.sample = (  # type: ignore[attr-defined]
             lambda new, tokens, index: hash((new.request_id, index, len(tokens)))
         )
         workload = tuple(

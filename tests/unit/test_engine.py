@@ -126,7 +126,7 @@ class TestEnds:
 
     def test_each_sequence_of_a_request_by_itself(self) -> None:
         engine = engine_with()
-        engine.executor.draw = lambda new, tokens, index: index  # type: ignore[attr-defined]
+        engine.executor.sample = lambda new, tokens, index: index  # type: ignore[attr-defined]
         (group,) = run(engine, request(n=3, stop_token_ids=[1], max_tokens=4))
         assert [s.output for s in group.sequences] == [[0] * 4, [1], [2] * 4]
         assert [s.finish_reason for s in group.sequences] == [

@@ -188,13 +188,13 @@ class TestFailures:
         def interrupt(*_: Any) -> int:
             raise KeyboardInterrupt
 
-        draw = engine.executor.draw  # type: ignore[attr-defined]
-        engine.executor.draw = interrupt  # type: ignore[attr-defined]
+        draw = engine.executor.sample  # type: ignore[attr-defined]
+        engine.executor.sample = interrupt  # type: ignore[attr-defined]
         engine.add(request("A"))
         with pytest.raises(KeyboardInterrupt):
             engine.step()
         check_nothing_leaked(engine)
-        engine.executor.draw = draw  # type: ignore[attr-defined]
+        engine.executor.sample = draw  # type: ignore[attr-defined]
         run(engine, request("A"))
 
 

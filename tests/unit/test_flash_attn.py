@@ -17,9 +17,9 @@ from structlog.testing import capture_logs
 
 from paged_backends.attention.flash_attention import FlashAttnAttention, details, unavailable_reason
 from paged_backends.kernels.nvidia import gpu_problem
+from paged_core.engine.contexts import make_attention
 from paged_core.errors import UnsupportedModel
 from paged_core.interfaces.attention import AttentionBatch, SupportsGraphCapture
-from paged_core.interfaces.component_factory import make_attention
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene

@@ -1,15 +1,28 @@
-"""Names of modules of 0.1, which plugins written against it import."""
+"""Names of 0.1, which plugins written against it import, call and define."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from importlib import import_module
+from typing import Literal
 
 import pytest
 
 from paged_core import former_names
-from paged_core.former_names import MOVED
+from paged_core.cache.kv_cache import PrefixHit
+from paged_core.engine import contexts
+from paged_core.engine.wiring import build_engine
+from paged_core.former_names import MOVED, RENAMED
+from paged_core.ids import BlockId
+from paged_core.interfaces.allocator import BlockAllocator
+from paged_core.interfaces.evictor import BlockInfo
+from paged_core.plugins.component import Component
+from paged_core.request import Request
+from paged_core.sampling_params import SamplingParams
+from paged_core.settings.schema import settings_class
+from paged_policies.allocators.hash_cached import HashCachedAllocator, HashCachedSettings
+from paged_testing import registry_with
 
 PUBLIC = {
     "paged_core.block_key": ["BlockKey"],
@@ -45,6 +58,55 @@ def test_a_former_name_is_the_module_that_has_moved(former: str) -> None:
 def test_what_plugins_import_is_there(module: str) -> None:
     for name in PUBLIC[module]:
         assert getattr(import_module(module), name)
+
+
+@pytest.mark.parametrize("module", sorted(RENAMED))
+def test_a_class_has_its_former_name_where_it_was(module: str) -> None:
+    home = import_module(f"paged_core.{module}")
+    for former, (where, new) in RENAMED[module].items():
+        with pytest.warns(DeprecationWarning, match=rf"{former} is now paged_core\.{where}\.{new}"):
+            found = getattr(home, former)
+        assert found is getattr(contexts, new)
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        home.no_such_name  # noqa: B018
+
+
+def test_fields_have_their_former_names() -> None:
+    assert PrefixHit([BlockId(1)], num_committed=1).num_settled == 1
+    assert BlockInfo(1, 2, 3, cache_order=4).published == 4
+
+
+_FORMER_METHODS = {"cache": "publish", "uncache": "retract"}
+_MEMBERS = {
+    _FORMER_METHODS.get(name, name): vars(HashCachedAllocator)[name]
+    for name in vars(HashCachedAllocator)
+    if name not in {"__dict__", "__weakref__"}
+}
+FormerAllocator = type("FormerAllocator", (BlockAllocator,), _MEMBERS)
+"""Has the methods of the prefix cache by their names in 0.1."""
+
+
+class FormerSettings(HashCachedSettings):
+    name: Literal["former"] = "former"  # type: ignore[assignment]
+
+
+def test_an_allocator_may_publish_and_retract() -> None:
+    registry = registry_with(
+        Component("block_allocator", FormerSettings, f"{__name__}:FormerAllocator")
+    )
+    settings = settings_class(registry)(
+        executor="memory", block_allocator="former", num_blocks=8, block_size=2
+    )
+    engine = build_engine(settings, registry)
+    cached = []
+    for name in ("A", "B"):
+        sampling = SamplingParams(max_tokens=1)
+        group = engine.add(Request(id=name, prompt=(1, 2, 3, 4, 5), sampling=sampling))
+        while engine.has_unfinished:
+            engine.step()
+        cached.append(group.num_cached)
+    engine.close()
+    assert cached == [0, 4]
 
 
 def test_other_names_are_unknown_as_ever() -> None:

@@ -14,9 +14,9 @@ import torch
 from paged_backends.attention.hybrid_attention import HybridAttention, make_hybrid, part_of
 from paged_backends.attention.settings import HybridSettings
 from paged_core.cli import main
+from paged_core.engine.contexts import AttentionContext, make_attention
 from paged_core.errors import SettingsError, UnsupportedModel
-from paged_core.interfaces.attention import AttentionParts, SupportsGraphCapture
-from paged_core.interfaces.component_factory import make_attention
+from paged_core.interfaces.attention import SupportsGraphCapture
 from paged_core.llm import LLM
 from paged_core.plugins.registry import Registry
 from paged_core.sampling_params import SamplingParams
@@ -33,7 +33,7 @@ from unit.test_attention_plans import NoReads
 def hybrid(prefill: Any, decode: Any, *parts: object) -> HybridAttention:
     options = HybridSettings(prefill=prefill, decode=decode)
     registry = registry_with(*parts)
-    return make_hybrid(options, AttentionParts(settings=EngineSettings(), registry=registry))
+    return make_hybrid(options, AttentionContext(settings=EngineSettings(), registry=registry))
 
 
 def torch_twice() -> HybridAttention:
@@ -170,8 +170,8 @@ def test_a_part_that_cannot_be_used_here_is_a_reason(monkeypatch: pytest.MonkeyP
 
 
 def test_deterministic_is_refused() -> None:
-    parts = AttentionParts(settings=EngineSettings(deterministic=True))
-    made = make_hybrid(HybridSettings(prefill="torch", decode="torch"), parts)
+    context = AttentionContext(settings=EngineSettings(deterministic=True))
+    made = make_hybrid(HybridSettings(prefill="torch", decode="torch"), context)
     assert "deterministic" in (made.check(LAYER) or "")
 
 

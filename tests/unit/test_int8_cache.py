@@ -15,7 +15,7 @@ from paged_backends.attention.cache import layout_of
 from paged_backends.attention.cpu_attention import CpuAttention
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
-from paged_core.interfaces.attention import AttentionParts
+from paged_core.engine.contexts import AttentionContext
 from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene, attention_batch
 from unit import test_cpu_attention
@@ -120,7 +120,7 @@ def test_a_block_takes_half_the_bytes() -> None:
 
 def test_what_has_no_such_cache_says_so() -> None:
     spec, made = layer("float32"), backend("portable")
-    torch_made = TorchAttention(TorchSettings(), AttentionParts(settings=EngineSettings()))
+    torch_made = TorchAttention(TorchSettings(), AttentionContext(settings=EngineSettings()))
     assert torch_made.check(replace(spec, kv_cache_dtype="int8")) == (
         "it has no int8 cache; set kv_cache_dtype to auto or fp8_e4m3"
     )

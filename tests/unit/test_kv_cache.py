@@ -15,15 +15,15 @@ from unit.block_tables import finish_step, fork, grow, make_cache, make_group, s
 def state_of(cache: KVCache, *groups: SequenceGroup) -> Any:
     """Everything that an operation that raises must leave alone."""
     tables = [
-        (list(s.table.blocks), list(s.table.host_blocks), s.table.num_published)
+        (list(s.table.blocks), list(s.table.host_blocks), s.table.num_cached)
         for group in groups
         for s in group.live
     ]
     counters = [
         (s.num_computed, s.num_scheduled, s.capacity) for group in groups for s in group.live
     ]
-    publishing = repr({**vars(cache._publishing), "_allocator": None, "_prefixes": None})
-    return tables, counters, cache.num_free, cache.num_free_host, repr(cache._changes), publishing
+    caching = repr({**vars(cache._prefix_cache), "_allocator": None, "_prefixes": None})
+    return tables, counters, cache.num_free, cache.num_free_host, repr(cache._changes), caching
 
 
 class TestReserve:
@@ -53,7 +53,7 @@ class TestReserve:
         group = make_group([1, 2, 3, 4, 5, 6, 7])
         (sequence,) = group.live
         hit = cache.lookup(sequence, 6)
-        assert (len(hit.blocks), hit.num_settled, hit.num_idle) == (2, 2, 2)
+        assert (len(hit.blocks), hit.num_committed, hit.num_idle) == (2, 2, 2)
         before = state_of(cache, group)
         with pytest.raises(OutOfBlocks):
             cache.admit(sequence, 3, hit, 4)
@@ -340,5 +340,5 @@ class TestChanges:
         cache = make_cache()
         group = started(cache, 4)
         cache.release_group(group)
-        cache.retract(cache.take_changes())
+        cache.uncache(cache.take_changes())
         assert cache.take_changes().removed == [group.live[0].id]

@@ -19,7 +19,7 @@ class TestPrefixes:
         other = make_group([*range(8), 77, *range(9, 20)]).live[0]
         hit = cache.lookup(other, 19)
         assert list(hit.blocks) == held[:2]
-        assert (hit.num_settled, hit.num_idle) == (2, 0)
+        assert (hit.num_committed, hit.num_idle) == (2, 0)
 
     def test_only_whole_blocks_of_what_was_asked_for(self) -> None:
         cache = make_cache(block_size=4)
@@ -29,20 +29,14 @@ class TestPrefixes:
             0, 1, 1, 2, 2, 3,
         ]  # fmt: skip
 
-    @pytest.mark.parametrize("field", ["cache_salt", "adapter"])
-    def test_are_shared_only_under_an_equal(self, field: str) -> None:
-        cache = make_cache(block_size=4)
-        started(cache, 8, **{field: "a"})
-        found = [
-            len(cache.lookup(make_group(8, **{field: value}).live[0], 8).blocks)
-            for value in ("a", "b", None)
-        ]
-        assert found == [2, 0, 0]
-
-    def test_a_salt_is_no_adapter(self) -> None:
+    def test_are_shared_only_under_an_equal_salt(self) -> None:
         cache = make_cache(block_size=4)
         started(cache, 8, cache_salt="a")
-        assert not cache.lookup(make_group(8, adapter="a").live[0], 8).blocks
+        found = [
+            len(cache.lookup(make_group(8, cache_salt=salt).live[0], 8).blocks)
+            for salt in ("a", "b", None)
+        ]
+        assert found == [2, 0, 0]
 
     def test_are_not_used_where_the_prompt_is_reported(self) -> None:
         cache = make_cache(block_size=4)
@@ -55,9 +49,9 @@ class TestPrefixes:
         started(cache, 4)
         cache.admit(make_group(8).live[0], 8, cache.lookup(make_group(8).live[0], 4), 4)
         hit = cache.lookup(make_group(8).live[0], 8)
-        assert (len(hit.blocks), hit.num_settled) == (2, 1)
+        assert (len(hit.blocks), hit.num_committed) == (2, 1)
         cache.take_changes()
-        assert cache.lookup(make_group(8).live[0], 8).num_settled == 2
+        assert cache.lookup(make_group(8).live[0], 8).num_committed == 2
 
     def test_idle_blocks_are_counted(self) -> None:
         cache = make_cache(block_size=4)
@@ -71,7 +65,7 @@ class TestPrefixes:
         started(cache, 8)
         assert not cache.lookup(make_group(8).live[0], 8).blocks
 
-    def test_what_a_withdrawn_chunk_published_is_not_found(self) -> None:
+    def test_what_a_withdrawn_chunk_cached_is_not_found(self) -> None:
         cache = make_cache(block_size=4)
         group = make_group(8)
         cache.admit(group.live[0], 8)
@@ -88,11 +82,11 @@ class TestPrefixes:
         tokens = group.live[0].tokens
         assert len(cache.lookup(make_group(tokens).live[0], 8).blocks) == 1
 
-    def test_what_a_failed_step_published_is_not_found(self) -> None:
+    def test_what_a_failed_step_cached_is_not_found(self) -> None:
         cache = make_cache(block_size=4)
         group = make_group(8)
         cache.admit(group.live[0], 8)
-        cache.retract(cache.take_changes())
+        cache.uncache(cache.take_changes())
         assert not cache.lookup(make_group(8).live[0], 8).blocks
         cache.release_group(group)
         assert cache.num_free == 8
@@ -121,15 +115,15 @@ class TestUnknownTokens:
         (sequence,) = group.live
         assert (sequence.num_tokens, len(sequence.tokens), sequence.num_pending) == (8, 7, 0)
 
-    def test_a_block_is_published_once_its_tokens_are_known(self) -> None:
+    def test_a_block_is_cached_once_its_tokens_are_known(self) -> None:
         cache, group = self.scheduled_ahead()
         (sequence,), other = group.live, make_group(8).live[0]
-        assert sequence.table.num_published == len(cache.lookup(other, 8).blocks) == 1
+        assert sequence.table.num_cached == len(cache.lookup(other, 8).blocks) == 1
         self.draw(group)
         cache.reserve(sequence, 1)
         hit = cache.lookup(other, 8)
         assert list(hit.blocks) == sequence.table.blocks[:2]
-        assert hit.num_settled == 2, "a step that was planned before fills it"
+        assert hit.num_committed == 2, "a step that was planned before fills it"
 
     def test_a_block_that_they_fill_can_be_merged_later(self) -> None:
         cache, group = self.scheduled_ahead(merge_duplicates=True)
@@ -149,7 +143,7 @@ class TestUnknownTokens:
         cache, group = self.scheduled_ahead()
         self.draw(group)
         cache.reserve(group.live[0], 1)
-        cache.retract(cache.take_changes())
+        cache.uncache(cache.take_changes())
         assert len(cache.lookup(make_group(8).live[0], 8).blocks) == 1
 
     def test_count_in_what_a_recomputed_group_takes(self) -> None:
@@ -184,7 +178,7 @@ class TestUnknownTokens:
         cache.swap_in(group)
         changes = cache.take_changes()
         assert len(changes.swap_in) == (0 if swapped_in_before else 1)
-        assert (sequence.num_scheduled, sequence.table.num_published) == (8, 2)
+        assert (sequence.num_scheduled, sequence.table.num_cached) == (8, 2)
         assert list(cache.lookup(make_group(8).live[0], 8).blocks) == sequence.table.blocks
 
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import pytest
 
 from paged_core.cache.kv_cache import KVCache
+from paged_core.engine.contexts import AllocatorContext, EvictorContext
 from paged_core.engine.engine import Engine
 from paged_core.ids import BlockId
-from paged_core.interfaces.allocator import AllocatorParts
-from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import settings_class
 from paged_plugins.decisions.replay import replay
@@ -94,8 +94,8 @@ def engine(**settings: Any) -> Engine:
 def test_where_the_last_step_is_not_told_the_departure_stands_for_it() -> None:
     """As with an allocator that was written before there was one."""
     component = REGISTRY.get("evictor", "lru")
-    parts = EvictorParts(num_blocks=4, block_size=4, seed=0)
-    evictor: Evictor = component.load()(component.settings(**BY_PREFIX), parts)
+    context = EvictorContext(num_blocks=4, block_size=4, seed=0)
+    evictor: Evictor = component.load()(component.settings(**BY_PREFIX), context)
     for block, (num_tokens, departure) in enumerate([(4, 1), (12, 1), (16, 2), (8, 1)]):
         evictor.add(BlockId(block), BlockInfo(num_tokens, 0, departure, block))
     assert [evictor.evict() for _ in range(4)] == [1, 0, 2, 3]
@@ -162,9 +162,9 @@ class TestLastStep:
                 self.freed.append(list(blocks))
                 super().free(self.freed[-1])
 
-        evictor = LruEvictor(LruSettings(), EvictorParts(num_blocks=4, block_size=4, seed=0))
-        parts = AllocatorParts(num_blocks=4, block_size=4, max_model_len=16, evictor=evictor)
-        cache = KVCache(Older(UncachedSettings(), parts), num_blocks=4, block_size=4)
+        evictor = LruEvictor(LruSettings(), EvictorContext(num_blocks=4, block_size=4, seed=0))
+        context = AllocatorContext(num_blocks=4, block_size=4, max_model_len=16, evictor=evictor)
+        cache = KVCache(Older(UncachedSettings(), context), num_blocks=4, block_size=4)
         group = make_group(6)
         cache.admit(group.live[0], 6)
         cache.release_group(group)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paged_core.cache.kv_cache import KVCache
-from paged_core.interfaces.victim import Victim, VictimParts
+from paged_core.engine.contexts import VictimContext
+from paged_core.interfaces.victim import Victim
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
 from paged_policies.victims.preemption_limit import below_limit
@@ -33,7 +34,7 @@ def running(cache: KVCache, *num_preemptions: int) -> list[SequenceGroup]:
 
 def make(name: str, cache: KVCache, **options: int) -> Victim:
     component = REGISTRY.get("victim", name)
-    made = component.load()(component.settings(**options), VictimParts(kv_cache=cache))
+    made = component.load()(component.settings(**options), VictimContext(kv_cache=cache))
     assert isinstance(made, Victim)
     return made
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paged_core.interfaces.queue_order import OrderParts
+from paged_core.engine.contexts import OrderContext
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup, Status
 from paged_policies.orders.mlfq import MlfqOrder, MlfqSettings
@@ -24,7 +24,7 @@ CACHE = empty_cache(REGISTRY)
 
 def make(**options: Any) -> MlfqOrder:
     small = {"num_levels": 4, "first_quantum": 4, "promote_after": None, **options}
-    return MlfqOrder(MlfqSettings(**small), OrderParts(kv_cache=CACHE))
+    return MlfqOrder(MlfqSettings(**small), OrderContext(kv_cache=CACHE))
 
 
 def level(order: MlfqOrder, group: SequenceGroup, now: float = 0.0) -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from paged_core.cache.kv_cache import KVCache
+from paged_core.engine.contexts import OrderContext, SchedulerContext, VictimContext
 from paged_core.engine.planner import Planner
 from paged_core.engine.preemptor import Preemptor
 from paged_core.errors import PluginError
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
-from paged_core.interfaces.queue_order import OrderParts
-from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
-from paged_core.interfaces.victim import VictimParts
+from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
 from paged_core.sequence import SequenceGroup, Status
 from paged_policies.orders.fcfs import FcfsOrder, FcfsSettings
 from paged_policies.victims.newest import NewestSettings, NewestVictim
@@ -30,10 +29,10 @@ class Held:
 
     def __init__(self, cache: KVCache, num_tokens: int = 100) -> None:
         preemption = Recompute()
-        parts = SchedulerParts(
+        context = SchedulerContext(
             kv_cache=cache,
-            queue_order=FcfsOrder(FcfsSettings(), OrderParts(kv_cache=cache)),
-            victim=NewestVictim(NewestSettings(), VictimParts(kv_cache=cache)),
+            queue_order=FcfsOrder(FcfsSettings(), OrderContext(kv_cache=cache)),
+            victim=NewestVictim(NewestSettings(), VictimContext(kv_cache=cache)),
             preemption=preemption,
             preemptor=Preemptor(cache, preemption),
             max_model_len=64,
@@ -41,7 +40,7 @@ class Held:
         self.running: list[SequenceGroup] = []
         self.waiting: list[SequenceGroup] = []
         self.planner = Planner(
-            parts, self.running, self.waiting.append, num_tokens=num_tokens, num_seqs=8
+            context, self.running, self.waiting.append, num_tokens=num_tokens, num_seqs=8
         )
 
     def computed(self, *groups: SequenceGroup) -> None:

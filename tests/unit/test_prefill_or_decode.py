@@ -41,7 +41,7 @@ def test_what_is_cached_takes_nothing_from_the_budget(cached_is_free: bool) -> N
     assert steps == (together if cached_is_free else [{"A": 12}, {"B": 4}, {"C": 4}])
 
 
-def test_nano_vllm_publishes_blocks_after_the_step() -> None:
+def test_nano_vllm_caches_blocks_after_the_step() -> None:
     """B starts in A's step and computes all; C, a step later, its last block alone."""
     settings = {"profile": "nano-vllm", "num_blocks": 32, "block_size": 4}
     assert scheduled(

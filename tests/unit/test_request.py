@@ -21,8 +21,8 @@ NAN = float("nan")
         *(("priority", value) for value in (NAN, 0.5, "high", True, None, 10**400)),
         *(("arrival", value) for value in (NAN, float("inf"), "now", None, 10**400)),
         *(("deadline", value) for value in (NAN, float("inf"), "now", True, 10**400)),
-        *((name, [1]) for name in ("id", "cache_salt", "adapter", "tenant")),
-        *((name, 3) for name in ("id", "cache_salt", "adapter", "tenant")),
+        *((name, [1]) for name in ("id", "cache_salt", "tenant")),
+        *((name, 3) for name in ("id", "cache_salt", "tenant")),
         *(("sampling", value) for value in (None, {"n": 1}, SamplingParams)),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paged_core.plugins.registry import Registry
-from paged_plugins.lab.router import Load, Router, RouterParts
+from paged_plugins.lab.router import Load, Router, RouterContext
 from paged_plugins.lab.routers import KnownPrefixes, content_keys
 from paged_plugins.lab.testing import RouterConformance
 from paged_plugins.lab.testing.router_conformance import Scene, make_request, unrelated_requests
@@ -49,8 +49,8 @@ def test_the_kit_catches(made: type[Router], tmp_path: Path) -> None:
 def make(name: str, num_replicas: int, seed: int = 0, **options: Any) -> Router:
     """A router for replicas of 64 blocks of 4 tokens."""
     part = REGISTRY.get("router", name)
-    parts = RouterParts(num_replicas=num_replicas, block_size=4, num_blocks=64, seed=seed)
-    made = part.load()(part.settings.model_validate(options), parts)
+    context = RouterContext(num_replicas=num_replicas, block_size=4, num_blocks=64, seed=seed)
+    made = part.load()(part.settings.model_validate(options), context)
     assert isinstance(made, Router)
     return made
 

@@ -236,7 +236,7 @@ def drive(requests: list[dict[str, Any]], settings: dict[str, Any]) -> dict[int,
     last = LastStep()
     engine = build_memory_engine(REGISTRY, **settings, max_model_len=2048, observers=[last])
     numbers = {each["id"]: number for number, each in enumerate(requests)}
-    engine.executor.draw = (  # type: ignore[attr-defined]
+    engine.executor.sample = (  # type: ignore[attr-defined]
         lambda new, tokens, index: 10**6 + 1000 * numbers[new.request_id] + len(tokens)
     )
     due: defaultdict[int, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)

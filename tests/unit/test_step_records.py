@@ -55,7 +55,7 @@ class TestEvictions:
         assert engine.metrics.num_evictions == 0
         assert not any(step.evicted for step in records.steps)
 
-    def test_are_not_blocks_whose_content_was_retracted(self) -> None:
+    def test_are_not_blocks_whose_content_was_uncached(self) -> None:
         engine, _ = watched(num_blocks=4)
         serve_one(engine, "A", 100, 12)
         assert engine.reset_prefix_cache()

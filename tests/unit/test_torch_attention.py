@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paged_backends.attention import torch_attention
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.torch_attention import TorchAttention
-from paged_core.interfaces.attention import AttentionParts
+from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.layer import LayerSpec
 from paged_testing.attention_scene import attention_batch
 
@@ -23,8 +23,8 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 
 
 def backend() -> TorchAttention:
-    parts = AttentionParts(settings=cast("Any", SimpleNamespace(deterministic=False)))
-    return TorchAttention(TorchSettings(), parts)
+    context = AttentionContext(settings=cast("Any", SimpleNamespace(deterministic=False)))
+    return TorchAttention(TorchSettings(), context)
 
 
 def dense(

@@ -24,7 +24,8 @@ from paged_backends.kernels.triton import availability
 from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
 from paged_backends.kernels.triton.cache import decode
 from paged_backends.kernels.triton.tuning import MAX_SPLITS, num_splits
-from paged_core.interfaces.attention import AttentionParts, SupportsGraphCapture
+from paged_core.engine.contexts import AttentionContext
+from paged_core.interfaces.attention import SupportsGraphCapture
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
@@ -229,7 +230,7 @@ def test_a_captured_plan_follows_the_numbers_of_its_tensors(deterministic: bool)
 
 
 def backend() -> TritonAttention:
-    return TritonAttention(TritonSettings(), AttentionParts(settings=EngineSettings()))
+    return TritonAttention(TritonSettings(), AttentionContext(settings=EngineSettings()))
 
 
 def without_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ from paged_backends.kernels.cpu.tensor_kernels import Kernels
 from paged_backends.quantization.weight_format import WeightFormat
 from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
+from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import SettingsError
-from paged_core.interfaces.runner import RunnerParts
 from unit.cpu_kernels import load
 from unit.test_cpu_amx import TILES, as_tiles_add
 from unit.test_quantized_kernels import few, formats, matrix, rows_of
@@ -134,7 +134,7 @@ def runner(folder: Path, **options: Any) -> NativeRunner:
     chosen = engine_settings(folder, dtype=options.pop("dtype", "bfloat16"))
     made = NativeRunner(
         NativeSettings(weights="random", quantization="int8", **options),
-        RunnerParts(settings=chosen),
+        RunnerContext(settings=chosen),
     )
     made.load()
     return made
@@ -173,7 +173,7 @@ def test_what_cannot_be_is_refused(folder: Path) -> None:
 def test_other_models_say_nothing_of_it(folder: Path) -> None:
     load("portable")
     made = NativeRunner(
-        NativeSettings(weights="random"), RunnerParts(settings=engine_settings(folder))
+        NativeSettings(weights="random"), RunnerContext(settings=engine_settings(folder))
     )
     made.load()
     assert made.model_size().quantized_products is None

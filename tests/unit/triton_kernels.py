@@ -9,7 +9,7 @@ from typing import Any
 from paged_backends.attention.settings import TritonSettings
 from paged_backends.attention.triton_attention import TritonAttention
 from paged_backends.attention.triton_layer import Gpu, TritonLayer
-from paged_core.interfaces.attention import AttentionParts
+from paged_core.engine.contexts import AttentionContext
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings.schema import EngineSettings
 from paged_testing import AttentionConformance
@@ -36,8 +36,8 @@ class LaunchedFor(TritonAttention):
     def __init__(
         self, gpu: Gpu | None, *, deterministic: bool = False, kind: Any = TritonLayer
     ) -> None:
-        parts = AttentionParts(settings=EngineSettings(deterministic=deterministic))
-        super().__init__(TritonSettings(), parts)
+        context = AttentionContext(settings=EngineSettings(deterministic=deterministic))
+        super().__init__(TritonSettings(), context)
         self._gpu, self._kind = gpu, kind
 
     def bind(self, layer: LayerSpec, cache: Any, /) -> Any:

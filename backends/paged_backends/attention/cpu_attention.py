@@ -34,12 +34,8 @@ from paged_backends.kernels.build import CannotCompile
 from paged_backends.kernels.cpu.bindings import Bindings
 from paged_backends.kernels.cpu.compiler import NoSuchInstructions
 from paged_backends.kernels.cpu.structs import INT32S, AttentionCall
-from paged_core.interfaces.attention import (
-    AttentionBackend,
-    AttentionBatch,
-    AttentionParts,
-    LayerAttention,
-)
+from paged_core.engine.contexts import AttentionContext
+from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.layer import LayerSpec
 
 _TYPES = {"float32": 0, "bfloat16": 1}
@@ -183,9 +179,9 @@ class PagedLayer:
 class CpuAttention(AttentionBackend):
     """Component ``cpu``; the kernels are compiled when the first layer is checked."""
 
-    def __init__(self, options: CpuSettings, parts: AttentionParts) -> None:
+    def __init__(self, options: CpuSettings, context: AttentionContext) -> None:
         self._instruction_set = options.instruction_set
-        self._tiles_from = 1 if parts.settings.deterministic else 2
+        self._tiles_from = 1 if context.settings.deterministic else 2
         self._bindings: Bindings | None = None
 
     @property

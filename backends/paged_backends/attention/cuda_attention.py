@@ -45,12 +45,8 @@ from paged_backends.kernels.cuda.kernel import (
     divider,
 )
 from paged_backends.kernels.cuda.targets import EmulatedTarget, GpuTarget, Target
-from paged_core.interfaces.attention import (
-    AttentionBackend,
-    AttentionBatch,
-    AttentionParts,
-    LayerAttention,
-)
+from paged_core.engine.contexts import AttentionContext
+from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.layer import LayerSpec
 
 _ALIGNMENT = 16
@@ -257,13 +253,13 @@ class CudaAttention(AttentionBackend):
     It is a :class:`~paged_core.interfaces.attention.SupportsGraphCapture`.
     """
 
-    def __init__(self, options: CudaSettings, parts: AttentionParts) -> None:
+    def __init__(self, options: CudaSettings, context: AttentionContext) -> None:
         self.target: Target = (
             GpuTarget()
             if options.target == "auto"
             else EmulatedTarget(checked=options.target == "emulated_checked")
         )
-        self._deterministic = parts.settings.deterministic
+        self._deterministic = context.settings.deterministic
         self._kernels: dict[tuple[object, ...], LayerKernels] = {}
         self._copiers: dict[torch.device, BlockCopier] = {}
 

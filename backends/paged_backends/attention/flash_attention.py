@@ -16,12 +16,8 @@ from paged_backends.attention.layers import not_on_nvidia, slopes_of
 from paged_backends.attention.settings import FlashAttnSettings
 from paged_backends.attention.step import BlockBounds, contiguous_rows
 from paged_backends.kernels.nvidia import compute_capability, gpu_problem
-from paged_core.interfaces.attention import (
-    AttentionBackend,
-    AttentionBatch,
-    AttentionParts,
-    LayerAttention,
-)
+from paged_core.engine.contexts import AttentionContext
+from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.log import get_logger
 
@@ -82,8 +78,8 @@ class FlashAttnAttention(AttentionBackend):
     It is a :class:`~paged_core.interfaces.attention.SupportsGraphCapture`.
     """
 
-    def __init__(self, options: FlashAttnSettings, parts: AttentionParts) -> None:
-        self._providers = providers(options.provider, deterministic=parts.settings.deterministic)
+    def __init__(self, options: FlashAttnSettings, context: AttentionContext) -> None:
+        self._providers = providers(options.provider, deterministic=context.settings.deterministic)
         self._logged: set[str] = set()
 
     def check(self, layer: LayerSpec, /) -> str | None:

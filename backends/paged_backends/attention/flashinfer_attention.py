@@ -32,12 +32,8 @@ from paged_backends.attention.settings import FlashInferSettings
 from paged_backends.attention.step import BlockBounds
 from paged_backends.kernels.cuda.toolkit import candidates
 from paged_backends.kernels.nvidia import capability_problem, compute_capability, gpu_problem
-from paged_core.interfaces.attention import (
-    AttentionBackend,
-    AttentionBatch,
-    AttentionParts,
-    LayerAttention,
-)
+from paged_core.engine.contexts import AttentionContext
+from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.layer import LayerSpec
 
 _INSTALL = "pip install flashinfer-python"
@@ -262,8 +258,8 @@ class FlashInferAttention(AttentionBackend):
     device may still copy the plan of the replay before it.
     """
 
-    def __init__(self, options: FlashInferSettings, parts: AttentionParts) -> None:
-        self._deterministic = parts.settings.deterministic
+    def __init__(self, options: FlashInferSettings, context: AttentionContext) -> None:
+        self._deterministic = context.settings.deterministic
         self._wrappers = Wrappers()
 
     def check(self, layer: LayerSpec, /) -> str | None:

@@ -24,15 +24,14 @@ from torch import Tensor
 from paged_backends.attention.settings import HybridSettings
 from paged_backends.chosen_component import ChosenComponent
 from paged_backends.device import to_device
+from paged_core.engine.contexts import AttentionContext, make_component
 from paged_core.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
-    AttentionParts,
     LayerAttention,
     SupportsCacheLayout,
     SupportsGraphCapture,
 )
-from paged_core.interfaces.component_factory import make_component
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.plugins.registry import Registry
 
@@ -261,21 +260,21 @@ class CapturableHybrid(HybridAttention):
         decode.update_capture(whole.plan, batch)
 
 
-def make_hybrid(options: HybridSettings, parts: AttentionParts) -> HybridAttention:
+def make_hybrid(options: HybridSettings, context: AttentionContext) -> HybridAttention:
     """Make both components, found by name as the engine finds them.
 
     Raises:
         SettingsError: there is no such component, it is a hybrid itself, or an option is wrong.
         PluginError: it cannot be imported.
     """
-    registry = parts.registry or Registry.discover()
+    registry = context.registry or Registry.discover()
     members = [
-        _member(role, chosen, registry, parts)
+        _member(role, chosen, registry, context)
         for role, chosen in (("prefill", options.prefill), ("decode", options.decode))
     ]
     is_captured = isinstance(members[1].backend, SupportsGraphCapture)
     kind = CapturableHybrid if is_captured else HybridAttention
-    return kind(members, deterministic=parts.settings.deterministic)
+    return kind(members, deterministic=context.settings.deterministic)
 
 
 def details() -> str:
@@ -284,9 +283,9 @@ def details() -> str:
 
 
 def _member(
-    role: str, chosen: ChosenComponent, registry: Registry, parts: AttentionParts
+    role: str, chosen: ChosenComponent, registry: Registry, context: AttentionContext
 ) -> Member:
     own = chosen.options("attention", role, registry, refused=["auto", "hybrid"])
     reason = registry.get("attention", chosen.name).unavailable_reason(own)
-    made = None if reason else make_component(registry, "attention", own, parts)
+    made = None if reason else make_component(registry, "attention", own, context)
     return Member(role, chosen.name, made, reason)

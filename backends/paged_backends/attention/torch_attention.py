@@ -24,12 +24,8 @@ from paged_backends.attention.layers import cache_problem, heads_problem, slopes
 from paged_backends.attention.settings import TorchSettings
 from paged_backends.attention.step import BlockBounds
 from paged_backends.device import to_device
-from paged_core.interfaces.attention import (
-    AttentionBackend,
-    AttentionBatch,
-    AttentionParts,
-    LayerAttention,
-)
+from paged_core.engine.contexts import AttentionContext
+from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.layer import LayerSpec
 
 _MAX_KEYS = 1 << 14
@@ -191,9 +187,9 @@ class PagedLayer:
 class TorchAttention(AttentionBackend):
     """Component ``torch``."""
 
-    def __init__(self, options: TorchSettings, parts: AttentionParts) -> None:
+    def __init__(self, options: TorchSettings, context: AttentionContext) -> None:
         """There are no options."""
-        self._one_by_one = parts.settings.deterministic
+        self._one_by_one = context.settings.deterministic
 
     def check(self, layer: LayerSpec, /) -> str | None:
         """Return why ``layer`` cannot be served: heads, slopes, or how the cache is stored."""

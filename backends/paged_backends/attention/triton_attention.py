@@ -24,12 +24,8 @@ from paged_backends.attention.settings import TritonSettings
 from paged_backends.attention.step import BlockBounds
 from paged_backends.kernels.nvidia import capability_problem
 from paged_backends.kernels.triton.availability import INTERPRETER, is_interpreted
-from paged_core.interfaces.attention import (
-    AttentionBackend,
-    AttentionBatch,
-    AttentionParts,
-    LayerAttention,
-)
+from paged_core.engine.contexts import AttentionContext
+from paged_core.interfaces.attention import AttentionBackend, AttentionBatch, LayerAttention
 from paged_core.interfaces.layer import LayerSpec
 
 if TYPE_CHECKING:
@@ -42,8 +38,8 @@ _MAX_HEAD_DIM = 256
 class TritonAttention(AttentionBackend):
     """Component ``triton``; Triton is imported when the first step is planned or layer bound."""
 
-    def __init__(self, options: TritonSettings, parts: AttentionParts) -> None:
-        self._in_tiles = parts.settings.deterministic
+    def __init__(self, options: TritonSettings, context: AttentionContext) -> None:
+        self._in_tiles = context.settings.deterministic
 
     def check(self, layer: LayerSpec, /) -> str | None:
         """Return why ``layer`` cannot be served: device, GPU, dtype, head_dim, heads or slopes."""

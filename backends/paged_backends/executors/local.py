@@ -34,9 +34,10 @@ from paged_backends.executors.steps import DeviceSteps, HostSteps
 from paged_backends.kernels.cpu.tensor_kernels import UsesKernels
 from paged_backends.sampling import Sampler, kernel_random_sample, random_sample
 from paged_backends.text.tokenizer import CheckpointTokenizer, load_tokenizer
+from paged_core.engine.contexts import ExecutorContext
 from paged_core.errors import EngineError, SettingsError
 from paged_core.interfaces.attention import AttentionBackend
-from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
+from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.runner import Runner, SupportsModelSize
 from paged_core.log import get_logger
@@ -44,7 +45,7 @@ from paged_core.settings.schema import EngineSettings
 from paged_core.step import StepInput, StepResult
 
 _SPARE_ROWS = 64
-"""Of sequences that are known beyond those that run, for which the device can draw."""
+"""Of sequences that are known beyond those that run, for which the device can sample."""
 
 log = get_logger()
 
@@ -52,9 +53,9 @@ log = get_logger()
 class LocalExecutor(Executor):
     """Runs steps on one device."""
 
-    def __init__(self, options: LocalSettings, parts: ExecutorParts, /) -> None:
+    def __init__(self, options: LocalSettings, context: ExecutorContext, /) -> None:
         self._options = options
-        self._parts = parts
+        self._context = context
         self._loaded: LoadedModel | None = None
         self._steps: HostSteps | DeviceSteps | None = None
         self._populator: PagePopulator | None = None
@@ -63,10 +64,10 @@ class LocalExecutor(Executor):
 
     def start(self) -> Capacity:
         """Load the model, allocate the cache, and return what fits."""
-        settings = self._parts.settings
+        settings = self._context.settings
         torch.set_num_threads(settings.threads or _default_threads())
-        runner = self._parts.make_runner()
-        backend = self._parts.make_attention(runner.layers)
+        runner = self._context.make_runner()
+        backend = self._context.make_attention(runner.layers)
         accelerator = self._make_accelerator(torch.device(runner.layers[0].device))
         with torch.inference_mode():
             profile = _profile(settings, accelerator, runner, backend)
@@ -75,7 +76,7 @@ class LocalExecutor(Executor):
             runner.layers,
             backend,
             model_length=runner.max_model_len,
-            needs_host_blocks=self._parts.needs_host_blocks,
+            needs_host_blocks=self._context.needs_host_blocks,
             profile=profile,
         )
         self._loaded = _load(settings, accelerator, runner, backend, size)
@@ -110,7 +111,7 @@ class LocalExecutor(Executor):
         Raises:
             CheckpointError: it cannot be read.
         """
-        settings = self._parts.settings
+        settings = self._context.settings
         return load_tokenizer(
             settings.tokenizer or settings.model, trust_remote_code=settings.trust_remote_code
         )
@@ -217,7 +218,7 @@ def _make_steps(
         seed=settings.seed,
         eos_token_ids=runner.eos_token_ids,
         device=model.accelerator.device,
-        random_sample=random_sample if kernels is None else kernel_random_sample(kernels.draw),
+        random_sample=random_sample if kernels is None else kernel_random_sample(kernels.sample),
     )
     host_steps = HostSteps(model, StepSampler(runner, sampler, model.rows))
     if not model.accelerator.runs_ahead:

@@ -8,13 +8,14 @@ from typing import Any, cast
 from zlib import crc32
 
 from paged_backends.executors.settings import MemorySettings
+from paged_core.engine.contexts import ExecutorContext
 from paged_core.errors import SettingsError
 from paged_core.ids import BlockId, SeqId
-from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
+from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.step import NewSequence, StepInput, StepResult
 
-Draw = Callable[[NewSequence, Sequence[int], int], int]
-"""``draw(sequence, tokens, index)``: the token of the ``index``-th sequence of the request that
+Sample = Callable[[NewSequence, Sequence[int], int], int]
+"""``sample(sequence, tokens, index)``: the token of the ``index``-th sequence of the request that
 follows ``tokens``, which were read back through the block table."""
 
 EMPTY = -1
@@ -58,7 +59,7 @@ class _Sequence:
 class MemoryExecutor(Executor):
     """Runs steps over blocks of token ids, exactly as a real executor runs them over tensors.
 
-    Every sequence is read back through its block table before it draws, so a block that is lost,
+    Every sequence is read back through its block table before it samples, so a block that is lost,
     shared wrongly or never filled is found at once. Any token id is served, and none ends a
     sequence.
 
@@ -66,12 +67,12 @@ class MemoryExecutor(Executor):
         CorruptCacheError: from ``collect``, if a sequence's blocks do not hold its tokens.
     """
 
-    def __init__(self, options: MemorySettings, parts: ExecutorParts, /) -> None:
+    def __init__(self, options: MemorySettings, context: ExecutorContext, /) -> None:
         self._options = options
-        self._settings = parts.settings
-        self._needs_host_blocks = parts.needs_host_blocks
+        self._settings = context.settings
+        self._needs_host_blocks = context.needs_host_blocks
         self._sequences: dict[SeqId, _Sequence] = {}
-        self.draw: Draw = self._draw
+        self.sample: Sample = self._sample
         self._device = _Blocks(0)
         self._host = _Blocks(0)
 
@@ -131,20 +132,20 @@ class MemoryExecutor(Executor):
         return _LOWEST * (crc32(repr(("logprob", tokens, token)).encode()) % 1000) / 1000
 
     def _extend(self, sequence: _Sequence, result: StepResult) -> None:
-        """Draw a token for a sequence, or several where it fans out."""
+        """Sample a token for a sequence, or several where it fans out."""
         new, tokens = sequence.new, sequence.tokens
-        drawn = [
-            self.draw(new, tokens, index)
+        sampled = [
+            self.sample(new, tokens, index)
             for index in range(new.index, new.index + sequence.fan_out)
         ]
         if result.logprobs is not None:
             wanted = new.sampling.needed_logprobs is not None
             result.logprobs.extend(
-                {token: self.logprob(tokens, token)} if wanted else None for token in drawn
+                {token: self.logprob(tokens, token)} if wanted else None for token in sampled
             )
-        result.sequence_ids.extend([new.id] * len(drawn))
-        result.token_ids.extend(drawn)
-        tokens.append(drawn[0])
+        result.sequence_ids.extend([new.id] * len(sampled))
+        result.token_ids.extend(sampled)
+        tokens.append(sampled[0])
         sequence.fan_out = 1
 
     def close(self) -> None:
@@ -201,7 +202,7 @@ class MemoryExecutor(Executor):
             content += [EMPTY] * (min(start + size, num_tokens) - len(content))
         return content[:num_tokens]
 
-    def _draw(self, new: NewSequence, tokens: Sequence[int], index: int) -> int:
+    def _sample(self, new: NewSequence, tokens: Sequence[int], index: int) -> int:
         """Return a token that depends on all tokens before it, and if sampled on the index."""
         seed = 0 if new.sampling.temperature == 0 else index + 1
         return crc32(repr((seed, tokens)).encode()) % self._options.vocab_size

@@ -11,9 +11,9 @@ from paged_backends.executors.settings import ProcessSettings
 from paged_backends.executors.worker_main import Started
 from paged_backends.executors.worker_process import WorkerProcess
 from paged_core import errors
+from paged_core.engine.contexts import ExecutorContext, make_component
 from paged_core.errors import EngineError, ExecutorLost
-from paged_core.interfaces.component_factory import make_component
-from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts, SupportsText
+from paged_core.interfaces.executor import Capacity, Executor, SupportsText
 from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.tokenizer import Tokenizer
 from paged_core.log import get_logger
@@ -30,11 +30,11 @@ class ProcessExecutor(Executor):
 
     runs_in_background = True
 
-    def __init__(self, options: ProcessSettings, parts: ExecutorParts, /) -> None:
-        inner = options.inner.options("executor", "inner", parts.registry, refused=["process"])
-        settings = parts.settings.model_copy(update={"executor": inner})
+    def __init__(self, options: ProcessSettings, context: ExecutorContext, /) -> None:
+        inner = options.inner.options("executor", "inner", context.registry, refused=["process"])
+        settings = context.settings.model_copy(update={"executor": inner})
         self._options = options
-        self._parts = replace(parts, settings=settings, clock=None)
+        self._context = replace(context, settings=settings, clock=None)
         self._worker: WorkerProcess | None = None
         self._started: Started | None = None
 
@@ -43,7 +43,7 @@ class ProcessExecutor(Executor):
     def start(self) -> Capacity:
         """Start the process and its executor."""
         self.close()
-        parts = self._parts
+        parts = self._context
         worker = self._worker = WorkerProcess(
             f"executor {parts.settings.executor.name!r}, rank {parts.rank} of {parts.size}",
             heartbeat_timeout=self._options.heartbeat_timeout,
@@ -60,7 +60,7 @@ class ProcessExecutor(Executor):
             "num_host_blocks": capacity.num_host_blocks,
             "max_model_len": capacity.max_model_len,
         }  # what memory is free may change, and the capacity may not
-        self._parts = replace(parts, settings=parts.settings.model_copy(update=sizes))
+        self._context = replace(parts, settings=parts.settings.model_copy(update=sizes))
         _log.info(
             "process_started",
             executor=parts.settings.executor.name,
@@ -81,7 +81,7 @@ class ProcessExecutor(Executor):
 
     def tokenizer(self) -> Tokenizer | None:
         """Return what the other executor's model has; it is read in this process."""
-        parts = self._parts
+        parts = self._context
         inner = make_component(parts.registry, "executor", parts.settings.executor, parts)
         return inner.tokenizer() if isinstance(inner, SupportsText) else None
 

@@ -122,14 +122,14 @@ class SequenceRows:
         token_ids: Sequence[int],
         failed: Collection[SeqId] = (),
     ) -> None:
-        """Take over what a step computed and drew: nothing else advances a sequence's state.
+        """Take over what a step computed and sampled: nothing else advances a sequence's state.
 
         Args:
             batch: the step's work, computed by now.
             places_R: place in the batch of each sampled token's sequence, rising. A sequence that
                 fans out is repeated; the first of its tokens is appended to it.
             token_ids: the sampled tokens [R].
-            failed: sequences that drew nothing because their own code raised. A step that was
+            failed: sequences that sampled nothing because their own code raised. A step that was
                 submitted already may compute a token of theirs: it gets their last one again.
         """
         sequences = batch.sequences
@@ -158,7 +158,7 @@ class SequenceRows:
         self.num_unknown_C[rows_R] += 1
 
     def learn(self, batch: Batch, token_ids: Sequence[int]) -> None:
-        """Name the tokens [R] that the step of ``batch`` drew for its complete sequences."""
+        """Name the tokens [R] that the step of ``batch`` sampled for its complete sequences."""
         places_R = np.flatnonzero(batch.complete_S)
         for place, token in zip(places_R.tolist(), token_ids, strict=True):
             batch.sequences[place].tokens.append(token)

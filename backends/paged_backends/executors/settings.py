@@ -46,7 +46,7 @@ class MemorySettings(ComponentSettings):
 
     name: Literal["memory"] = "memory"
     vocab_size: int = Field(
-        default=1000, gt=0, description="Drawn token ids are below it; any id is served."
+        default=1000, gt=0, description="Sampled token ids are below it; any id is served."
     )
 
 

@@ -26,9 +26,9 @@ from paged_backends.executors.channel import (
 )
 from paged_core import errors
 from paged_core.checked.fault_names import FaultNames
+from paged_core.engine.contexts import ExecutorContext, make_component
 from paged_core.errors import PagedCoreError, PluginError, SettingsError, error_text
-from paged_core.interfaces.component_factory import make_component
-from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts, SupportsClock
+from paged_core.interfaces.executor import Capacity, Executor, SupportsClock
 from paged_core.interfaces.layer import ModelSize
 from paged_core.interfaces.runner import SupportsModelSize
 
@@ -79,9 +79,9 @@ def _read(channel: Channel, messages: Messages) -> None:
         os._exit(1)  # the process that started this one is gone: nothing is wanted any more
 
 
-def _parts(content: bytes) -> ExecutorParts:
+def _parts(content: bytes) -> ExecutorContext:
     try:
-        parts: ExecutorParts = pickle.loads(content)
+        parts: ExecutorContext = pickle.loads(content)
     except Exception as error:
         raise PluginError(
             f"its process cannot import what the settings name ({error_text(error)}); define "
@@ -90,11 +90,13 @@ def _parts(content: bytes) -> ExecutorParts:
     return parts
 
 
-def _start(parts: ExecutorParts) -> tuple[Executor, Started]:
-    executor: Executor = make_component(parts.registry, "executor", parts.settings.executor, parts)
+def _start(context: ExecutorContext) -> tuple[Executor, Started]:
+    executor: Executor = make_component(
+        context.registry, "executor", context.settings.executor, context
+    )
     if isinstance(executor, SupportsClock):
         raise SettingsError(
-            f"executor.inner: {parts.settings.executor.name!r} has a clock of its own, which "
+            f"executor.inner: {context.settings.executor.name!r} has a clock of its own, which "
             "another process cannot read; use it as the executor itself"
         )
     capacity = executor.start()

@@ -270,11 +270,11 @@ def _sample_among(
     return ids.gather(1, place)[:, 0].tolist(), enough[:, 0].tolist()
 
 
-def kernel_random_sample(draw: Callable[[Tensor, Tensor], Tensor]) -> RandomSample:
-    """Return a function that samples with ``draw``, a kernel.
+def kernel_random_sample(sample: Callable[[Tensor, Tensor], Tensor]) -> RandomSample:
+    """Return a function that samples with ``sample``, a kernel.
 
     Args:
-        draw: as :meth:`~paged_backends.kernels.cpu.tensor_kernels.Kernels.draw`.
+        sample: as :meth:`~paged_backends.kernels.cpu.tensor_kernels.Kernels.sample`.
     """
 
     def random_sample(logits: Tensor, rows: list[Row], uniform: Uniform) -> list[int]:
@@ -282,7 +282,7 @@ def kernel_random_sample(draw: Callable[[Tensor, Tensor], Tensor]) -> RandomSamp
             (asked.temperature, asked.min_p, asked.top_k, asked.top_p, uniform(row))
             for row, asked in ((row, row.sampling) for row in rows)
         ]
-        tokens: list[int] = draw(logits, torch.tensor(params, dtype=torch.float64)).tolist()
+        tokens: list[int] = sample(logits, torch.tensor(params, dtype=torch.float64)).tolist()
         return tokens
 
     return random_sample

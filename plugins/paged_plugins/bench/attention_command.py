@@ -11,8 +11,9 @@ import typer
 
 from paged_core.cli.options import SettingsArgs
 from paged_core.cli.output import print_table
+from paged_core.engine.contexts import AttentionContext
 from paged_core.errors import SettingsError
-from paged_core.interfaces.attention import AttentionBackend, AttentionParts
+from paged_core.interfaces.attention import AttentionBackend
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.bench.attention_case import BARE, AttentionCase
@@ -151,7 +152,7 @@ def _backends(
         reason = component.unavailable_reason(options)
         if reason is None:
             try:
-                given_parts = AttentionParts(settings=settings, registry=given.registry)
+                given_parts = AttentionContext(settings=settings, registry=given.registry)
                 made = component.load()(options, given_parts)
                 reason = made.check(layer)
             except Exception as error:  # noqa: BLE001 - one component must not take the others

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
+from paged_core.engine.contexts import ObserverContext
+from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.sequence import SequenceGroup
 from paged_plugins.bench.plugin import ChromeTraceSettings
 from paged_plugins.files import open_file
@@ -22,7 +23,7 @@ class ChromeTrace(Observer):
         SettingsError: the file cannot be written.
     """
 
-    def __init__(self, options: ChromeTraceSettings, parts: ObserverParts, /) -> None:
+    def __init__(self, options: ChromeTraceSettings, context: ObserverContext, /) -> None:
         self._path = options.path
         self._events: list[dict[str, Any]] = []
         open_file(self._path, "chrome_trace.path").close()

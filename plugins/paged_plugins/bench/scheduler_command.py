@@ -14,11 +14,12 @@ import typer
 
 from paged_core.cli.options import SettingsArgs, flag
 from paged_core.cli.output import print_table
+from paged_core.engine.contexts import ExecutorContext
 from paged_core.engine.engine import Engine
 from paged_core.engine.wiring import build_engine
 from paged_core.errors import SettingsError
 from paged_core.ids import SeqId
-from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
+from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
@@ -323,9 +324,9 @@ class NullExecutor(Executor):
     ``settings.num_blocks`` and ``settings.max_model_len`` must be given.
     """
 
-    def __init__(self, options: NullSettings, parts: ExecutorParts, /) -> None:
-        self._settings = parts.settings
-        self._needs_host_blocks = parts.needs_host_blocks
+    def __init__(self, options: NullSettings, context: ExecutorContext, /) -> None:
+        self._settings = context.settings
+        self._needs_host_blocks = context.needs_host_blocks
         self._pending: dict[SeqId, int] = {}
         """Prompt tokens still to be computed before the first token is sampled."""
         self.num_sequences = 0

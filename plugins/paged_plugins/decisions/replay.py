@@ -74,20 +74,20 @@ def _run(
     )
     try:
         if is_stepped:
-            cast("_Drawing", engine.executor).draw = partial(_draw, scenario.numbers)
+            cast("_Sampling", engine.executor).sample = partial(_sample, scenario.numbers)
         timeline = steps if is_stepped else ClockTime(cast("Clock", engine.clock))
         yield from ReplayRun(scenario, engine, timeline, record, outcome).lines()
     finally:
         engine.close()
 
 
-class _Drawing(Protocol):
+class _Sampling(Protocol):
     """The attribute of the ``memory`` executor that a replay replaces."""
 
-    draw: Callable[[NewSequence, Sequence[int], int], int]
+    sample: Callable[[NewSequence, Sequence[int], int], int]
 
 
-def _draw(
+def _sample(
     numbers: dict[str, int], sequence: NewSequence, tokens: Sequence[int], index: int, /
 ) -> int:
     """A token that no other sequence generates."""

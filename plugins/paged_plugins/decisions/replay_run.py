@@ -36,7 +36,7 @@ class RequestTimes:
     id: str
     arrived: float
     first_token: float | None
-    """When its first token was there; ``None``: it drew none."""
+    """When its first token was there; ``None``: it sampled none."""
     finished: float
     num_prompt: int
     num_cached: int

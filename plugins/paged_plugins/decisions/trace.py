@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from paged_core.engine.contexts import ObserverContext
 from paged_core.errors import SettingsError
-from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
+from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.settings.documents import parse_json
 from paged_plugins.decisions.plugin import DecisionLogSettings
 from paged_plugins.files import open_file, read_file
@@ -222,7 +223,7 @@ class DecisionLog(Observer):
         SettingsError: the file cannot be written.
     """
 
-    def __init__(self, options: DecisionLogSettings, parts: ObserverParts, /) -> None:
+    def __init__(self, options: DecisionLogSettings, context: ObserverContext, /) -> None:
         self._file = open_file(options.path, "decision_log.path")
         self._lines = TraceLines()
         self._start: float | None = None

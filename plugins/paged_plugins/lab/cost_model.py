@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostModelParts:
+class CostModelContext:
     """What the factory of a cost model gets in addition to its options."""
 
     settings: EngineSettings

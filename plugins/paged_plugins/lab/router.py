@@ -11,7 +11,7 @@ from paged_core.request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterParts:
+class RouterContext:
     """What the factory of a router gets beside its options."""
 
     num_replicas: int

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from paged_core.plugins.component import ComponentSettings
 from paged_core.request import Request
-from paged_plugins.lab.router import ReplicaLoad, Router, RouterParts
+from paged_plugins.lab.router import ReplicaLoad, Router, RouterContext
 
 
 class RoundRobinSettings(ComponentSettings):
@@ -26,8 +26,8 @@ class RoundRobinSettings(ComponentSettings):
 class RoundRobinRouter(Router):
     """One request after the other to the next replica, whatever its load."""
 
-    def __init__(self, options: RoundRobinSettings, parts: RouterParts, /) -> None:
-        self._turns = cycle(range(parts.num_replicas))
+    def __init__(self, options: RoundRobinSettings, context: RouterContext, /) -> None:
+        self._turns = cycle(range(context.num_replicas))
 
     def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
         return next(self._turns)
@@ -42,8 +42,8 @@ class LeastLoadedSettings(ComponentSettings):
 class LeastLoadedRouter(Router):
     """Fewest requests that have not ended, then fewest tokens; equal replicas take turns."""
 
-    def __init__(self, options: LeastLoadedSettings, parts: RouterParts, /) -> None:
-        self._choice = LeastLoaded(parts.num_replicas)
+    def __init__(self, options: LeastLoadedSettings, context: RouterContext, /) -> None:
+        self._choice = LeastLoaded(context.num_replicas)
 
     def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
         return self._choice.among(range(len(replicas)), replicas)
@@ -86,8 +86,8 @@ class PowerOfTwoRouter(Router):
     Parallel and Distributed Systems 12(10), 2001). Fewer requests, then fewer tokens.
     """
 
-    def __init__(self, options: PowerOfTwoSettings, parts: RouterParts, /) -> None:
-        self._random = Random(parts.seed)
+    def __init__(self, options: PowerOfTwoSettings, context: RouterContext, /) -> None:
+        self._random = Random(context.seed)
 
     def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
         if len(replicas) == 1:
@@ -104,7 +104,7 @@ def content_keys(request: Request, block_size: int) -> list[int]:
 
     They are hashes: a collision may change where a request goes, and nothing else.
     """
-    prompt, key = request.prompt, hash(request.key_extra)
+    prompt, key = request.prompt, hash(request.cache_salt)
     keys = []
     for end in range(block_size, len(prompt) + 1, block_size):
         key = hash((key, prompt[end - block_size : end]))
@@ -195,11 +195,11 @@ class PrefixAffinityRouter(Router):
     blocks of prompts by their content, the least recently sent forgotten first.
     """
 
-    def __init__(self, options: PrefixAffinitySettings, parts: RouterParts, /) -> None:
+    def __init__(self, options: PrefixAffinitySettings, context: RouterContext, /) -> None:
         self._options = options
-        self._block_size = parts.block_size
-        self._known = KnownPrefixes(parts.num_replicas, options.max_blocks or parts.num_blocks)
-        self._least_loaded = LeastLoaded(parts.num_replicas)
+        self._block_size = context.block_size
+        self._known = KnownPrefixes(context.num_replicas, options.max_blocks or context.num_blocks)
+        self._least_loaded = LeastLoaded(context.num_replicas)
 
     def route(self, request: Request, session: str, replicas: Sequence[ReplicaLoad], /) -> int:
         keys = content_keys(request, self._block_size)
@@ -243,10 +243,10 @@ class SessionRouter(Router):
     on it. A request without a session is one of its own. It holds nothing per session.
     """
 
-    def __init__(self, options: SessionSettings, parts: RouterParts, /) -> None:
+    def __init__(self, options: SessionSettings, context: RouterContext, /) -> None:
         ring = sorted(
             (_place(f"{number}.{point}"), number)
-            for number in range(parts.num_replicas)
+            for number in range(context.num_replicas)
             for point in range(options.num_points)
         )
         self._places = [place for place, _ in ring]

@@ -8,13 +8,13 @@ from hashlib import blake2b
 from typing import Any, cast
 
 from paged_core.engine.clock import Clock, VirtualClock
+from paged_core.engine.contexts import ExecutorContext, make_component
 from paged_core.errors import SettingsError
 from paged_core.ids import SeqId
-from paged_core.interfaces.component_factory import make_component
-from paged_core.interfaces.executor import Capacity, Executor, ExecutorParts
+from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.sampling_params import SamplingParams
 from paged_core.step import NewSequence, StepInput, StepResult
-from paged_plugins.lab.cost_model import IDLE_SECONDS, CostModel, CostModelParts, StepWork
+from paged_plugins.lab.cost_model import IDLE_SECONDS, CostModel, CostModelContext, StepWork
 from paged_plugins.lab.runs.work_count import CountedSequence, WorkCount
 from paged_plugins.lab.settings import SimulatedSettings
 
@@ -54,7 +54,7 @@ class Answers:
             if new.fan_out > 1 or new.num_candidates or _asks_more(new.sampling):
                 self._special[new.id] = new.fan_out
 
-    def draw(self, complete: Sequence[CountedSequence]) -> StepResult:
+    def sample(self, complete: Sequence[CountedSequence]) -> StepResult:
         """Draw a token for each sequence, or several where it fans out, or candidates of a beam."""
         first = self._first
         if self.are_plain:
@@ -121,7 +121,7 @@ def _rank(last: int, count: int) -> dict[int, float]:
 
 
 def _asks_more(sampling: SamplingParams) -> bool:
-    """Whether more than drawn tokens is to be reported of a sequence."""
+    """Whether more than sampled tokens is to be reported of a sequence."""
     return sampling.needed_logprobs is not None or _refusal(sampling) is not None
 
 
@@ -143,12 +143,12 @@ class SteadyBatch:
 
     Args:
         sequences: of the batch, in order, each with all of its tokens computed.
-        drew: the step before drew these tokens, one for each sequence, and nothing else.
+        sampled: the step before sampled these tokens, one for each sequence, and nothing else.
     """
 
-    def __init__(self, sequences: Sequence[CountedSequence], drew: StepResult) -> None:
+    def __init__(self, sequences: Sequence[CountedSequence], sampled: StepResult) -> None:
         self._sequences = sequences
-        self._ids, self._tokens = drew.sequence_ids, drew.token_ids
+        self._ids, self._tokens = sampled.sequence_ids, sampled.token_ids
         self._ones = [1] * len(sequences)
         self._context = sum(sequence.num_computed for sequence in sequences)
         self._num_steps = 0
@@ -217,17 +217,17 @@ class SimulatedExecutor(Executor):
     (logits processors, log-probabilities of the prompt) fails, with that reason.
     """
 
-    def __init__(self, options: SimulatedSettings, parts: ExecutorParts, /) -> None:
-        self._settings = parts.settings
-        self._needs_host_blocks = parts.needs_host_blocks
+    def __init__(self, options: SimulatedSettings, context: ExecutorContext, /) -> None:
+        self._settings = context.settings
+        self._needs_host_blocks = context.needs_host_blocks
         self.cost_model: CostModel = make_component(
-            parts.registry,
+            context.registry,
             "cost_model",
-            dict(parts.settings)["cost_model"],
-            CostModelParts(settings=parts.settings),
+            dict(context.settings)["cost_model"],
+            CostModelContext(settings=context.settings),
         )
         """Predicts the time of a step."""
-        self.clock: Clock = parts.clock if isinstance(parts.clock, Clock) else VirtualClock()
+        self.clock: Clock = context.clock if isinstance(context.clock, Clock) else VirtualClock()
         self._count = WorkCount()
         self._answers = Answers()
         self._steady: SteadyBatch | None = None
@@ -280,7 +280,7 @@ class SimulatedExecutor(Executor):
         self._answers.learn(step)
         work, complete = self._count.take(step)
         is_plain = self._answers.are_plain
-        result = self._answers.draw(complete)
+        result = self._answers.sample(complete)
         if is_plain and len(complete) == len(step.sequence_ids):
             self._steady = SteadyBatch(complete, result)
         return work, result

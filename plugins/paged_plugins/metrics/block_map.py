@@ -19,8 +19,9 @@ import json
 from collections import defaultdict
 from typing import Any
 
+from paged_core.engine.contexts import ObserverContext
 from paged_core.ids import SeqId
-from paged_core.interfaces.observer import BlockEvent, Observer, ObserverParts, StepRecord
+from paged_core.interfaces.observer import BlockEvent, Observer, StepRecord
 from paged_core.sequence import SequenceGroup
 from paged_plugins.block_history import VERSION
 from paged_plugins.files import open_file
@@ -37,10 +38,10 @@ class BlockMap(Observer):
         SettingsError: the file cannot be written.
     """
 
-    def __init__(self, options: BlockMapSettings, parts: ObserverParts, /) -> None:
+    def __init__(self, options: BlockMapSettings, context: ObserverContext, /) -> None:
         self._file = open_file(options.path, "block_map.path")
-        size = parts.settings.block_size
-        self._write({"version": VERSION, "num_blocks": parts.num_blocks, "block_size": size})
+        size = context.settings.block_size
+        self._write({"version": VERSION, "num_blocks": context.num_blocks, "block_size": size})
         self._start: float | None = None
         self._live: dict[str, SequenceGroup] = {}
         self._owners: dict[SeqId, Owner] = {}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
+from paged_core.engine.contexts import ObserverContext
+from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.sequence import SequenceGroup
 from paged_plugins.files import open_file
 from paged_plugins.metrics.instruments import (
@@ -51,12 +52,12 @@ class Metrics(Observer):
         SettingsError: the file cannot be written.
     """
 
-    def __init__(self, options: MetricsSettings, parts: ObserverParts, /) -> None:
-        settings = parts.settings
+    def __init__(self, options: MetricsSettings, context: ObserverContext, /) -> None:
+        settings = context.settings
         self._engine = EngineInstruments()
         self._requests = RequestInstruments(settings.max_model_len or _LONGEST)
         self.labels = {"model_name": settings.model, "engine": "0"}
-        self._num_blocks = parts.num_blocks
+        self._num_blocks = context.num_blocks
         self._live: dict[str, _Progress] = {}
         self._path = options.path
         if self._path is not None:

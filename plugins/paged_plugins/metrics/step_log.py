@@ -7,7 +7,8 @@ from typing import TextIO
 
 import structlog
 
-from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
+from paged_core.engine.contexts import ObserverContext
+from paged_core.interfaces.observer import Observer, StepRecord
 from paged_plugins.files import open_file
 from paged_plugins.metrics.plugin import StepLogSettings
 
@@ -25,7 +26,7 @@ class StepLog(Observer):
         SettingsError: the file cannot be written.
     """
 
-    def __init__(self, options: StepLogSettings, parts: ObserverParts, /) -> None:
+    def __init__(self, options: StepLogSettings, context: ObserverContext, /) -> None:
         self._file: TextIO | None = None
         if options.path is not None:
             self._file = open_file(options.path, "step_log.path")

@@ -82,5 +82,5 @@ class LookUps(Observer):
             keys: list[BlockKey] = []
             request = group.request
             count = (len(request.prompt) - 1) // self._block_size
-            extend_keys(keys, request.prompt, self._block_size, request.key_extra, count)
+            extend_keys(keys, request.prompt, self._block_size, request.cache_salt, count)
             self.found[group.id] = [hash(key) for key in keys]

@@ -7,9 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from paged_core.engine.contexts import AllocatorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
-from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator
+from paged_core.interfaces.allocator import BlockAllocator
 from paged_core.plugins.component import ComponentSettings
 from paged_policies.allocators.free_runs import FreeRuns
 
@@ -34,13 +35,13 @@ class ContiguousAllocator(BlockAllocator):
     price is what is reserved and not used, and free runs that are too short for any sequence.
     """
 
-    def __init__(self, options: ContiguousSettings, parts: AllocatorParts, /) -> None:
+    def __init__(self, options: ContiguousSettings, context: AllocatorContext, /) -> None:
         self._reserve = options.reserve
-        self._block_size = parts.block_size
-        self._max_model_len = parts.max_model_len
-        self._runs = FreeRuns(parts.num_blocks)
-        self._ref_counts = [0] * parts.num_blocks
-        self._num_free = parts.num_blocks
+        self._block_size = context.block_size
+        self._max_model_len = context.max_model_len
+        self._runs = FreeRuns(context.num_blocks)
+        self._ref_counts = [0] * context.num_blocks
+        self._num_free = context.num_blocks
 
     @property
     def num_free(self) -> int:

@@ -8,9 +8,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from paged_core.engine.contexts import AllocatorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, BlockKey
-from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator
+from paged_core.interfaces.allocator import BlockAllocator
 from paged_core.interfaces.evictor import BlockInfo
 from paged_core.plugins.component import ComponentSettings
 
@@ -28,27 +29,27 @@ class HashCachedSettings(ComponentSettings):
 class HashCachedAllocator(BlockAllocator):
     """Automatic prefix caching by content hash, as in vLLM (V1; V0 with ``merge_duplicates``).
 
-    A published block without references can still be found, and is added to the evictor. Blocks
+    A cached block without references can still be found, and is added to the evictor. Blocks
     without cached content are allocated first (those freed last before those that never were in
     use, whose memory the system has yet to provide), then those that the evictor evicts. Several
-    blocks may hold equal content; the one published first is found.
+    blocks may hold equal content; the one cached first is found.
     """
 
-    def __init__(self, options: HashCachedSettings, parts: AllocatorParts, /) -> None:
+    def __init__(self, options: HashCachedSettings, context: AllocatorContext, /) -> None:
         self._merge_duplicates = options.merge_duplicates
-        self._evictor = parts.evictor
-        self._empty = deque(BlockId(block) for block in range(parts.num_blocks))
-        self._ref_counts = [0] * parts.num_blocks
-        self._keys: list[BlockKey | None] = [None] * parts.num_blocks
-        self._hits = [0] * parts.num_blocks
+        self._evictor = context.evictor
+        self._empty = deque(BlockId(block) for block in range(context.num_blocks))
+        self._ref_counts = [0] * context.num_blocks
+        self._keys: list[BlockKey | None] = [None] * context.num_blocks
+        self._hits = [0] * context.num_blocks
         self._by_key: dict[BlockKey, BlockId] = {}
-        """The block that is found: of equal ones, the one published first."""
+        """The block that is found: of equal ones, the one cached first."""
         self._duplicates: dict[BlockKey, OrderedDict[BlockId, None]] = {}
-        """Further blocks of equal content, in the order in which they were published."""
-        self._published = [0] * parts.num_blocks
-        self._last_steps: list[int | None] = [None] * parts.num_blocks
+        """Further blocks of equal content, in the order in which they were cached."""
+        self._cache_order = [0] * context.num_blocks
+        self._last_steps: list[int | None] = [None] * context.num_blocks
         self._departures = 0
-        self._publications = 0
+        self._num_cachings = 0
 
     @property
     def num_free(self) -> int:
@@ -90,7 +91,7 @@ class HashCachedAllocator(BlockAllocator):
                     key.num_tokens,
                     self._hits[block],
                     self._departures,
-                    self._published[block],
+                    self._cache_order[block],
                     hash(key),
                     self._last_steps[block],
                 )
@@ -109,7 +110,7 @@ class HashCachedAllocator(BlockAllocator):
             found.append(block)
         return found
 
-    def publish(self, block: BlockId, key: BlockKey, /) -> BlockId:
+    def cache(self, block: BlockId, key: BlockKey, /) -> BlockId:
         held = self._by_key.setdefault(key, block)
         if held != block:
             if self._merge_duplicates:
@@ -118,11 +119,11 @@ class HashCachedAllocator(BlockAllocator):
                 return held
             self._duplicates.setdefault(key, OrderedDict())[block] = None
         self._keys[block] = key
-        self._publications += 1
-        self._published[block] = self._publications
+        self._num_cachings += 1
+        self._cache_order[block] = self._num_cachings
         return block
 
-    def retract(self, blocks: Iterable[BlockId], /) -> None:
+    def uncache(self, blocks: Iterable[BlockId], /) -> None:
         for block in blocks:
             if self._keys[block] is not None:
                 self._forget(block)

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Literal
 
+from paged_core.engine.contexts import AllocatorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
-from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator
+from paged_core.interfaces.allocator import BlockAllocator
 from paged_core.plugins.component import ComponentSettings
 
 
@@ -25,9 +26,9 @@ class UncachedAllocator(BlockAllocator):
     may still be in a cache of the processor.
     """
 
-    def __init__(self, options: UncachedSettings, parts: AllocatorParts, /) -> None:
-        self._free = deque(BlockId(block) for block in range(parts.num_blocks))
-        self._ref_counts = [0] * parts.num_blocks
+    def __init__(self, options: UncachedSettings, context: AllocatorContext, /) -> None:
+        self._free = deque(BlockId(block) for block in range(context.num_blocks))
+        self._ref_counts = [0] * context.num_blocks
 
     @property
     def num_free(self) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Literal
 
+from paged_core.engine.contexts import EvictorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
-from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.plugins.component import ComponentSettings
 
 
@@ -44,7 +45,7 @@ class ArcEvictor(Evictor):
     Operations cost O(1), amortised.
     """
 
-    def __init__(self, options: ArcSettings, parts: EvictorParts, /) -> None:
+    def __init__(self, options: ArcSettings, context: EvictorContext, /) -> None:
         self._once: Held = OrderedDict()
         self._again: Held = OrderedDict()
         self._once_ghosts: Ghosts = OrderedDict()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from paged_core.engine.contexts import EvictorContext
 from paged_core.errors import OutOfBlocks, SettingsError
 from paged_core.ids import BlockId
-from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.plugins.component import ComponentSettings
 from paged_policies.evictors.ranked_blocks import RankedBlocks
 
@@ -32,14 +33,14 @@ class BeladyEvictor(Evictor):
         SettingsError: the future is not known.
     """
 
-    def __init__(self, options: BeladySettings, parts: EvictorParts, /) -> None:
-        if parts.future is None:
+    def __init__(self, options: BeladySettings, context: EvictorContext, /) -> None:
+        if context.future is None:
             raise SettingsError(
                 "evictor 'belady' needs to know future requests, and neither a live engine nor a "
                 "cluster does; use it with `paged-core replay`, `compare`, or `simulate` without "
                 "--replicas and --requests, or set evictor to lru or another one that looks back"
             )
-        self._future = parts.future
+        self._future = context.future
         self._infos: dict[BlockId, BlockInfo] = {}
         self._last_first = RankedBlocks()
         self._next_first = RankedBlocks()

@@ -7,9 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from paged_core.engine.contexts import EvictorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
-from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.plugins.component import ComponentSettings
 from paged_policies.evictors.lru_scan import LruScanEvictor
 
@@ -31,7 +32,7 @@ class LruEvictor(Evictor):
     Blocks are added in that order already, since a sequence frees its last block first.
     """
 
-    def __init__(self, options: LruSettings, parts: EvictorParts, /) -> None:
+    def __init__(self, options: LruSettings, context: EvictorContext, /) -> None:
         self._blocks: OrderedDict[BlockId, None] = OrderedDict()
 
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
@@ -49,8 +50,8 @@ class LruEvictor(Evictor):
         return len(self._blocks)
 
 
-def make_lru(options: LruSettings, parts: EvictorParts, /) -> Evictor:
+def make_lru(options: LruSettings, context: EvictorContext, /) -> Evictor:
     """Return the evictor that breaks ties as the options say."""
     if options.ties == "longest_prefix":
         return LruScanEvictor()
-    return LruEvictor(options, parts)
+    return LruEvictor(options, context)

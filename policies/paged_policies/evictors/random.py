@@ -7,9 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from paged_core.engine.contexts import EvictorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
-from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.plugins.component import ComponentSettings
 
 
@@ -26,8 +27,8 @@ class RandomEvictor(Evictor):
     It has no bad case that a workload could run into, and no good one. All operations cost O(1).
     """
 
-    def __init__(self, options: RandomSettings, parts: EvictorParts, /) -> None:
-        self._random = Random(parts.seed if options.seed is None else options.seed)
+    def __init__(self, options: RandomSettings, context: EvictorContext, /) -> None:
+        self._random = Random(context.seed if options.seed is None else options.seed)
         self._blocks: list[BlockId] = []
         self._places: dict[BlockId, int] = {}
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, Literal
 
+from paged_core.engine.contexts import EvictorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
-from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.plugins.component import ComponentSettings
 from paged_policies.evictors.ranked_blocks import RankedBlocks
 
@@ -33,7 +34,7 @@ class MruSettings(ComponentSettings):
 class RankedEvictor(Evictor):
     """Evicts the block of the lowest rank; operations cost O(log n), amortised."""
 
-    def __init__(self, options: ComponentSettings, parts: EvictorParts, /) -> None:
+    def __init__(self, options: ComponentSettings, context: EvictorContext, /) -> None:
         self._blocks = RankedBlocks()
 
     @abstractmethod
@@ -63,7 +64,7 @@ class FifoEvictor(RankedEvictor):
     """
 
     def rank(self, info: BlockInfo, /) -> Any:
-        return info.published
+        return info.cache_order
 
 
 class LfuEvictor(RankedEvictor):

@@ -7,9 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from paged_core.engine.contexts import EvictorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
-from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.plugins.component import ComponentSettings
 
 
@@ -30,8 +31,8 @@ class SlruEvictor(Evictor):
     a flood of prompts that are never used again, as LFU does, but forgets old popularity.
     """
 
-    def __init__(self, options: SlruSettings, parts: EvictorParts, /) -> None:
-        self._max_protected = int(options.protected * parts.num_blocks)
+    def __init__(self, options: SlruSettings, context: EvictorContext, /) -> None:
+        self._max_protected = int(options.protected * context.num_blocks)
         self._probation: OrderedDict[BlockId, None] = OrderedDict()
         self._protected: OrderedDict[BlockId, None] = OrderedDict()
 

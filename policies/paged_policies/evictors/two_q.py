@@ -9,9 +9,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from paged_core.engine.contexts import EvictorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
-from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.plugins.component import ComponentSettings
 from paged_policies.evictors.ranked_blocks import RankedBlocks
 
@@ -49,7 +50,7 @@ class TwoQEvictor(Evictor):
     Operations cost O(log n), amortised.
     """
 
-    def __init__(self, options: TwoQSettings, parts: EvictorParts, /) -> None:
+    def __init__(self, options: TwoQSettings, context: EvictorContext, /) -> None:
         self._kin, self._kout = options.kin, options.kout
         self._size = 0
         self._queue = RankedBlocks()

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat
 
-from paged_core.interfaces.queue_order import OrderParts, QueueOrder
+from paged_core.engine.contexts import OrderContext
+from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
 
@@ -28,7 +29,7 @@ class EdfOrder(QueueOrder):
     deadline starves while others with one keep arriving, unless ``default_slo`` gives it one.
     """
 
-    def __init__(self, options: EdfSettings, parts: OrderParts, /) -> None:
+    def __init__(self, options: EdfSettings, context: OrderContext, /) -> None:
         self._default_slo = float("inf") if options.default_slo is None else options.default_slo
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat
 
-from paged_core.interfaces.queue_order import OrderParts, QueueOrder
+from paged_core.engine.contexts import OrderContext
+from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
 
@@ -33,7 +34,7 @@ class FairOrder(QueueOrder):
 
     stable = False
 
-    def __init__(self, options: FairSettings, parts: OrderParts, /) -> None:
+    def __init__(self, options: FairSettings, context: OrderContext, /) -> None:
         self._options = options
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._level = 0.0

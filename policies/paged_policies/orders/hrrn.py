@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat
 
-from paged_core.interfaces.queue_order import OrderParts, QueueOrder
+from paged_core.engine.contexts import OrderContext
+from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
 from paged_policies.orders.job_size import num_tokens_left
@@ -30,7 +31,7 @@ class HrrnOrder(QueueOrder):
 
     stable = False
 
-    def __init__(self, options: HrrnSettings, parts: OrderParts, /) -> None:
+    def __init__(self, options: HrrnSettings, context: OrderContext, /) -> None:
         self._tokens_per_second = options.tokens_per_second
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat
 
-from paged_core.interfaces.queue_order import OrderParts, QueueOrder
+from paged_core.engine.contexts import OrderContext
+from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
 
@@ -31,9 +32,9 @@ class LongestPrefixOrder(QueueOrder):
 
     stable = False
 
-    def __init__(self, options: LongestPrefixSettings, parts: OrderParts, /) -> None:
+    def __init__(self, options: LongestPrefixSettings, context: OrderContext, /) -> None:
         self._aging = options.aging
-        self._kv_cache = parts.kv_cache
+        self._kv_cache = context.kv_cache
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
         sequence = group.sequences[0]

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from paged_core.interfaces.queue_order import OrderParts, QueueOrder
+from paged_core.engine.contexts import OrderContext
+from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup, Status
 
@@ -44,7 +45,7 @@ class MlfqOrder(QueueOrder):
     costs O(1). With promotion keys change while requests wait; without it the queue is a heap.
     """
 
-    def __init__(self, options: MlfqSettings, parts: OrderParts, /) -> None:
+    def __init__(self, options: MlfqSettings, context: OrderContext, /) -> None:
         self._first_quantum = options.first_quantum
         self._lowest = options.num_levels - 1
         self._promote_after = options.promote_after

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat
 
-from paged_core.interfaces.queue_order import OrderParts, QueueOrder
+from paged_core.engine.contexts import OrderContext
+from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
 
@@ -27,7 +28,7 @@ class PriorityOrder(QueueOrder):
     comes first in the end.
     """
 
-    def __init__(self, options: PrioritySettings, parts: OrderParts, /) -> None:
+    def __init__(self, options: PrioritySettings, context: OrderContext, /) -> None:
         self._aging = options.aging
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat
 
-from paged_core.interfaces.queue_order import OrderParts, QueueOrder
+from paged_core.engine.contexts import OrderContext
+from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
 from paged_policies.orders.job_size import num_tokens_left
@@ -28,7 +29,7 @@ class SjfOrder(QueueOrder):
     request starves while short ones keep arriving; with it, every request comes first in the end.
     """
 
-    def __init__(self, options: SjfSettings, parts: OrderParts, /) -> None:
+    def __init__(self, options: SjfSettings, context: OrderContext, /) -> None:
         self._aging = options.aging
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:

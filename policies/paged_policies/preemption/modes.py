@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from paged_core.interfaces.preemption import Preemption, PreemptionMode, PreemptionParts
+from paged_core.engine.contexts import PreemptionContext
+from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
 
@@ -36,7 +37,7 @@ class NeverSettings(ComponentSettings):
 class _WithoutOptions(Preemption):
     """A preemption that nothing but the group decides."""
 
-    def __init__(self, options: ComponentSettings, parts: PreemptionParts, /) -> None:
+    def __init__(self, options: ComponentSettings, context: PreemptionContext, /) -> None:
         pass
 
 

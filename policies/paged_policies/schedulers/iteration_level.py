@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from paged_core.interfaces.scheduler import SchedulerParts
+from paged_core.engine.contexts import SchedulerContext
 from paged_core.plugins.component import ComponentSettings
 from paged_policies.schedulers.token_budget import TokenBudgetScheduler, TokenBudgetSettings
 
@@ -29,10 +29,10 @@ class IterationLevelScheduler(TokenBudgetScheduler):
     chunked prefill under a token budget avoids.
     """
 
-    def __init__(self, options: IterationLevelSettings, parts: SchedulerParts, /) -> None:
+    def __init__(self, options: IterationLevelSettings, context: SchedulerContext, /) -> None:
         budget = TokenBudgetSettings(
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_num_seqs=options.max_num_seqs,
             chunked_prefill=False,
         )
-        super().__init__(budget, parts)
+        super().__init__(budget, context)

@@ -9,8 +9,9 @@ from typing import ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from paged_core.cache.kv_cache import PrefixHit
+from paged_core.engine.contexts import SchedulerContext
 from paged_core.engine.planner import Planner, Room
-from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
+from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from paged_policies.schedulers.sortable_deque import SortableDeque
@@ -62,13 +63,13 @@ class PrefillOrDecodeScheduler(Scheduler):
     preempts_for_head: ClassVar[bool] = True
     """Whether a running group is preempted for a better waiting one; of use where that may join."""
 
-    def __init__(self, options: PrefillOrDecodeSettings, parts: SchedulerParts, /) -> None:
-        self._order = parts.queue_order
-        self._waiting = SortableDeque(parts.queue_order)
+    def __init__(self, options: PrefillOrDecodeSettings, context: SchedulerContext, /) -> None:
+        self._order = context.queue_order
+        self._waiting = SortableDeque(context.queue_order)
         self._running: list[SequenceGroup] = []
         self._swapped: deque[SequenceGroup] = deque()
         self._delay = _Delay(options.delay_factor)
-        self.planner: PromptPlanner = PromptPlanner(options, parts, self._running, self._requeue)
+        self.planner: PromptPlanner = PromptPlanner(options, context, self._running, self._requeue)
         self._ends_quanta = self.preempts_for_head and self.planner.quanta.exist
         self._swap_in_by_order = options.swap_in_by_order or self._ends_quanta
 
@@ -172,12 +173,12 @@ class PromptPlanner(Planner):
     def __init__(
         self,
         options: PrefillOrDecodeSettings,
-        parts: SchedulerParts,
+        context: SchedulerContext,
         running: list[SequenceGroup],
         requeue: Callable[[SequenceGroup], None],
     ) -> None:
-        super().__init__(parts, running, requeue, num_seqs=options.max_num_seqs)
-        self.budget = options.max_num_batched_tokens or max(parts.max_model_len, 2048)
+        super().__init__(context, running, requeue, num_seqs=options.max_num_seqs)
+        self.budget = options.max_num_batched_tokens or max(context.max_model_len, 2048)
         """Prompt tokens of a step; decoding takes a token of each sequence in any case."""
         self.restoring: SequenceGroup | None = None
         """The group some of whose sequences are still to be started again."""
@@ -236,7 +237,7 @@ class PromptPlanner(Planner):
     def _num_skipped(self, hit: PrefixHit, length: int) -> int:
         """Tokens that need not be computed: those of the last block always are."""
         kv_cache = self.kv_cache
-        return min(hit.num_settled, kv_cache.blocks_for(length) - 1) * kv_cache.block_size
+        return min(hit.num_committed, kv_cache.blocks_for(length) - 1) * kv_cache.block_size
 
     def _outgrown(self, group: SequenceGroup) -> str | None:
         """Say why a waiting group can never be admitted, or return ``None``."""

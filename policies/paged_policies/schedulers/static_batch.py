@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from paged_core.interfaces.scheduler import SchedulerParts
+from paged_core.engine.contexts import SchedulerContext
 from paged_core.plugins.component import ComponentSettings
 from paged_policies.schedulers.prefill_or_decode import (
     PrefillOrDecodeScheduler,
@@ -33,12 +33,12 @@ class StaticBatchScheduler(PrefillOrDecodeScheduler):
 
     preempts_for_head: ClassVar[bool] = False
 
-    def __init__(self, options: StaticBatchSettings, parts: SchedulerParts, /) -> None:
+    def __init__(self, options: StaticBatchSettings, context: SchedulerContext, /) -> None:
         whole = PrefillOrDecodeSettings(
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_num_seqs=options.max_num_seqs,
         )
-        super().__init__(whole, parts)
+        super().__init__(whole, context)
 
     def _is_open(self) -> bool:
         return not self._running or self.planner.restoring is not None

@@ -6,9 +6,10 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from paged_core.engine.contexts import SchedulerContext
 from paged_core.engine.planner import Planner
 from paged_core.engine.waiting_queue import WaitingQueue
-from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
+from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup, Status
 
@@ -45,13 +46,13 @@ class TokenBudgetScheduler(Scheduler):
     that comes next, and swapped groups are resumed by their place in the order.
     """
 
-    def __init__(self, options: TokenBudgetSettings, parts: SchedulerParts, /) -> None:
-        self._order = parts.queue_order
-        self._waiting = WaitingQueue(parts.queue_order)
+    def __init__(self, options: TokenBudgetSettings, context: SchedulerContext, /) -> None:
+        self._order = context.queue_order
+        self._waiting = WaitingQueue(context.queue_order)
         self._running: list[SequenceGroup] = []
         self._swapped: list[SequenceGroup] = []
         self.planner: Planner = Planner(
-            parts,
+            context,
             self._running,
             self._requeue,
             num_tokens=options.max_num_batched_tokens,

@@ -7,7 +7,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from paged_core.interfaces.victim import Victim, VictimParts
+from paged_core.engine.contexts import VictimContext
+from paged_core.interfaces.victim import Victim
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
 from paged_policies.victims.preemption_limit import below_limit
@@ -32,7 +33,7 @@ class FewestComputedVictim(Victim):
     preempted again and again, unless ``max_preemptions`` ends that.
     """
 
-    def __init__(self, options: FewestComputedSettings, parts: VictimParts, /) -> None:
+    def __init__(self, options: FewestComputedSettings, context: VictimContext, /) -> None:
         self._max_preemptions = options.max_preemptions
 
     def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:

@@ -7,7 +7,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from paged_core.interfaces.victim import Victim, VictimParts
+from paged_core.engine.contexts import VictimContext
+from paged_core.interfaces.victim import Victim
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup
 from paged_policies.victims.preemption_limit import below_limit
@@ -32,9 +33,9 @@ class MostBlocksVictim(Victim):
     ``max_preemptions`` ends that.
     """
 
-    def __init__(self, options: MostBlocksSettings, parts: VictimParts, /) -> None:
+    def __init__(self, options: MostBlocksSettings, context: VictimContext, /) -> None:
         self._max_preemptions = options.max_preemptions
-        self._kv_cache = parts.kv_cache
+        self._kv_cache = context.kv_cache
 
     def choose(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
         eligible = below_limit(candidates, self._max_preemptions)

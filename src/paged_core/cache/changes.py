@@ -24,8 +24,8 @@ class CacheChanges:
     """Device source, host target."""
     swap_in: dict[BlockId, BlockId] = field(default_factory=dict)
     """Device target to host source."""
-    published: list[BlockId] = field(default_factory=list)
-    """Blocks that were published while the step was planned."""
+    cached: list[BlockId] = field(default_factory=list)
+    """Blocks that were cached while the step was planned."""
     evicted: Sequence[BlockId] = ()
     """Blocks that were given new content, and held cached content until then."""
     hits: dict[SeqId, Sequence[BlockId]] = field(default_factory=dict)

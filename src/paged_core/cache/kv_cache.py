@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from paged_core.cache.changes import CacheChanges
-from paged_core.cache.publishing import PrefixPublishing
+from paged_core.cache.prefix_cache import PrefixCache
 from paged_core.checked.allocator import CheckedAllocator
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, SeqId
@@ -21,10 +21,15 @@ class PrefixHit:
 
     blocks: Sequence[BlockId] = ()
     """Blocks that hold them; nothing is referenced yet."""
-    num_settled: int = 0
+    num_committed: int = 0
     """Leading blocks that an earlier step filled; the rest is filled in this one."""
     num_idle: int = 0
     """Unreferenced ones among the blocks: sharing them takes them from the free ones."""
+
+    @property
+    def num_settled(self) -> int:
+        """:attr:`num_committed`, by its name in 0.1."""
+        return self.num_committed
 
 
 class KVCache:
@@ -70,7 +75,7 @@ class KVCache:
         """Whether the allocator finds blocks by their content."""
         self.reserves_runs = self._allocator.reserves_runs
         """Whether each sequence gets one run of blocks for its whole life, and shares none."""
-        self._publishing = PrefixPublishing(self._allocator, self.block_size)
+        self._prefix_cache = PrefixCache(self._allocator, self.block_size)
         self._free_host = [BlockId(block) for block in reversed(range(self.num_host_blocks))]
         self._changes = CacheChanges(removed=self._changes.removed)
 
@@ -147,7 +152,7 @@ class KVCache:
             start, table = sequence.num_scheduled, sequence.table
             blocks = table.blocks or table.host_blocks
             needed += max(0, -(-(start + num_tokens) // size) - len(blocks))
-            if table.num_published <= start // size < len(blocks):
+            if table.num_cached <= start // size < len(blocks):
                 sharers[blocks[start // size]] += 1
         for tail, count in sharers.items():
             swapped = group.status is Status.SWAPPED
@@ -162,28 +167,28 @@ class KVCache:
         live = group.live
         needed = sum(self.blocks_for(sequence.num_tokens) for sequence in live)
         if len(live) > 1 and _may_share(group):
-            needed -= self._publishing.num_in_common(live)
+            needed -= self._prefix_cache.num_in_common(live)
         return needed
 
     # ------------------------------------------------------------------ allocating
 
     def lookup(
-        self, sequence: SequenceState, num_tokens: int, *, settled: bool = False
+        self, sequence: SequenceState, num_tokens: int, *, committed: bool = False
     ) -> PrefixHit:
         """Find cached blocks for the first ``num_tokens`` tokens, whole blocks, to the first miss.
 
-        With ``settled``, only those that an earlier step filled. Nothing is referenced: hand the
+        With ``committed``, only those that an earlier step filled. Nothing is referenced: hand the
         result, or part of it, to :meth:`admit` before the next change. A sequence that shares
-        blocks that are not settled relies on the chunk that fills them: after that, no group in
+        blocks that are not committed relies on the chunk that fills them: after that, no group in
         this step's batch may be preempted.
         """
         if not _may_share(sequence.group):
             return PrefixHit()
-        blocks = self._publishing.look_up(sequence, num_tokens // self.block_size)
-        num_settled = self._publishing.num_settled(blocks)
-        if settled:
-            blocks = blocks[:num_settled]
-        return PrefixHit(blocks, num_settled, self._num_idle(blocks))
+        blocks = self._prefix_cache.look_up(sequence, num_tokens // self.block_size)
+        num_committed = self._prefix_cache.num_committed(blocks)
+        if committed:
+            blocks = blocks[:num_committed]
+        return PrefixHit(blocks, num_committed, self._num_idle(blocks))
 
     def admit(
         self,
@@ -211,24 +216,24 @@ class KVCache:
             run = self.blocks_to_start(sequence.num_tokens, sequence.group.max_length)
             table.blocks = self._allocator.reserve(run)
         else:
-            keys = self._publishing.keys(sequence, len(shared))
+            keys = self._prefix_cache.keys(sequence, len(shared))
             self._allocator.check_content(shared, keys)
             self._allocator.share(shared)
             table.blocks = shared + self._allocator.allocate(missing)
         if shared:
             self._changes.hits[sequence.id] = shared
-        table.num_published = len(shared)
+        table.num_cached = len(shared)
         sequence.num_scheduled = sequence.num_computed = num_skipped
         sequence.capacity = len(table.blocks) * self.block_size
         sequence.group.status = Status.RUNNING
         self._changes.added[sequence.id] = sequence
-        self._publish(sequence, end // self.block_size)
+        self._cache_blocks(sequence, end // self.block_size)
 
     def reserve(self, sequence: SequenceState, num_tokens: int) -> None:
         """Make room for the next ``num_tokens`` tokens of a sequence that holds blocks.
 
         A last block that is shared with a forked sequence is copied first. Blocks that these tokens
-        fill are published, and those filled before whose tokens were not known then. Need not be
+        fill are cached, and those filled before whose tokens were not known then. Need not be
         called while the sequence stays below its ``capacity``.
 
         Raises:
@@ -239,8 +244,7 @@ class KVCache:
         end = sequence.num_scheduled + num_tokens
         missing = -(-end // size) - len(blocks)
         copies_tail = (
-            table.num_published <= tail < len(blocks)
-            and self._allocator.ref_count(blocks[tail]) > 1
+            table.num_cached <= tail < len(blocks) and self._allocator.ref_count(blocks[tail]) > 1
         )
         if missing > 0 or copies_tail:
             fresh = self._allocator.allocate(max(missing, 0) + copies_tail)
@@ -250,8 +254,8 @@ class KVCache:
                 self._changes.edit(sequence, len(blocks), block)
                 blocks.append(block)
         sequence.capacity = len(blocks) * size
-        if self.caches_prefixes and end // size > table.num_published:
-            self._publish(sequence, end // size)
+        if self.caches_prefixes and end // size > table.num_cached:
+            self._cache_blocks(sequence, end // size)
 
     def fork(self, parent: SequenceState, child: SequenceState) -> None:
         """Let ``child``, which holds nothing, share the blocks of ``parent``, whose tokens it has.
@@ -266,7 +270,7 @@ class KVCache:
         self._allocator.share(theirs.blocks)
         ours.blocks, ours.host_blocks = list(theirs.blocks), list(theirs.host_blocks)
         ours.keys = list(theirs.keys)
-        ours.num_published = theirs.num_published
+        ours.num_cached = theirs.num_cached
         child.num_computed = parent.num_computed
         child.num_scheduled = parent.num_scheduled
         child.capacity = parent.capacity = 0
@@ -290,7 +294,7 @@ class KVCache:
     def release(self, sequence: SequenceState) -> None:
         """Take all blocks from a sequence, last one first, and forget how far it was computed.
 
-        What was published for it in the step being planned is retracted: it will not be computed.
+        What was cached for it in the step being planned is uncached: it will not be computed.
         """
         table = sequence.table
         self._withdraw([sequence])
@@ -321,7 +325,7 @@ class KVCache:
 
     def clear_prefixes(self) -> None:
         """Make every cached block unfindable; no sequence may hold one."""
-        self._publishing.retract([BlockId(block) for block in range(self._num_blocks)])
+        self._prefix_cache.uncache([BlockId(block) for block in range(self._num_blocks)])
 
     def swap_out(self, group: SequenceGroup) -> None:
         """Move all blocks of ``group`` to the host; sequences that share a block go on sharing it.
@@ -333,7 +337,7 @@ class KVCache:
         swap_in = self._changes.swap_in
         if swap_in and any(b in swap_in for s in group.live for b in s.table.blocks):
             raise OutOfBlocks("its blocks are on their way back from the host")
-        needed = self.distinct_blocks(group) + self._publishing.num_merged(group.live)
+        needed = self.distinct_blocks(group) + self._prefix_cache.num_merged(group.live)
         if needed > len(self._free_host):
             raise OutOfBlocks(f"{needed} host blocks are needed and {len(self._free_host)} free")
         self._withdraw(group.live)
@@ -365,7 +369,7 @@ class KVCache:
             table = sequence.table
             self._allocator.share(moved[b] for b in table.host_blocks if b not in unclaimed)
             unclaimed.difference_update(table.host_blocks)
-            table.num_published = sum(block in found for block in table.host_blocks)
+            table.num_cached = sum(block in found for block in table.host_blocks)
             table.blocks = [moved[block] for block in table.host_blocks]
             table.host_blocks = []
             sequence.capacity = 0  # only reserve() finds out whether the last block is shared
@@ -374,27 +378,27 @@ class KVCache:
         self._drop_host_blocks(found)
         self._changes.swap_in.update((target, source) for source, target in fresh.items())
         for sequence in group.live:
-            self._publish(sequence, sequence.num_scheduled // self.block_size)
+            self._cache_blocks(sequence, sequence.num_scheduled // self.block_size)
 
     # ------------------------------------------------------------------ steps
 
     def take_changes(self) -> CacheChanges:
         """Hand over what changed since the last call; the step that they belong to is planned."""
-        self._changes.published = self._publishing.settle()
+        self._changes.cached = self._prefix_cache.commit()
         if self._allocator.evicted:
             self._changes.evicted = self._allocator.take_evicted()
         changes, self._changes = self._changes, CacheChanges()
         self._free_host.extend(changes.swap_in.values())
         return changes
 
-    def retract(self, changes: CacheChanges) -> None:
-        """The step of these changes failed: unpublish all that it would have filled.
+    def uncache(self, changes: CacheChanges) -> None:
+        """The step of these changes failed: uncache all that it would have filled.
 
         The removed sequences will be named again. Those in the step must be released; if further
-        steps were planned after it, their changes must be retracted too.
+        steps were planned after it, their changes must be uncached too.
         """
         self.forget(changes.removed)
-        self._publishing.retract(changes.published)
+        self._prefix_cache.uncache(changes.cached)
 
     # ------------------------------------------------------------------ inside
 
@@ -408,34 +412,34 @@ class KVCache:
         if needed > free:
             raise OutOfBlocks(f"{needed} blocks are needed and {free} are free")
 
-    def _publish(self, sequence: SequenceState, count: int) -> None:
-        """Publish the first ``count`` blocks, as far as their tokens are known."""
+    def _cache_blocks(self, sequence: SequenceState, count: int) -> None:
+        """Cache the first ``count`` blocks, as far as their tokens are known."""
         table = sequence.table
-        known = len(self._publishing.keys(sequence, count))
-        for index in range(table.num_published, known):
-            self._publish_block(sequence, index)
-            table.num_published = index + 1
+        known = len(self._prefix_cache.keys(sequence, count))
+        for index in range(table.num_cached, known):
+            self._cache_block(sequence, index)
+            table.num_cached = index + 1
 
-    def _publish_block(self, sequence: SequenceState, index: int) -> None:
-        """Publish one block; an equal one may take its place in the table."""
+    def _cache_block(self, sequence: SequenceState, index: int) -> None:
+        """Cache one block; an equal one may take its place in the table."""
         own = sequence.table.blocks[index]
         copies = self._changes.copies
         is_copied = bool(copies) and own in copies.values()
-        held = self._publishing.publish(sequence, index, is_copied=is_copied)
+        held = self._prefix_cache.cache(sequence, index, is_copied=is_copied)
         if held != own:
             self._replace(sequence, index, held)
             self._drop_pending_writes([own])
 
     def _withdraw(self, sequences: Collection[SequenceState]) -> None:
-        """Retract what this step was to fill for sequences, and undo the merges that rely on it."""
-        merges = self._publishing.withdraw(sequences)
+        """Uncache what this step was to fill for sequences, and undo the merges that rely on it."""
+        merges = self._prefix_cache.uncache_sequences(sequences)
         for merge in merges:
             held = merge.sequence.table.blocks[merge.index]
             self._replace(merge.sequence, merge.index, merge.own)
             self._free([held])
         for merge in merges:
             if merge.sequence not in sequences:
-                self._publish_block(merge.sequence, merge.index)
+                self._cache_block(merge.sequence, merge.index)
 
     def _copy_on_write(self, sequence: SequenceState, index: int, target: BlockId) -> None:
         source, copies = sequence.table.blocks[index], self._changes.copies
@@ -455,7 +459,7 @@ class KVCache:
             self._changes.remove(sequence)
             self._free(table.blocks, sequence.last_step)
             table.blocks = []
-        table.num_published = sequence.capacity = 0
+        table.num_cached = sequence.capacity = 0
 
     def _free(self, blocks: Sequence[BlockId], last_step: int | None = None) -> None:
         self._allocator.free(reversed(blocks), last_step)
@@ -482,7 +486,7 @@ class KVCache:
         """Leading host blocks of a group, to device blocks of the same content."""
         found: dict[BlockId, BlockId] = {}
         for sequence in group.live:
-            hits = self._publishing.look_up(sequence, sequence.num_scheduled // self.block_size)
+            hits = self._prefix_cache.look_up(sequence, sequence.num_scheduled // self.block_size)
             self._allocator.check_content(hits, sequence.table.keys)
             found.update(zip(sequence.table.host_blocks, hits, strict=False))
         return found

@@ -29,7 +29,7 @@ class CheckedBlocks(BlockAllocator):
         self._release = inner.release if isinstance(inner, SupportsLastStep) else None
         self._references = [0] * num_blocks
         self.content: dict[BlockId, BlockKey] = {}
-        """What each published block holds, referenced or not."""
+        """What each cached block holds, referenced or not."""
         self.evicted: list[BlockId] = []
         """Blocks handed out that held cached content until then, since :meth:`take_evicted`."""
 
@@ -81,7 +81,7 @@ class CheckedBlocks(BlockAllocator):
 
 
 class CheckedAllocator(CheckedBlocks):
-    """Also what an allocator finds: blocks that were published under an equal key, and not handed
+    """Also what an allocator finds: blocks that were cached under an equal key, and not handed
     out since; else a sequence would read the keys and values of another.
 
     It has the methods of :class:`SupportsPrefixCache` and :class:`SupportsReservation`, to be
@@ -109,21 +109,21 @@ class CheckedAllocator(CheckedBlocks):
                     f"look_up() found block {block!r}, which does not hold the tokens asked for"
                 )
 
-    def publish(self, block: BlockId, key: BlockKey, /) -> BlockId:
-        held = self._prefixes.publish(block, key)
+    def cache(self, block: BlockId, key: BlockKey, /) -> BlockId:
+        held = self._prefixes.cache(block, key)
         if held == block:
             self.content[block] = key
             return held
         if self.content.get(held) != key:
-            raise PluginError(f"publish() merged block {block} with {held!r}, of other tokens")
+            raise PluginError(f"cache() merged block {block} with {held!r}, of other tokens")
         self._references[held] += 1
         self._references[block] -= 1
         return held
 
-    def retract(self, blocks: Iterable[BlockId], /) -> None:
-        retracted = list(blocks)
-        self._prefixes.retract(retracted)
-        for block in retracted:
+    def uncache(self, blocks: Iterable[BlockId], /) -> None:
+        uncached = list(blocks)
+        self._prefixes.uncache(uncached)
+        for block in uncached:
             self.content.pop(block, None)
 
     def blocks_to_reserve(self, num_tokens: int, max_num_tokens: int, /) -> int:

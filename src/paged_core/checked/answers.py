@@ -95,13 +95,13 @@ def check_result(
     incomplete: Collection[SeqId],
     vocab_size: int | None,
 ) -> None:
-    """Check that a result has the tokens that its step was to draw, and no others.
+    """Check that a result has the tokens that its step was to sample, and no others.
 
-    Where each sequence draws one token, a few comparisons of whole lists are all that it costs.
+    Where each sequence samples one token, a few comparisons of whole lists are all that it costs.
 
     Args:
         batch: the sequences of the step; ``ids``: theirs.
-        incomplete: ids of those of which tokens are pending after it: these draw none.
+        incomplete: ids of those of which tokens are pending after it: these sample none.
         vocab_size: token ids are below it; ``None``: any are served.
 
     Raises:
@@ -123,8 +123,8 @@ def check_result(
 
 
 def _check_rows(result: StepResult, complete: Iterable[SequenceState]) -> None:
-    """Check that each complete sequence drew as often as it should, unless its own code failed."""
-    drawn = Counter(result.sequence_ids)
+    """Check that each complete sequence has the tokens that it should, unless its code failed."""
+    sampled = Counter(result.sequence_ids)
     searching: set[SeqId] = set()
     failed = set(result.failed)
     for sequence in complete:
@@ -133,20 +133,20 @@ def _check_rows(result: StepResult, complete: Iterable[SequenceState]) -> None:
         if group.request.sampling.beam_width is not None:
             searching.add(sequence.id)
             count = 0
-        found = drawn.pop(sequence.id, 0)
+        found = sampled.pop(sequence.id, 0)
         if sequence.id in failed:
             failed.remove(sequence.id)
         elif found != count:
             raise PluginError(
-                f"collect() returned {found} tokens for sequence {sequence.id}, which was to draw "
-                f"{count}"
+                f"collect() returned {found} tokens for sequence {sequence.id}, which was to "
+                f"sample {count}"
             )
         elif not count and sequence.id not in result.candidates:
             raise PluginError(f"collect() returned no candidates for beam {sequence.id}")
-    foreign = [*drawn, *failed, *(beam for beam in result.candidates if beam not in searching)]
+    foreign = [*sampled, *failed, *(beam for beam in result.candidates if beam not in searching)]
     if foreign:
         raise PluginError(
-            f"collect() returned something for sequence {foreign[0]!r}, which was to draw nothing"
+            f"collect() returned something for sequence {foreign[0]!r}, which was to sample nothing"
         )
 
 
@@ -171,4 +171,4 @@ def _check_logprobs(result: StepResult) -> None:
         )
     for token, entry in zip(result.token_ids, result.logprobs, strict=True):
         if entry is not None and token not in entry:
-            raise PluginError(f"collect() returned log-probabilities without drawn token {token}")
+            raise PluginError(f"collect() returned log-probabilities without sampled token {token}")

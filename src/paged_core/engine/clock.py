@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol, runtime_checkable
 
+from paged_core.interfaces.executor import Clock
 
-@runtime_checkable
-class Clock(Protocol):
-    """Seconds since some start, which never go back, and a way to let them pass."""
-
-    def __call__(self) -> float:
-        """Return the seconds."""
-
-    def sleep(self, seconds: float, /) -> None:
-        """Return when so many seconds have passed on this clock."""
+__all__ = ["Clock", "SystemClock", "VirtualClock"]
 
 
 class SystemClock:

@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from time import perf_counter
 
 from paged_core.cache.kv_cache import KVCache
-from paged_core.checked.answers import check_result, count_scheduled
+from paged_core.checked.answers import count_scheduled
 from paged_core.checked.fault_names import FaultNames
 from paged_core.engine.clock import SystemClock
 from paged_core.engine.live_requests import LiveRequests
@@ -24,7 +25,6 @@ from paged_core.log import get_logger
 from paged_core.request import FinishReason, Request
 from paged_core.requests.checks import check_request, run_problem
 from paged_core.requests.pins import Pin, Pins, PinState
-from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, StopCheck
 
 _log = get_logger()
@@ -143,12 +143,11 @@ class Engine:
         except BaseException:
             self.kv_cache.forget(step.changes.removed)  # the executor was not told of them
             raise
-        while len(self._in_flight) > (self._num_ahead if is_submitted else 0):
-            self._apply(self._in_flight.popleft(), outcome)
+        self._apply_steps(outcome, but=self._num_ahead if is_submitted else 0)
         if not is_submitted:
             self._report(step)
         if not self.has_unfinished:
-            self._drain(outcome)
+            self._apply_steps(outcome)
 
     def _plan(self, outcome: StepOutcome) -> PlannedStep:
         """Let the scheduler plan, and note what becomes of whole requests."""
@@ -161,7 +160,8 @@ class Engine:
         outcome.progressed = bool(
             plan.sequences or plan.preempted or plan.swapped_out or plan.swapped_in or plan.ignored
         )
-        self._record_admissions(plan, now)
+        self._requests.note(plan, now)
+        self._recorder.plan(plan)
         step = PlannedStep(self.num_steps, now, plan)
         step.seconds["schedule"] = perf_counter() - started
         return step
@@ -202,13 +202,7 @@ class Engine:
         """Collect a step and apply its result; if it raised, end its requests and say why."""
         try:
             result = self.executor.collect(step.handle)
-            check_result(
-                result,
-                step.plan.sequences,
-                step.sequence_ids,
-                step.incomplete,
-                self.capacity.vocab_size,
-            )
+            step.check(result, self.capacity.vocab_size)
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too
             self._fail([step, *self._discard()], error, outcome)
             return error
@@ -225,32 +219,29 @@ class Engine:
     def _report(self, step: PlannedStep) -> None:
         self._recorder.step(step, self.scheduler.queues, self.kv_cache.num_free, self.clock)
 
-    def _drain(self, outcome: StepOutcome) -> BaseException | None:
-        """Apply all steps in flight; if one of them raised, say why."""
-        while self._in_flight:
+    def _apply_steps(self, outcome: StepOutcome, but: int = 0) -> BaseException | None:
+        """Apply all steps in flight but the newest ``but``; if one of them raised, say why."""
+        while len(self._in_flight) > but:
             error = self._apply(self._in_flight.popleft(), outcome)
             if error is not None:
                 return error
         return None
 
     def _wait_for_results(self, plan: Schedule, outcome: StepOutcome) -> BaseException | None:
-        """Apply the steps in flight if the plan needs that; end the requests that it ignores."""
+        """Apply the steps in flight if the plan ends, or names all tokens of, what they compute;
+        end the requests that it ignores."""
         failure: BaseException | None = None
-        self._ignored = {group.id for group, _ in plan.ignored}
-        if self._needs_results():
-            failure = self._drain(outcome)
-            plan.leave_out_finished()
-        self._end_ignored(plan)
-        return failure
-
-    def _needs_results(self) -> bool:
-        """Whether the plan ends, or names all tokens of, what a step in flight computes."""
-        newly_added, ignored = self.kv_cache.newly_added, self._ignored
-        return bool(self._in_flight and (newly_added or ignored)) and any(
+        self._ignored = ignored = {group.id for group, _ in plan.ignored}
+        newly_added = self.kv_cache.newly_added
+        if (newly_added or ignored) and any(
             sequence.id in newly_added or sequence.group.id in ignored
             for step in self._in_flight
             for sequence in step.plan.sequences
-        )
+        ):
+            failure = self._apply_steps(outcome)
+            plan.leave_out_finished()
+        self._end_ignored(plan)
+        return failure
 
     def _discard(self) -> list[PlannedStep]:
         """Wait for the steps in flight and drop their results: they build on one that failed."""
@@ -281,10 +272,9 @@ class Engine:
         for step in steps:
             groups = [group for group in step.groups() if group.id in self._requests.groups]
             _log.error("step_failed", requests=[group.id for group in groups], reason=message)
-            self.kv_cache.retract(step.changes)
+            self.kv_cache.uncache(step.changes)
             for group in groups:
-                self._requests.finish(group, FinishReason.ERROR, message)
-                self._remove(group)
+                self._end(group, FinishReason.ERROR, message)
             step.finished = groups
             self._report(step)
 
@@ -309,12 +299,11 @@ class Engine:
         """End all requests, clear the cache, and make the policies anew.
 
         One of them raised while blocks and queues were being changed, so that nothing is known of
-        what they hold: what was published may never have been computed.
+        what they hold: what was cached may never have been computed.
         """
         self._fault = reason
-        for step in self._discard():
-            self.kv_cache.forget(step.changes.removed)
-        self.kv_cache.forget(self._requests.sequence_ids)
+        lost = [step.changes.removed for step in self._discard()]
+        self.kv_cache.forget(chain(*lost, self._requests.sequence_ids))
         groups = self._requests.abandon(reason, self.clock())
         self.pins.abandon(reason)
         self._ended += groups
@@ -337,30 +326,13 @@ class Engine:
         self._is_lost = False
         _log.warning("executor_started_again")
 
-    def _record_admissions(self, plan: Schedule, now: float) -> None:
-        """Note which requests were admitted and preempted."""
-        for group, cached in plan.admitted:
-            if group.id not in self._requests.groups:
-                raise PluginError(f"schedule() admitted {group}, which the scheduler does not hold")
-            if group.num_cached is None:
-                group.num_cached, group.admitted_at = cached, now
-        for group in (*plan.preempted, *plan.swapped_out):
-            group.waiting_since = now  # for schedulers that set the status alone
-        for group in plan.preempted:
-            group.num_preemptions += 1
-            known = group.prompt_logprobs
-            if known is not None and len(known) < len(group.request.prompt):
-                group.prompt_logprobs = None  # its prompt starts again
-        self._recorder.plan(plan)
-
     def _end_ignored(self, plan: Schedule) -> None:
         """End the requests that can never run (again)."""
         for group, reason in plan.ignored:
             if group.id in self._requests.groups:
                 generated = any(sequence.output for sequence in group.live)
                 ending = FinishReason.LENGTH if generated else FinishReason.IGNORED
-                self._requests.finish(group, ending, reason)
-                self._remove(group)
+                self._end(group, ending, reason)
         self._ignored.clear()
 
     # ------------------------------------------------------------------ requests
@@ -372,18 +344,10 @@ class Engine:
             RequestError: it can never be served, or its id is in use; the message says why.
             PluginError: a component raised over it; the engine is as before.
         """
-        if request.id in self._requests.groups:
-            raise RequestError(
-                f"request {request.id!r} is being served already; give each request its own id"
-            )
-        if stop_check is not None and request.sampling.beam_width is not None:
-            raise RequestError(
-                f"request {request.id!r} has a stop check, but beams end at tokens only; use "
-                "stop_token_ids"
-            )
         with self._blame(request.id):
             check_request(
                 request,
+                stop_check,
                 capacity=self.capacity,
                 kv_cache=self.kv_cache,
                 max_num_seqs=self.scheduler.max_num_seqs,
@@ -410,8 +374,7 @@ class Engine:
         group = self._requests.groups.get(request_id)
         if group is not None:
             with self._recovering():
-                self._requests.finish(group, FinishReason.ABORT, reason)
-                self._remove(group)
+                self._end(group, FinishReason.ABORT, reason)
         return group
 
     def pin(
@@ -420,7 +383,6 @@ class Engine:
         *,
         ttl: float | None = None,
         cache_salt: str | None = None,
-        adapter: str | None = None,
     ) -> Pin:
         """Keep the whole blocks of a prefix in the cache until :meth:`release`.
 
@@ -436,14 +398,7 @@ class Engine:
         now = self.clock()
         pin = self.pins.open(len(tokens), ttl, now)
         try:
-            request = Request(
-                id=pin.id,
-                prompt=tuple(tokens[: pin.num_blocks * self.kv_cache.block_size]),
-                sampling=SamplingParams(max_tokens=1),
-                arrival=now,
-                cache_salt=cache_salt,
-                adapter=adapter,
-            )
+            request = self.pins.request(pin, tokens, cache_salt, now)
             with self._blame(pin.id):
                 for group in self.groups:
                     refusal = self.scheduler.refuse(group)
@@ -530,6 +485,10 @@ class Engine:
         except Exception as error:
             reason = self._faults.describe(error, "scheduler")
             raise PluginError(f"request {request_id!r} was not added: {reason}") from error
+
+    def _end(self, group: SequenceGroup, reason: FinishReason, error: str | None) -> None:
+        self._requests.finish(group, reason, error)
+        self._remove(group)
 
     def _remove(self, group: SequenceGroup) -> None:
         """Forget a request that has ended."""

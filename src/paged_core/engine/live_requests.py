@@ -7,8 +7,9 @@ from itertools import count
 
 from paged_core.cache.kv_cache import KVCache
 from paged_core.engine.outcome import PlannedStep, StepOutcome
-from paged_core.errors import error_text
+from paged_core.errors import PluginError, RequestError, error_text
 from paged_core.ids import SeqId
+from paged_core.interfaces.schedule import Schedule
 from paged_core.log import get_logger
 from paged_core.request import FinishReason, Request
 from paged_core.requests.beams import Beams, keep_best
@@ -47,7 +48,15 @@ class LiveRequests:
         max_length: int,
         eos_token_ids: frozenset[int],
     ) -> SequenceGroup:
-        """Return the group of a request, to be added; its sequences end at ``max_length``."""
+        """Return the group of a request, to be added; its sequences end at ``max_length``.
+
+        Raises:
+            RequestError: its id is in use.
+        """
+        if request.id in self.groups:
+            raise RequestError(
+                f"request {request.id!r} is being served already; give each request its own id"
+            )
         ends = frozenset() if request.sampling.ignore_eos else eos_token_ids
         return SequenceGroup(
             request,
@@ -65,10 +74,29 @@ class LiveRequests:
         self._sequences[group.live[0].id] = group.live[0]
         self._beams.start(group)
 
+    def note(self, plan: Schedule, now: float) -> None:
+        """Keep with the requests which of them a plan admits and preempts.
+
+        Raises:
+            PluginError: the scheduler admits a group that is none of them.
+        """
+        for group, cached in plan.admitted:
+            if group.id not in self.groups:
+                raise PluginError(f"schedule() admitted {group}, which the scheduler does not hold")
+            if group.num_cached is None:
+                group.num_cached, group.admitted_at = cached, now
+        for group in (*plan.preempted, *plan.swapped_out):
+            group.waiting_since = now  # for schedulers that set the status alone
+        for group in plan.preempted:
+            group.num_preemptions += 1
+            known = group.prompt_logprobs
+            if known is not None and len(known) < len(group.request.prompt):
+                group.prompt_logprobs = None  # its prompt starts again
+
     # ------------------------------------------------------------------ results
 
     def expect(self, step: PlannedStep) -> None:
-        """Count the tokens that a step in flight draws, so that the next one can be planned.
+        """Count the tokens that a step in flight samples, so that the next one can be planned.
 
         Left out are sequences that end with this step, that fork, or that a search replaces:
         nothing can be planned for them before the result is there.
@@ -86,7 +114,7 @@ class LiveRequests:
     def apply(
         self, step: PlannedStep, result: StepResult, outcome: StepOutcome, now: float
     ) -> list[SequenceGroup]:
-        """Append what a step drew, add it to ``outcome``; return the requests that ended."""
+        """Append what a step sampled, add it to ``outcome``; return the requests that ended."""
         self._advance(step)
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(step, result)
@@ -115,7 +143,7 @@ class LiveRequests:
     def _append(
         self, step: PlannedStep, result: StepResult, outcome: StepOutcome, now: float
     ) -> bool:
-        """Append what was drawn; whether any sequence ended."""
+        """Append what was sampled; whether any sequence ended."""
         is_ahead = step.ends is not None  # then the tokens are counted already
         rows: list[SequenceState | None]
         if is_ahead or result.sequence_ids != step.sequence_ids:
@@ -283,7 +311,7 @@ class LiveRequests:
     ) -> None:
         sequence.finish_reason, sequence.error = reason, error
         sequence.num_unknown = 0
-        self._pins.settle(sequence)
+        self._pins.hold_or_end(sequence)
         self._kv.release(sequence)
         sequence.group.live.remove(sequence)
         del self._sequences[sequence.id]

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from paged_core.cache.changes import CacheChanges
+from paged_core.checked.answers import check_result
 from paged_core.ids import SeqId
 from paged_core.interfaces.scheduler import Schedule
 from paged_core.request import FinishReason
 from paged_core.sequence import SequenceGroup, SequenceState
-from paged_core.step import NewSequence, StepInput
+from paged_core.step import NewSequence, StepInput, StepResult
 
 
 @dataclass(slots=True, eq=False)
@@ -36,9 +37,18 @@ class PlannedStep:
     num_tokens: list[int] = field(default_factory=list)
     """Beside it: how many tokens the executor computes."""
     incomplete: set[SeqId] = field(default_factory=set)
-    """Sequences of which tokens are pending after it: these draw none."""
+    """Sequences of which tokens are pending after it: these sample none."""
     finished: list[SequenceGroup] = field(default_factory=list)
     """Requests that ended when its result was applied."""
+
+    def check(self, result: StepResult, vocab_size: int | None) -> None:
+        """Check that the executor answered what it was asked, in tokens of the vocabulary.
+
+        Raises:
+            PluginError: it did not.
+        """
+        sequences = self.plan.sequences
+        check_result(result, sequences, self.sequence_ids, self.incomplete, vocab_size)
 
     def input(self, *, recompute: bool = False) -> StepInput:
         """Return what the executor is to do.

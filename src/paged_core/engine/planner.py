@@ -7,10 +7,10 @@ from itertools import islice
 from operator import length_hint
 
 from paged_core.cache.kv_cache import PrefixHit
+from paged_core.engine.contexts import SchedulerContext
 from paged_core.engine.planner_rules import PlannerRules, Room
 from paged_core.engine.quanta import Quanta
 from paged_core.errors import OutOfBlocks, PluginError
-from paged_core.interfaces.scheduler import SchedulerParts
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 
 __all__ = ["Planner", "Room"]
@@ -36,7 +36,7 @@ class Planner(PlannerRules):
 
     def __init__(
         self,
-        parts: SchedulerParts,
+        context: SchedulerContext,
         running: list[SequenceGroup],
         requeue: Callable[[SequenceGroup], None],
         *,
@@ -46,12 +46,12 @@ class Planner(PlannerRules):
         whole_prompts: bool = False,
         reserve_full_sequence: bool = True,
     ) -> None:
-        self.quanta = Quanta(parts.queue_order, parts.preemptor)
-        self._order = parts.queue_order
-        self._victim = parts.victim
+        self.quanta = Quanta(context.queue_order, context.preemptor)
+        self._order = context.queue_order
+        self._victim = context.victim
         self._requeue = requeue
         super().__init__(
-            parts,
+            context,
             running,
             num_tokens=num_tokens,
             num_seqs=num_seqs,
@@ -316,7 +316,7 @@ class Planner(PlannerRules):
             OutOfBlocks: too few are free; nothing has changed.
         """
         if not sequence.table.blocks:  # what this step computes may yet be withdrawn: no sharing
-            self._start_again(sequence, settled=True)
+            self._start_again(sequence, committed=True)
             return
         count = self.take(sequence.num_pending)
         if count:
@@ -352,7 +352,7 @@ class Planner(PlannerRules):
         for sequence in group.live:
             before = self.tokens_left
             try:
-                cached = self._start_again(sequence, settled=False)
+                cached = self._start_again(sequence, committed=False)
             except OutOfBlocks:
                 break  # it catches up when blocks are free
             total += cached
@@ -360,14 +360,14 @@ class Planner(PlannerRules):
                 break
         return total
 
-    def _start_again(self, sequence: SequenceState, *, settled: bool) -> int:
+    def _start_again(self, sequence: SequenceState, *, committed: bool) -> int:
         """Give a sequence of a forked group its first blocks; how many tokens were cached.
 
         Raises:
             OutOfBlocks: too few are free; nothing has changed.
         """
         length = sequence.num_tokens
-        hit = self.kv_cache.lookup(sequence, length - 1, settled=settled)
+        hit = self.kv_cache.lookup(sequence, length - 1, committed=committed)
         cached = len(hit.blocks) * self.kv_cache.block_size
         count = self.take(length - cached)
         if not count:
@@ -384,7 +384,7 @@ class Planner(PlannerRules):
             OutOfBlocks: too few are free; nothing has changed.
         """
         self.kv_cache.admit(sequence, count, hit, num_skipped)
-        self._shares |= len(hit.blocks) > hit.num_settled
+        self._shares |= len(hit.blocks) > hit.num_committed
         self._add(sequence, count)
 
     def _add(self, sequence: SequenceState, num_tokens: int) -> None:

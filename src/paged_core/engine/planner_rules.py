@@ -6,7 +6,8 @@ import sys
 from dataclasses import dataclass
 
 from paged_core.cache.kv_cache import PrefixHit
-from paged_core.interfaces.scheduler import Schedule, SchedulerParts
+from paged_core.engine.contexts import SchedulerContext
+from paged_core.interfaces.scheduler import Schedule
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 
 
@@ -51,7 +52,7 @@ class PlannerRules:
 
     def __init__(
         self,
-        parts: SchedulerParts,
+        context: SchedulerContext,
         running: list[SequenceGroup],
         *,
         num_tokens: int | None,
@@ -60,9 +61,9 @@ class PlannerRules:
         whole_prompts: bool,
         reserve_full_sequence: bool,
     ) -> None:
-        self.kv_cache = parts.kv_cache
-        self.preemptor = parts.preemptor
-        self.max_model_len = parts.max_model_len
+        self.kv_cache = context.kv_cache
+        self.preemptor = context.preemptor
+        self.max_model_len = context.max_model_len
         self.running = running
         self.num_tokens = sys.maxsize if num_tokens is None else num_tokens
         self.num_seqs = num_seqs

@@ -9,16 +9,23 @@ from typing import Any, cast
 from paged_core.cache.kv_cache import KVCache
 from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.checked.answers import CheckedVictim
+from paged_core.engine.contexts import (
+    AllocatorContext,
+    EvictorContext,
+    OrderContext,
+    PreemptionContext,
+    SchedulerContext,
+    VictimContext,
+    make_component,
+)
 from paged_core.engine.preemptor import Preemptor
 from paged_core.errors import PluginError, SettingsError
-from paged_core.interfaces.allocator import AllocatorParts, BlockAllocator, SupportsReservation
-from paged_core.interfaces.component_factory import make_component
-from paged_core.interfaces.evictor import Evictor, EvictorParts
+from paged_core.interfaces.allocator import BlockAllocator, SupportsReservation
+from paged_core.interfaces.evictor import Evictor
 from paged_core.interfaces.executor import Capacity
-from paged_core.interfaces.preemption import Preemption, PreemptionParts
-from paged_core.interfaces.queue_order import OrderParts, QueueOrder, SupportsService
-from paged_core.interfaces.scheduler import Scheduler, SchedulerParts
-from paged_core.interfaces.victim import VictimParts
+from paged_core.interfaces.preemption import Preemption
+from paged_core.interfaces.queue_order import QueueOrder, SupportsService
+from paged_core.interfaces.scheduler import Scheduler
 from paged_core.log import get_logger
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
@@ -48,6 +55,19 @@ def service_of(order: QueueOrder) -> SupportsService | None:
     get_logger().warning("interface_deprecated", queue_order=name, remedy=remedy)
     timeless = SimpleNamespace(served=lambda group, n, _: served(group, n), left=order.left)
     return cast(SupportsService, timeless)
+
+
+def _with_prefix_cache(allocator: BlockAllocator, name: str) -> BlockAllocator:
+    """Let an allocator whose ``cache`` and ``uncache`` have their names in 0.1 be one that caches.
+
+    A warning is logged.
+    """
+    members: Any = allocator
+    if hasattr(members, "publish") and not hasattr(members, "cache"):
+        remedy = "write cache() for publish(), and uncache() for retract()"
+        get_logger().warning("interface_deprecated", block_allocator=name, remedy=remedy)
+        members.cache, members.uncache = members.publish, members.retract
+    return allocator
 
 
 def _takes(method: Any, count: int) -> bool:
@@ -102,7 +122,7 @@ class Policies:
 
     def make_preemption(self) -> Preemption:
         preemption: Preemption = self._make(
-            "preemption", PreemptionParts(block_size=self._settings.block_size)
+            "preemption", PreemptionContext(block_size=self._settings.block_size)
         )
         return preemption
 
@@ -110,17 +130,17 @@ class Policies:
         self, kv_cache: KVCache, max_model_len: int
     ) -> tuple[Scheduler, SupportsService | None]:
         """Return a scheduler that holds nothing, and its queue order if that counts service."""
-        order: QueueOrder = self._make("queue_order", OrderParts(kv_cache=kv_cache))
+        order: QueueOrder = self._make("queue_order", OrderContext(kv_cache=kv_cache))
         preemption = self.make_preemption()
-        parts = SchedulerParts(
+        context = SchedulerContext(
             kv_cache=kv_cache,
             queue_order=order,
-            victim=CheckedVictim(self._make("victim", VictimParts(kv_cache=kv_cache))),
+            victim=CheckedVictim(self._make("victim", VictimContext(kv_cache=kv_cache))),
             preemption=preemption,
             preemptor=Preemptor(kv_cache, preemption),
             max_model_len=max_model_len,
         )
-        return self._make("scheduler", parts), service_of(order)
+        return self._make("scheduler", context), service_of(order)
 
     def make_anew(
         self, kv_cache: KVCache, capacity: Capacity
@@ -133,25 +153,25 @@ class Policies:
         settings = self._settings
         evictor: Evictor = self._make(
             "evictor",
-            EvictorParts(
+            EvictorContext(
                 num_blocks=capacity.num_blocks,
                 block_size=settings.block_size,
                 seed=settings.seed,
                 future=self._future,
             ),
         )
-        parts = AllocatorParts(
+        context = AllocatorContext(
             num_blocks=capacity.num_blocks,
             block_size=settings.block_size,
             max_model_len=capacity.max_model_len,
             evictor=evictor,
         )
-        allocator: BlockAllocator = self._make("block_allocator", parts)
-        return allocator
+        allocator: BlockAllocator = self._make("block_allocator", context)
+        return _with_prefix_cache(allocator, settings.block_allocator.name)
 
-    def _make(self, slot: str, parts: Any) -> Any:
+    def _make(self, slot: str, context: Any) -> Any:
         options = getattr(self._settings, slot)
-        made = make_component(self._registry, slot, options, parts)
+        made = make_component(self._registry, slot, options, context)
         for member, remedy in _FORMER_MEMBERS.get(slot, {}).items():
             if hasattr(made, member):
                 raise PluginError(

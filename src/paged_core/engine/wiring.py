@@ -9,11 +9,11 @@ from paged_core.cache.lookup_oracle import LookupOracle
 from paged_core.checked.answers import check_capacity
 from paged_core.checked.fault_names import FaultNames
 from paged_core.engine.clock import SystemClock
+from paged_core.engine.contexts import ExecutorContext, ObserverContext, make_component
 from paged_core.engine.engine import Engine
 from paged_core.engine.policies import Policies
-from paged_core.interfaces.component_factory import make_component
-from paged_core.interfaces.executor import Executor, ExecutorParts, SupportsClock
-from paged_core.interfaces.observer import Observer, ObserverParts
+from paged_core.interfaces.executor import Executor, SupportsClock
+from paged_core.interfaces.observer import Observer
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 
@@ -40,23 +40,23 @@ def build_engine(
         PluginError: a chosen component cannot be imported.
     """
     policies = Policies(settings, registry, future)
-    executor_parts = ExecutorParts(
+    context = ExecutorContext(
         settings=settings,
         registry=registry,
         needs_host_blocks=policies.make_preemption().may_swap,
         clock=clock,
     )
-    executor: Executor = make_component(registry, "executor", settings.executor, executor_parts)
+    executor: Executor = make_component(registry, "executor", settings.executor, context)
     with ExitStack() as on_error:
         on_error.callback(executor.close)
         if clock is None:
             clock = executor.clock if isinstance(executor, SupportsClock) else SystemClock()
         capacity = executor.start()
         check_capacity(capacity)
-        parts = ObserverParts(settings=settings, num_blocks=capacity.num_blocks)
+        watching = ObserverContext(settings=settings, num_blocks=capacity.num_blocks)
         named: list[Observer] = []
         for one in settings.observers:
-            named.append(make_component(registry, "observers", one, parts))
+            named.append(make_component(registry, "observers", one, watching))
             on_error.callback(named[-1].close)
         mode = settings.async_scheduling
         engine = Engine(

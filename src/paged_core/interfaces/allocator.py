@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from paged_core.ids import BlockId, BlockKey
-from paged_core.interfaces.evictor import Evictor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatorParts:
-    """What the factory of an allocator gets besides its options."""
-
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    evictor: Evictor
 
 
 class BlockAllocator(ABC):
@@ -57,15 +45,15 @@ class SupportsPrefixCache(Protocol):
     def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
         """Return a block for each leading key, up to the first miss; nothing is referenced."""
 
-    def publish(self, block: BlockId, key: BlockKey, /) -> BlockId:
+    def cache(self, block: BlockId, key: BlockKey, /) -> BlockId:
         """Make the caller's block findable, and return the one it holds from now on.
 
         That is the same block, or, where the allocator merges duplicates, an equal one that was
-        published before: the caller's reference has moved to it.
+        cached before: the caller's reference has moved to it.
         """
 
-    def retract(self, blocks: Iterable[BlockId], /) -> None:
-        """Make these blocks unfindable: their published content was never computed."""
+    def uncache(self, blocks: Iterable[BlockId], /) -> None:
+        """Make these blocks unfindable: their cached content was never computed."""
 
 
 @runtime_checkable

@@ -14,18 +14,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from paged_core.plugins.registry import Registry
-    from paged_core.settings.schema import EngineSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionParts:
-    """What the factory of a backend gets in addition to its options."""
-
-    settings: EngineSettings
-    registry: Registry | None = None
-    """Where a backend made of others finds them; ``None``: among what is installed."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBatch:

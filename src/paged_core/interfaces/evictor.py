@@ -4,24 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from paged_core.ids import BlockId
-
-if TYPE_CHECKING:
-    from paged_core.cache.lookup_oracle import LookupOracle
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvictorParts:
-    """What the factory of an evictor gets besides its options."""
-
-    num_blocks: int
-    block_size: int
-    seed: int
-    """Of the engine, for an evictor that chooses at random."""
-    future: LookupOracle | None = None
-    """What will be looked up, in a replay; ``None``: that is not known, as in any live engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +21,7 @@ class BlockInfo:
     """How often a request found it in the cache."""
     last_use: int
     """Counts releases: blocks that one sequence freed together have the same number."""
-    published: int = 0
+    cache_order: int = 0
     """Counts blocks in the order in which their content was cached."""
     content_key: int | None = None
     """The same number for the same content, in any block and after an eviction too; a hash: a
@@ -45,6 +29,11 @@ class BlockInfo:
     last_step: int | None = None
     """The last step in which a sequence that held it was scheduled; ``None``: the allocator does
     not say."""
+
+    @property
+    def published(self) -> int:
+        """:attr:`cache_order`, by its name in 0.1."""
+        return self.cache_order
 
 
 class Evictor(ABC):

@@ -3,48 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from paged_core.interfaces import component_factory
 from paged_core.step import StepInput, StepResult
 
 if TYPE_CHECKING:
-    from paged_core.engine.clock import Clock
-    from paged_core.interfaces.attention import AttentionBackend
-    from paged_core.interfaces.layer import LayerSpec
-    from paged_core.interfaces.runner import Runner
     from paged_core.interfaces.tokenizer import Tokenizer
-    from paged_core.plugins.registry import Registry
-    from paged_core.settings.schema import EngineSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorParts:
-    """What the factory of an executor gets beside its options: data that can be pickled, so that
-    an executor can build the model and the attention in another process."""
-
-    settings: EngineSettings
-    registry: Registry
-    needs_host_blocks: bool
-    """Whether the chosen preemption may swap."""
-    clock: Callable[[], float] | None = None
-    """The engine's clock, if its caller gave one."""
-    rank: int = 0
-    """Which of the processes that compute each step together this one is."""
-    size: int = 1
-    """How many these are."""
-
-    def make_runner(self) -> Runner:
-        """As :func:`~paged_core.interfaces.component_factory.make_runner`."""
-        return component_factory.make_runner(
-            self.settings, self.registry, rank=self.rank, size=self.size
-        )
-
-    def make_attention(self, layers: Sequence[LayerSpec]) -> AttentionBackend:
-        """As :func:`~paged_core.interfaces.component_factory.make_attention`."""
-        return component_factory.make_attention(self.settings, self.registry, layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +72,17 @@ class SupportsText(Protocol):
 
     def tokenizer(self) -> Tokenizer | None:
         """Return it, or ``None`` if the checkpoint has none and serves token ids only."""
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """Seconds since some start, which never go back, and a way to let them pass."""
+
+    def __call__(self) -> float:
+        """Return the seconds."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Return when so many seconds have passed on this clock."""
 
 
 @runtime_checkable

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from paged_core.ids import BlockId, SeqId
 from paged_core.interfaces.scheduler import Queues
 from paged_core.sequence import SequenceGroup
-
-if TYPE_CHECKING:
-    from paged_core.settings.schema import EngineSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObserverParts:
-    """What the factory of an observer gets beside its options."""
-
-    settings: EngineSettings
-    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

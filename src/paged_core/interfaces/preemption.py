@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from enum import StrEnum
 
 from paged_core.sequence import SequenceGroup
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreemptionParts:
-    """What the factory of a preemption gets beside its options."""
-
-    block_size: int
 
 
 class PreemptionMode(StrEnum):

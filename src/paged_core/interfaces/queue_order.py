@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from paged_core.sequence import SequenceGroup
-
-if TYPE_CHECKING:
-    from paged_core.cache.kv_cache import KVCache
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderParts:
-    """What the factory of an order gets beside its options."""
-
-    kv_cache: KVCache
 
 
 class QueueOrder(ABC):

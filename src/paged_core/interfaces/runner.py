@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from paged_core.interfaces.attention import LayerAttention
@@ -13,23 +12,9 @@ from paged_core.interfaces.layer import LayerSpec, ModelSize
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paged_core.settings.schema import EngineSettings
-
     Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
     """``attend(layer, query, key, value)``: shapes as in
     :meth:`~paged_core.interfaces.attention.LayerAttention.forward`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerParts:
-    """What the factory of a runner gets in addition to its options."""
-
-    settings: EngineSettings
-    rank: int = 0
-    """Which of the processes that compute each step together this one is; its device depends on
-    it."""
-    size: int = 1
-    """How many these are."""
 
 
 class Runner(ABC):
@@ -70,7 +55,7 @@ class Runner(ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor, /) -> Tensor:
-        """Return logits [R, vocab_size] float32 of the rows [R, hidden] that draw a token."""
+        """Return logits [R, vocab_size] float32 of the rows [R, hidden] that sample a token."""
 
 
 @runtime_checkable

@@ -5,32 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from paged_core.interfaces.preemption import Preemption
-from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.interfaces.schedule import Schedule
-from paged_core.interfaces.victim import Victim
 from paged_core.sequence import SequenceGroup
 
-if TYPE_CHECKING:
-    from paged_core.cache.kv_cache import KVCache
-    from paged_core.engine.preemptor import Preemptor
-
-__all__ = ["Queues", "Schedule", "Scheduler", "SchedulerParts"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerParts:
-    """What the factory of a scheduler gets beside its options."""
-
-    kv_cache: KVCache
-    queue_order: QueueOrder
-    victim: Victim
-    preemption: Preemption
-    preemptor: Preemptor
-    """Preempts by the mode of ``preemption``, and resumes."""
-    max_model_len: int
+__all__ = ["Queues", "Schedule", "Scheduler"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from paged_core.sequence import SequenceGroup
-
-if TYPE_CHECKING:
-    from paged_core.cache.kv_cache import KVCache
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VictimParts:
-    """What the factory of a victim gets beside its options."""
-
-    kv_cache: KVCache
 
 
 class Victim(ABC):

@@ -9,10 +9,12 @@ from paged_core.errors import RequestError
 from paged_core.interfaces.executor import Capacity
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams, processor_name
+from paged_core.sequence import StopCheck
 
 
 def check_request(
     request: Request,
+    stop_check: StopCheck | None,
     *,
     capacity: Capacity,
     kv_cache: KVCache,
@@ -31,6 +33,10 @@ def check_request(
     name, length = f"request {request.id!r}", len(request.prompt)
     if not length:
         raise RequestError(f"{name} has an empty prompt; it needs at least one token")
+    if stop_check is not None and request.sampling.beam_width is not None:
+        raise RequestError(
+            f"{name} has a stop check, but beams end at tokens only; use stop_token_ids"
+        )
     if length >= capacity.max_model_len:
         raise RequestError(
             f"{name} has a prompt of {length} tokens, which leaves no room to generate within "

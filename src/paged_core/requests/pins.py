@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import count
@@ -11,7 +11,8 @@ from paged_core.cache.kv_cache import KVCache
 from paged_core.errors import RequestError
 from paged_core.field_rules import finite
 from paged_core.ids import BlockId
-from paged_core.request import FinishReason
+from paged_core.request import FinishReason, Request
+from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, SequenceState
 
 
@@ -96,7 +97,19 @@ class Pins:
         kv.num_pinned += num_blocks
         return pin
 
-    def settle(self, sequence: SequenceState) -> None:
+    def request(
+        self, pin: Pin, tokens: Sequence[int], cache_salt: str | None, now: float
+    ) -> Request:
+        """Return the request that computes the prefix of ``pin``, which ``tokens`` begin with."""
+        return Request(
+            id=pin.id,
+            prompt=tuple(tokens[: pin.num_blocks * self._kv.block_size]),
+            sampling=SamplingParams(max_tokens=1),
+            arrival=now,
+            cache_salt=cache_salt,
+        )
+
+    def hold_or_end(self, sequence: SequenceState) -> None:
         """If a sequence that is about to release its blocks computed a pin, hold them or end it."""
         pin = self._pins.get(sequence.group.id)
         if pin is None or pin.state is not PinState.COMPUTING:

@@ -361,7 +361,7 @@ class Kernels:
         )
         return places
 
-    def draw(self, logits: Tensor, choices: Tensor) -> Tensor:
+    def sample(self, logits: Tensor, choices: Tensor) -> Tensor:
         """Return [R] int64: a token sampled from each row of ``logits`` [R, V] float32.
 
         Filters are applied in vLLM's order: temperature, min_p, top_k, top_p; of equal logits the

@@ -1,7 +1,7 @@
 """The decoder: embedding, layers of attention and feed-forward, head.
 
-Shapes: T tokens in the batch, R rows that draw a token, E hidden size (of a table: embedding size),
-H query heads, K key/value heads, D head_dim, V vocabulary, P positions.
+Shapes: T tokens in the batch, R rows that sample a token, E hidden size (of a table: embedding
+size), H query heads, K key/value heads, D head_dim, V vocabulary, P positions.
 """
 
 # ruff: noqa: N803, N806, N815 - the shape of an array is the upper-case end of its name

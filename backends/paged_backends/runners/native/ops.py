@@ -5,7 +5,7 @@ There are others over our own kernels: for CPUs in :mod:`~paged_backends.runners
 for GPUs in :mod:`~paged_backends.runners.native.triton_ops`.
 
 Shapes: T tokens, I inputs, O outputs, E hidden size, H query heads, K key/value heads, D head_dim,
-F rotated pairs of a head: half of D, R rows that draw a token, V vocabulary.
+F rotated pairs of a head: half of D, R rows that sample a token, V vocabulary.
 """
 
 # ruff: noqa: N802, N803, N806, N815 - the shape of an array is the upper-case end of its name

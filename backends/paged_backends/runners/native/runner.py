@@ -30,9 +30,9 @@ from paged_backends.runners.native.ops import Ops, TorchOps
 from paged_backends.runners.native.quantized_linears import check_quantization, quantized_decoder
 from paged_backends.runners.native.source import DescribedRunner, ModelSource
 from paged_backends.runners.settings import NativeSettings
+from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import SettingsError
 from paged_core.interfaces.layer import ModelSize
-from paged_core.interfaces.runner import RunnerParts
 from paged_core.log import get_logger
 
 if TYPE_CHECKING:
@@ -154,8 +154,8 @@ class CompiledLayer:
 class NativeRunner(DescribedRunner):
     """Runs a model of a folder or a GGUF file, without importing transformers."""
 
-    def __init__(self, options: NativeSettings, parts: RunnerParts) -> None:
-        super().__init__(parts)
+    def __init__(self, options: NativeSettings, context: RunnerContext) -> None:
+        super().__init__(context)
         self._options = options
         self._decoder: Decoder
         self._kernels: Kernels | None = None
@@ -165,7 +165,7 @@ class NativeRunner(DescribedRunner):
         """Read the configuration, then the weights; see the interface for what it raises."""
         settings = self._settings
         source = ModelSource.open(
-            settings, self._options.weights, quantized=True, rank=self._parts.rank
+            settings, self._options.weights, quantized=True, rank=self._context.rank
         )
         weight_format = self._options.weight_format
         if weight_format is not None:

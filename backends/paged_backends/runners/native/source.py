@@ -16,9 +16,10 @@ from paged_backends.checkpoint.weights import RandomWeights, Weights, open_weigh
 from paged_backends.device import choose_device, free_memory
 from paged_backends.runners.native.config import DecoderConfig
 from paged_backends.runners.native.families import decoder_config
+from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import SettingsError
 from paged_core.interfaces.layer import LayerSpec, ModelSize
-from paged_core.interfaces.runner import Runner, RunnerParts
+from paged_core.interfaces.runner import Runner
 from paged_core.log import get_logger
 from paged_core.settings.schema import EngineSettings
 
@@ -154,8 +155,8 @@ class DescribedRunner(Runner, ABC):
     end.
     """
 
-    def __init__(self, parts: RunnerParts) -> None:
-        self._parts, self._settings = parts, parts.settings
+    def __init__(self, context: RunnerContext) -> None:
+        self._context, self._settings = context, context.settings
         self._layers: list[LayerSpec] = []
         self._config: DecoderConfig
         self._bytes_per_weight: float
@@ -178,7 +179,7 @@ class DescribedRunner(Runner, ABC):
             layers=len(self._layers),
             dtype=self._layers[0].dtype,
             device=str(source.device),
-            rank=f"{self._parts.rank} of {self._parts.size}",
+            rank=f"{self._context.rank} of {self._context.size}",
         )
 
     @property

@@ -1,6 +1,6 @@
 """Component ``onnxruntime``: serves ONNX files, or makes graphs of a checkpoint of weights.
 
-Shapes: T tokens, R rows that draw a token, V vocabulary.
+Shapes: T tokens, R rows that sample a token, V vocabulary.
 """
 
 # ruff: noqa: N806 - the shape of an array is the upper-case end of its name
@@ -35,8 +35,9 @@ from paged_backends.runners.onnx.linears import FloatLinears, GraphLinears, Quan
 from paged_backends.runners.onnx.segmented_model import AttentionCut, SegmentedModel
 from paged_backends.runners.onnx.sessions import SessionMaker
 from paged_backends.runners.settings import OnnxRuntimeSettings
+from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import SettingsError
-from paged_core.interfaces.runner import Runner, RunnerParts
+from paged_core.interfaces.runner import Runner
 
 if TYPE_CHECKING:
     from paged_core.interfaces.runner import Attend
@@ -46,7 +47,7 @@ _OUTPUT, _LOGITS = "output", "logits"
 """Names of values that cross from one graph to the next."""
 
 
-def choose_runner(options: OnnxRuntimeSettings, parts: RunnerParts) -> Runner:
+def choose_runner(options: OnnxRuntimeSettings, context: RunnerContext) -> Runner:
     """Return a runner for the weights of a checkpoint, or for an ONNX file.
 
     That is one that ``options`` name, or the only form in which the checkpoint has its weights.
@@ -56,7 +57,7 @@ def choose_runner(options: OnnxRuntimeSettings, parts: RunnerParts) -> Runner:
         SettingsError: the weights of an ONNX file shall be quantised, or generated without the
             configuration of a checkpoint.
     """
-    settings = parts.settings
+    settings = context.settings
     folder = resolve_checkpoint(
         settings.model,
         allow_pickle=settings.allow_pickle,
@@ -68,15 +69,15 @@ def choose_runner(options: OnnxRuntimeSettings, parts: RunnerParts) -> Runner:
                 "runner.weights: random generates weights from the config.json of a checkpoint, "
                 f"and {folder} holds a finished ONNX graph without one; set it to checkpoint"
             )
-        return OnnxRuntimeRunner(options, parts)
+        return OnnxRuntimeRunner(options, context)
     if options.file is not None or holds_only_onnx(folder, allow_pickle=settings.allow_pickle):
         if options.quantization != "off":
             raise SettingsError(
                 f"runner.quantization: an ONNX file of {folder} is served, with its weights as "
                 "they are; set it to off, or give a checkpoint of safetensors"
             )
-        return OnnxFileRunner(options, parts)
-    return OnnxRuntimeRunner(options, parts)
+        return OnnxFileRunner(options, context)
+    return OnnxRuntimeRunner(options, context)
 
 
 class OnnxRuntimeRunner(DescribedRunner):
@@ -86,8 +87,8 @@ class OnnxRuntimeRunner(DescribedRunner):
     there: a dtype of 16 bits is that of queries, keys, values and the cache.
     """
 
-    def __init__(self, options: OnnxRuntimeSettings, parts: RunnerParts) -> None:
-        super().__init__(parts)
+    def __init__(self, options: OnnxRuntimeSettings, context: RunnerContext) -> None:
+        super().__init__(context)
         self._options = options
         self._embedding: Embedding
         self._frequencies: dict[Rope, Tensor]
@@ -95,7 +96,7 @@ class OnnxRuntimeRunner(DescribedRunner):
 
     def load(self) -> None:
         """Read the configuration, then the weights; see the interface for what it raises."""
-        source = ModelSource.open(self._settings, self._options.weights, rank=self._parts.rank)
+        source = ModelSource.open(self._settings, self._options.weights, rank=self._context.rank)
         config = source.config
         self._compute = torch.float32 if source.device.type == "cpu" else source.dtype
         width, weight_format = self._compute.itemsize, self._options.weight_format

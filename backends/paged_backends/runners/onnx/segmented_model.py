@@ -1,6 +1,6 @@
 """A model in sessions: from tokens to hidden states with attention between them, and the head.
 
-Shapes: T tokens, R rows that draw a token, V vocabulary.
+Shapes: T tokens, R rows that sample a token, V vocabulary.
 """
 
 # ruff: noqa: N806 - the shape of an array is the upper-case end of its name

@@ -3,7 +3,7 @@
 The new tokens of all sequences are concatenated into a single row, without padding; the model's
 attention function passes query, key and value of each layer to the paged cache.
 
-Shapes: T tokens in the batch, H query heads, K key/value heads, D head_dim, R rows that draw a
+Shapes: T tokens in the batch, H query heads, K key/value heads, D head_dim, R rows that sample a
 token.
 """
 
@@ -28,9 +28,10 @@ from paged_backends.runners.settings import TransformersSettings
 from paged_backends.runners.transformers.attention_port import AttentionPort, probe_layers, quiet
 from paged_backends.runners.transformers.model_loader import load_model
 from paged_backends.runners.transformers.trial_run import try_out
+from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import PagedCoreError, SettingsError, UnsupportedModel
 from paged_core.interfaces.layer import LayerSpec, ModelSize
-from paged_core.interfaces.runner import Runner, RunnerParts
+from paged_core.interfaces.runner import Runner
 from paged_core.log import get_logger
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ log = get_logger()
 class TransformersRunner(Runner):
     """Runs a model with its own code, except for attention."""
 
-    def __init__(self, options: TransformersSettings, parts: RunnerParts) -> None:
-        self._settings, self._rank = parts.settings, parts.rank
+    def __init__(self, options: TransformersSettings, context: RunnerContext) -> None:
+        self._settings, self._rank = context.settings, context.rank
         self._layers: list[LayerSpec] = []
         self._modules: list[nn.Module] = []
         self._max_model_len: int | None = None

@@ -31,8 +31,9 @@ from paged_backends.attention.step import StepAttention
 from paged_backends.attention.torch_attention import TorchAttention
 from paged_backends.device import to_device
 from paged_backends.runners.transformers.attention_port import IMPLEMENTATION
+from paged_core.engine.contexts import AttentionContext
 from paged_core.errors import UnsupportedModel
-from paged_core.interfaces.attention import AttentionBatch, AttentionParts
+from paged_core.interfaces.attention import AttentionBatch
 from paged_core.interfaces.runner import Runner
 
 _BLOCK_SIZE = 4
@@ -114,7 +115,8 @@ def _by_itself(model: Any, prompts: Sequence[Tensor]) -> Tensor:
 
 def _paged(runner: Runner, prompts: Sequence[Tensor], device: torch.device) -> Tensor:
     backend = TorchAttention(
-        TorchSettings(), AttentionParts(settings=cast("Any", SimpleNamespace(deterministic=False)))
+        TorchSettings(),
+        AttentionContext(settings=cast("Any", SimpleNamespace(deterministic=False))),
     )
     layers = [
         replace(layer, block_size=_BLOCK_SIZE, kv_cache_dtype="auto") for layer in runner.layers

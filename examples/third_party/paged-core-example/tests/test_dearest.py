@@ -1,14 +1,15 @@
 """The order in which it gives blocks up."""
 
+from paged_core.engine.contexts import EvictorContext
 from paged_core.ids import BlockId
-from paged_core.interfaces.evictor import BlockInfo, EvictorParts
+from paged_core.interfaces.evictor import BlockInfo
 
 from paged_core_example.dearest import DearestEvictor, DearestSettings
 
 
 def evictor(**options: float) -> DearestEvictor:
     settings = DearestSettings(**{"attention_break_even": 64, **options})
-    return DearestEvictor(settings, EvictorParts(num_blocks=99, block_size=16, seed=0))
+    return DearestEvictor(settings, EvictorContext(num_blocks=99, block_size=16, seed=0))
 
 
 def leave(evictor: DearestEvictor, departure: int, *blocks: tuple[int, int, int]) -> None:

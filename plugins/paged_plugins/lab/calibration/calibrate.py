@@ -19,7 +19,7 @@ from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.calibration.scenes import Scene
-from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
+from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
 from paged_plugins.lab.cost_models.linear import PARTS, LinearCost, WeightsFile
 from paged_plugins.lab.runs.run_collector import RunCollector
 from paged_plugins.lab.runs.work_count import WatchedExecutor
@@ -285,7 +285,7 @@ def calibrate(
     }
     model = LinearCost(
         LinearSettings(**{**dict.fromkeys(unmeasured, 0.0), **weights}),
-        CostModelParts(settings=settings),
+        CostModelContext(settings=settings),
     )
     num_steps = sum(map(len, (*measured.scenes, *(swaps.scenes if swaps else ()))))
     return WeightsFile(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import pairwise, starmap
 
+from paged_core.engine.contexts import make_component
 from paged_core.errors import SettingsError
-from paged_core.interfaces.component_factory import make_component
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
@@ -16,7 +16,7 @@ from paged_plugins.lab.cluster.fleet import Fleet
 from paged_plugins.lab.cluster.record import ClusterRecord, OnRequest, Watch
 from paged_plugins.lab.cluster.shard import open_shard
 from paged_plugins.lab.measures import ServiceLevel
-from paged_plugins.lab.router import RouterParts
+from paged_plugins.lab.router import RouterContext
 from paged_plugins.lab.tasks.pool import num_cores
 from paged_plugins.lab.tasks.worker import LocalWorker, WorkerProcess
 from paged_plugins.workloads.serving import Arrivals
@@ -72,13 +72,13 @@ def simulate_cluster(
     with ExitStack() as stack:
         fleet = _open_fleet(settings, registry, num_replicas, num_workers, stack)
         capacity = fleet.capacity()
-        parts = RouterParts(
+        context = RouterContext(
             num_replicas=num_replicas,
             block_size=settings.block_size,
             num_blocks=capacity.num_blocks,
             seed=settings.seed,
         )
-        router = make_component(registry, "router", router_options(settings, registry), parts)
+        router = make_component(registry, "router", router_options(settings, registry), context)
         arrivals = Arrivals(workload.draw(seed), capacity.vocab_size)
         watch = Watch(num_replicas, slo or ServiceLevel(), on_request, max_samples)
         EventLoop(fleet, num_replicas, router, arrivals, watch, advance).run()

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 from paged_core.errors import SettingsError
 from paged_core.settings.documents import parse_yaml, read_text
 from paged_plugins.files import write_text
-from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
+from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
 from paged_plugins.lab.settings import LinearSettings
 
 _HEADER = "# Written by `paged-core calibrate`: weights of the cost model `linear`, in seconds.\n"
@@ -94,17 +94,17 @@ class LinearCost(CostModel):
         SettingsError: the file cannot be read, or names other weights.
     """
 
-    def __init__(self, options: LinearSettings, parts: CostModelParts, /) -> None:
+    def __init__(self, options: LinearSettings, context: CostModelContext, /) -> None:
         self._file = WeightsFile(weights={})
         if options.file is not None:
             self._file = read_weights(options.file)
             options = _measured(options, self._file)
         self._fixed = options.fixed
         self._weights = tuple(getattr(options, name) for name in PARTS)
-        self._parts = attrgetter(*PARTS.values())
+        self._context = attrgetter(*PARTS.values())
 
     def seconds(self, work: StepWork, /) -> float:
-        return sum(map(mul, self._weights, self._parts(work)), self._fixed)
+        return sum(map(mul, self._weights, self._context(work)), self._fixed)
 
     def num_blocks(self, block_size: int, /) -> int | None:
         num_tokens = self._file.num_tokens

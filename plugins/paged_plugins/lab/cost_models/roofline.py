@@ -10,7 +10,7 @@ from typing import Any
 
 from paged_core.errors import SettingsError, did_you_mean
 from paged_core.settings.documents import parse_json, read_text
-from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
+from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
 from paged_plugins.lab.settings import RooflineSettings
 
 _GIB = 2**30
@@ -195,14 +195,14 @@ class RooflineCost(CostModel):
         SettingsError: the device or the model is unknown, or the model does not fit.
     """
 
-    def __init__(self, options: RooflineSettings, parts: CostModelParts, /) -> None:
+    def __init__(self, options: RooflineSettings, context: CostModelContext, /) -> None:
         self._options = options
         self._shape = shape = model_shape(options.model)
         self._device = chip = device(options.device)
-        self._memory = parts.settings.kv_cache_memory
+        self._memory = context.settings.kv_cache_memory
         degree = options.tensor_parallel
-        width = 4 if parts.settings.dtype == "float32" else 2
-        cached_width = width if parts.settings.kv_cache_dtype == "auto" else 1
+        width = 4 if context.settings.dtype == "float32" else 2
+        cached_width = width if context.settings.kv_cache_dtype == "auto" else 1
         peak = chip.flops_32 if width == 4 else chip.flops_16
         flops = degree * peak * options.compute_efficiency
         bandwidth = degree * chip.bandwidth * options.memory_efficiency
@@ -213,7 +213,7 @@ class RooflineCost(CostModel):
         self._head = _Part(shape.head_weights, width, flops, bandwidth)
         self._seconds_per_pair = shape.operations_per_pair / flops
         self._seconds_per_cached = self._token_bytes / bandwidth
-        block_bytes = self._token_bytes * parts.settings.block_size
+        block_bytes = self._token_bytes * context.settings.block_size
         self._copy_seconds = 2 * block_bytes / bandwidth
         copies = 2 * shape.num_hidden_layers * options.copy_latency
         self._swap_seconds = copies + block_bytes / (degree * chip.host_bandwidth)

@@ -49,7 +49,7 @@ def memory_use(
         last = group.max_length - 1  # the state of the last token is never computed
         for sequence in group.live:
             table, held = sequence.table, sequence.num_computed
-            for index in range(max(held // size, table.num_published), len(table.blocks)):
+            for index in range(max(held // size, table.num_cached), len(table.blocks)):
                 block, start = table.blocks[index], index * size
                 now = max(0, held - start)
                 later = max(now, min(size, last - start))

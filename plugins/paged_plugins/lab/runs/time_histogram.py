@@ -53,7 +53,7 @@ class TokenGaps:
     def __init__(self, counts: dict[int, int]) -> None:
         self._counts = counts
         self._advanced: list[SequenceState] = []
-        """Those that gained a token in the last step that drew any."""
+        """Those that gained a token in the last step that sampled any."""
         self._time = 0.0
         """When that was."""
         self._stalled: dict[SequenceState, float] = {}

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 
 from paged_core.settings.schema import settings_class
-from paged_plugins.lab.cost_model import CostModel, CostModelParts, StepWork
+from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
 from paged_testing import ComponentConformance
 
 _PARTS = [field.name for field in fields(StepWork)]
@@ -40,7 +40,7 @@ class CostModelConformance(ComponentConformance):
         """The cost model under test; ``values`` are further settings."""
         made = settings_class(self.registry)
         settings = made(**{**self.settings, **values, "cost_model": self._table})
-        model: CostModel = self.build(CostModelParts(settings=settings))
+        model: CostModel = self.build(CostModelContext(settings=settings))
         return model
 
     def test_a_step_without_work_takes_time(self) -> None:

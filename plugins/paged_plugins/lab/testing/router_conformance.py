@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
-from paged_plugins.lab.router import Load, Router, RouterParts
+from paged_plugins.lab.router import Load, Router, RouterContext
 from paged_testing.component import ComponentConformance
 
 
@@ -145,10 +145,10 @@ class RouterConformance(ComponentConformance):
 
     def make(self, num_replicas: int = 4, seed: int = 0) -> Router:
         """A fresh component."""
-        parts = RouterParts(
+        context = RouterContext(
             num_replicas=num_replicas, block_size=_BLOCK_SIZE, num_blocks=_NUM_BLOCKS, seed=seed
         )
-        made = self.build(parts)
+        made = self.build(context)
         assert isinstance(made, Router)
         return made
 

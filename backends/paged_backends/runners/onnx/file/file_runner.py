@@ -1,6 +1,6 @@
 """Component ``onnxruntime`` for finished ONNX files: a graph that is cut at its attentions.
 
-Shapes: T tokens, R rows that draw a token, H query heads, K key/value heads, D head_dim.
+Shapes: T tokens, R rows that sample a token, H query heads, K key/value heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from paged_backends.runners.onnx.file.trial import check_file, check_rows
 from paged_backends.runners.onnx.segmented_model import AttentionCut, SegmentedModel
 from paged_backends.runners.onnx.sessions import Session, SessionMaker
 from paged_backends.runners.settings import OnnxRuntimeSettings
+from paged_core.engine.contexts import RunnerContext
 from paged_core.errors import CheckpointError
 from paged_core.interfaces.layer import LayerSpec, ModelSize
-from paged_core.interfaces.runner import Runner, RunnerParts
+from paged_core.interfaces.runner import Runner
 from paged_core.log import get_logger
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ log = get_logger()
 class OnnxFileRunner(Runner):
     """Runs a model that another library exported, as it is in its file."""
 
-    def __init__(self, options: OnnxRuntimeSettings, parts: RunnerParts) -> None:
-        self._settings, self._rank = parts.settings, parts.rank
+    def __init__(self, options: OnnxRuntimeSettings, context: RunnerContext) -> None:
+        self._settings, self._rank = context.settings, context.rank
         self._file = options.file
         self._layers: list[LayerSpec] = []
         self._max_model_len: int | None = None

@@ -5,9 +5,10 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
+from paged_core.engine.contexts import EvictorContext
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
-from paged_core.interfaces.evictor import BlockInfo, Evictor, EvictorParts
+from paged_core.interfaces.evictor import BlockInfo, Evictor
 from paged_core.plugins.component import ComponentSettings
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
@@ -36,7 +37,7 @@ class DearestEvictor(Evictor):
     Every operation costs O(log n), amortised.
     """
 
-    def __init__(self, options: DearestSettings, parts: EvictorParts, /) -> None:
+    def __init__(self, options: DearestSettings, context: EvictorContext, /) -> None:
         self._break_even = options.attention_break_even
         self._hit_weight = options.hit_weight
         self._heap: list[tuple[float, int, BlockId]] = []

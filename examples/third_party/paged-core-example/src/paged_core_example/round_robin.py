@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from paged_core.engine.contexts import SchedulerContext
 from paged_core.engine.waiting_queue import WaitingQueue
 from paged_core.errors import OutOfBlocks
 from paged_core.interfaces.preemption import PreemptionMode
-from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, SchedulerParts
+from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
 from paged_core.plugins.component import ComponentSettings
 from paged_core.sequence import SequenceGroup, SequenceState, Status
 from pydantic import Field, PositiveInt
@@ -37,14 +38,14 @@ class RoundRobinScheduler(Scheduler):
     No running request starves. Whether a waiting one can is up to the ``queue_order``.
     """
 
-    def __init__(self, options: RoundRobinSettings, parts: SchedulerParts, /) -> None:
+    def __init__(self, options: RoundRobinSettings, context: SchedulerContext, /) -> None:
         self._options = options
-        self._kv = parts.kv_cache
-        self._order = parts.queue_order
-        self._victim = parts.victim
-        self._preemptor = parts.preemptor
-        self._max_model_len = parts.max_model_len
-        self._waiting = WaitingQueue(parts.queue_order)
+        self._kv = context.kv_cache
+        self._order = context.queue_order
+        self._victim = context.victim
+        self._preemptor = context.preemptor
+        self._max_model_len = context.max_model_len
+        self._waiting = WaitingQueue(context.queue_order)
         self._running: list[SequenceGroup] = []
         self._swapped: list[SequenceGroup] = []
         self._now = 0.0
@@ -124,7 +125,7 @@ class RoundRobinScheduler(Scheduler):
             count = min(sequence.num_pending, limit)
             self._kv.reserve(sequence, count)
         else:  # settled: not blocks of this step, whose group may yet be preempted
-            hit = self._kv.lookup(sequence, sequence.num_tokens - 1, settled=True)
+            hit = self._kv.lookup(sequence, sequence.num_tokens - 1, committed=True)
             num_cached = len(hit.blocks) * self._kv.block_size
             count = min(sequence.num_tokens - num_cached, limit)
             self._kv.admit(sequence, count, hit, num_cached)

@@ -6,8 +6,9 @@ import csv
 from pathlib import Path
 from typing import Literal
 
+from paged_core.engine.contexts import ObserverContext
 from paged_core.errors import SettingsError
-from paged_core.interfaces.observer import Observer, ObserverParts, StepRecord
+from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.plugins.component import ComponentSettings
 from pydantic import Field, PositiveInt
 
@@ -46,9 +47,9 @@ class UtilisationCsv(Observer):
         SettingsError: the file cannot be written.
     """
 
-    def __init__(self, options: UtilisationCsvSettings, parts: ObserverParts, /) -> None:
+    def __init__(self, options: UtilisationCsvSettings, context: ObserverContext, /) -> None:
         self._every = options.every
-        self._num_blocks = parts.num_blocks
+        self._num_blocks = context.num_blocks
         self._last: StepRecord | None = None
         self._sums = dict.fromkeys(("tokens", "cached_tokens", "preempted", "finished"), 0)
         try:

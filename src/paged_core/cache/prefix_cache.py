@@ -25,26 +25,26 @@ class Merge:
     own: BlockId
 
 
-class PrefixPublishing:
-    """Publishes full blocks under their content, and retracts those that are not filled after all.
+class PrefixCache:
+    """Caches full blocks under their content, and uncaches those that are not filled after all.
 
-    A block is published while the step that computes its last token is planned, so that requests
+    A block is cached while the step that computes its last token is planned, so that requests
     admitted later in the same step can share it; or, if its tokens were not known then, in a later
-    step. Until the step is planned, its chunk may be withdrawn: :meth:`withdraw`.
+    step. Until the step is planned, its chunk may be withdrawn: :meth:`uncache_sequences`.
 
     It changes no block table: :class:`~paged_core.cache.kv_cache.KVCache` does. With an allocator
-    that caches no prefixes it finds and publishes nothing.
+    that caches no prefixes it finds and caches nothing.
     """
 
     def __init__(self, allocator: CheckedAllocator, block_size: int) -> None:
         self._allocator = allocator
         self._block_size = block_size
-        self._published: dict[SeqId, list[BlockId]] = defaultdict(list)
-        """By sequence: blocks published while the present step is planned."""
-        self._unsettled: set[BlockId] = set()
+        self._cached: dict[SeqId, list[BlockId]] = defaultdict(list)
+        """By sequence: blocks cached while the present step is planned."""
+        self._uncommitted: set[BlockId] = set()
         """Those of them that this step is to fill."""
-        self._promised: set[BlockKey] = set()
-        """The contents of the unsettled blocks."""
+        self._uncommitted_keys: set[BlockKey] = set()
+        """The contents of the uncommitted blocks."""
         self._merges: list[Merge] = []
 
     def keys(self, sequence: SequenceState, count: int) -> Sequence[BlockKey]:
@@ -54,8 +54,7 @@ class PrefixPublishing:
         keys, size = sequence.table.keys, self._block_size
         count = min(count, len(sequence.tokens) // size)
         if len(keys) < count:
-            extra = sequence.group.request.key_extra
-            extend_keys(keys, sequence.tokens, size, extra, count)
+            extend_keys(keys, sequence.tokens, size, sequence.group.request.cache_salt, count)
         return keys if len(keys) == count else keys[:count]
 
     def look_up(self, sequence: SequenceState, count: int) -> list[BlockId]:
@@ -71,17 +70,17 @@ class PrefixPublishing:
             found = list(found)
             for sibling in sequence.group.live:
                 table = sibling.table
-                for index in range(min(table.num_published, len(found))):
+                for index in range(min(table.num_cached, len(found))):
                     if table.keys[index] != keys[index]:
                         break
                     found[index] = table.blocks[index]
         return found
 
-    def num_settled(self, blocks: Sequence[BlockId]) -> int:
+    def num_committed(self, blocks: Sequence[BlockId]) -> int:
         """Leading ``blocks`` that an earlier step filled."""
-        if not self._unsettled:
+        if not self._uncommitted:
             return len(blocks)
-        return sum(1 for _ in takewhile(lambda block: block not in self._unsettled, blocks))
+        return sum(1 for _ in takewhile(lambda block: block not in self._uncommitted, blocks))
 
     def num_in_common(self, sequences: Iterable[SequenceState]) -> int:
         """Blocks that sequences find of those before them, if they are computed in this order."""
@@ -94,23 +93,23 @@ class PrefixPublishing:
             known.update(keys)
         return found
 
-    def publish(self, sequence: SequenceState, index: int, *, is_copied: bool) -> BlockId:
-        """Publish one full block; return the block that the sequence holds from now on.
+    def cache(self, sequence: SequenceState, index: int, *, is_copied: bool) -> BlockId:
+        """Cache one full block; return the block that the sequence holds from now on.
 
-        That is an equal one that was published before, where the allocator merges duplicates. The
-        sequence's own block is then kept for :meth:`withdraw`, if the equal one is only filled in
-        this step, or if this step copies from the own one (``is_copied``).
+        That is an equal one that was cached before, where the allocator merges duplicates. The
+        sequence's own block is then kept for :meth:`uncache_sequences`, if the equal one is only
+        filled in this step, or if this step copies from the own one (``is_copied``).
         """
         own, key = sequence.table.blocks[index], sequence.table.keys[index]
-        kept = is_copied or key in self._promised
+        kept = is_copied or key in self._uncommitted_keys
         if kept:
             self._allocator.share([own])
-        held = self._allocator.publish(own, key)
+        held = self._allocator.cache(own, key)
         if held == own:
-            self._published[sequence.id].append(own)
+            self._cached[sequence.id].append(own)
             if index >= sequence.num_scheduled // self._block_size:
-                self._unsettled.add(own)
-                self._promised.add(key)
+                self._uncommitted.add(own)
+                self._uncommitted_keys.add(key)
             if kept:
                 self._allocator.free([own])
         elif kept:
@@ -118,17 +117,17 @@ class PrefixPublishing:
         return held
 
     def num_merged(self, sequences: Collection[SequenceState]) -> int:
-        """Blocks of their own that :meth:`withdraw` would give back to these sequences."""
+        """Blocks of their own that :meth:`uncache_sequences` would give back to these sequences."""
         return sum(merge.sequence in sequences for merge in self._merges)
 
-    def withdraw(self, sequences: Collection[SequenceState]) -> list[Merge]:
-        """Retract what was published for sequences that will not be computed in this step.
+    def uncache_sequences(self, sequences: Collection[SequenceState]) -> list[Merge]:
+        """Uncache what was cached for sequences that will not be computed in this step.
 
         Returns the merges to be undone, with a reference to each own block: those of the sequences
         themselves, and those of others with blocks that will not be filled.
         """
-        blocks = [block for s in sequences for block in self._published.pop(s.id, ())]
-        self.retract(blocks)
+        blocks = [block for s in sequences for block in self._cached.pop(s.id, ())]
+        self.uncache(blocks)
         undone = [
             merge
             for merge in self._merges
@@ -138,20 +137,20 @@ class PrefixPublishing:
             self._merges.remove(merge)
         return undone
 
-    def retract(self, blocks: Collection[BlockId]) -> None:
-        """Make published blocks unfindable: they are not filled after all."""
+    def uncache(self, blocks: Collection[BlockId]) -> None:
+        """Make cached blocks unfindable: they are not filled after all."""
         if blocks and self._allocator.caches_prefixes:
-            self._allocator.retract(blocks)
-            self._unsettled.difference_update(blocks)
+            self._allocator.uncache(blocks)
+            self._uncommitted.difference_update(blocks)
 
-    def settle(self) -> list[BlockId]:
-        """The step is planned, and no chunk is withdrawn any more; return what it published."""
-        if not (self._published or self._promised or self._merges):
+    def commit(self) -> list[BlockId]:
+        """The step is planned, and no chunk is withdrawn any more; return what it cached."""
+        if not (self._cached or self._uncommitted_keys or self._merges):
             return []
-        published = [block for blocks in self._published.values() for block in blocks]
+        cached = [block for blocks in self._cached.values() for block in blocks]
         self._allocator.free([merge.own for merge in self._merges])
-        self._published.clear()
-        self._unsettled.clear()
-        self._promised.clear()
+        self._cached.clear()
+        self._uncommitted.clear()
+        self._uncommitted_keys.clear()
         self._merges.clear()
-        return published
+        return cached

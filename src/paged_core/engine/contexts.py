@@ -1,0 +1,235 @@
+"""Components, made of their options and a context; what ``auto`` tries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from paged_core.cache.kv_cache import KVCache
+from paged_core.cache.lookup_oracle import LookupOracle
+from paged_core.engine.preemptor import Preemptor
+from paged_core.errors import PagedCoreError, PluginError, SettingsError, UnsupportedModel
+from paged_core.interfaces.attention import AttentionBackend
+from paged_core.interfaces.evictor import Evictor
+from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.preemption import Preemption
+from paged_core.interfaces.queue_order import QueueOrder
+from paged_core.interfaces.runner import Runner
+from paged_core.interfaces.victim import Victim
+from paged_core.log import get_logger
+from paged_core.plugins.component import ComponentSettings
+from paged_core.plugins.registry import Registry
+from paged_core.settings.schema import EngineSettings
+
+_log = get_logger()
+
+# What the factory of a component gets beside its options, by slot.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorContext:
+    """Of a ``block_allocator``."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    evictor: Evictor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictorContext:
+    """Of an ``evictor``."""
+
+    num_blocks: int
+    block_size: int
+    seed: int
+    """Of the engine, for an evictor that chooses at random."""
+    future: LookupOracle | None = None
+    """What will be looked up, in a replay; ``None``: that is not known, as in any live engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderContext:
+    """Of a ``queue_order``."""
+
+    kv_cache: KVCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VictimContext:
+    """Of a ``victim``."""
+
+    kv_cache: KVCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionContext:
+    """Of a ``preemption``."""
+
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerContext:
+    """Of a ``scheduler``."""
+
+    kv_cache: KVCache
+    queue_order: QueueOrder
+    victim: Victim
+    preemption: Preemption
+    preemptor: Preemptor
+    """Preempts by the mode of ``preemption``, and resumes."""
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionContext:
+    """Of an ``attention`` backend."""
+
+    settings: EngineSettings
+    registry: Registry | None = None
+    """Where a backend made of others finds them; ``None``: among what is installed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerContext:
+    """Of a ``runner``."""
+
+    settings: EngineSettings
+    rank: int = 0
+    """Which of the processes that compute each step together this one is; its device depends on
+    it."""
+    size: int = 1
+    """How many these are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserverContext:
+    """Of one of the ``observers``."""
+
+    settings: EngineSettings
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorContext:
+    """Of an ``executor``: data that can be pickled, so that it can build the model and the
+    attention in another process."""
+
+    settings: EngineSettings
+    registry: Registry
+    needs_host_blocks: bool
+    """Whether the chosen preemption may swap."""
+    clock: Callable[[], float] | None = None
+    """The engine's clock, if its caller gave one."""
+    rank: int = 0
+    """Which of the processes that compute each step together this one is."""
+    size: int = 1
+    """How many these are."""
+
+    def make_runner(self) -> Runner:
+        """As :func:`make_runner`."""
+        return make_runner(self.settings, self.registry, rank=self.rank, size=self.size)
+
+    def make_attention(self, layers: Sequence[LayerSpec]) -> AttentionBackend:
+        """As :func:`make_attention`."""
+        return make_attention(self.settings, self.registry, layers)
+
+
+Part = TypeVar("Part")
+
+
+def make_component(registry: Registry, slot: str, options: ComponentSettings, context: Any) -> Any:
+    """Build the component of ``slot`` that ``options`` name.
+
+    Raises:
+        PluginError: it cannot be imported, or its own code raised an error that is not ours.
+    """
+    factory = registry.get(slot, options.name).load()
+    try:
+        return factory(options, context)
+    except (PagedCoreError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        owner = registry.provider(slot, options.name)
+        raise PluginError(
+            f"{slot} {options.name!r}, of {owner}, could not be made: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def make_runner(
+    settings: EngineSettings, registry: Registry, *, rank: int = 0, size: int = 1
+) -> Runner:
+    """Build and load the chosen runner, or the best one that can run the model.
+
+    Args:
+        rank: of this process among ``size`` that compute each step together.
+
+    Raises:
+        SettingsError: the chosen one cannot be used here.
+        CheckpointError, UnsupportedModel: the model cannot be loaded.
+    """
+
+    def load(options: ComponentSettings) -> Runner:
+        context = RunnerContext(settings=settings, rank=rank, size=size)
+        runner: Runner = make_component(registry, "runner", options, context)
+        runner.load()
+        return runner
+
+    return _choose(registry, "runner", settings.runner, load)
+
+
+def make_attention(
+    settings: EngineSettings, registry: Registry, layers: Sequence[LayerSpec]
+) -> AttentionBackend:
+    """Build the chosen attention backend, or the best one that serves all of ``layers``.
+
+    Raises:
+        SettingsError: the chosen one cannot be used here.
+        UnsupportedModel: it does not serve these layers; the message says which feature it lacks.
+    """
+
+    def check(options: ComponentSettings) -> AttentionBackend:
+        backend: AttentionBackend = make_component(
+            registry, "attention", options, AttentionContext(settings=settings, registry=registry)
+        )
+        for layer in dict.fromkeys(layers):
+            reason = backend.check(layer)
+            if reason:
+                raise UnsupportedModel(f"attention {options.name!r} cannot serve it: {reason}")
+        return backend
+
+    return _choose(registry, "attention", settings.attention, check)
+
+
+def _choose(
+    registry: Registry,
+    slot: str,
+    options: ComponentSettings,
+    build: Callable[[ComponentSettings], Part],
+) -> Part:
+    """Build what ``options`` name; for ``auto`` the candidate of highest rank that serves."""
+    if options.name != "auto":
+        reason = registry.get(slot, options.name).unavailable_reason(options)
+        if reason:
+            raise SettingsError(f"{slot} {options.name!r} cannot be used here: {reason}")
+        return build(options)
+    refusals: dict[str, str] = {}
+    for component in registry.candidates(slot):
+        reason = component.unavailable_reason()
+        if reason is None:
+            try:
+                part = build(component.settings.model_validate({}))
+            except UnsupportedModel as error:
+                reason = str(error)
+            else:
+                _log.info("component_chosen", slot=slot, name=component.name, refused=refusals)
+                return part
+        refusals[component.name] = reason
+    alike: dict[str, list[str]] = {}  # of those with the same reason
+    for name, reason in refusals.items():
+        alike.setdefault(reason, []).append(name)
+    listed = "; ".join(f"{' and '.join(names)}: {reason}" for reason, names in alike.items())
+    raise UnsupportedModel(f"no {slot} can serve this model here: {listed or 'none installed'}")
