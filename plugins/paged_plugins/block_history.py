@@ -1,4 +1,4 @@
-"""Who owned which block when, read from the file of a ``block_map``."""
+"""The owners of blocks over time, read from the file of a ``block_map``."""
 
 from __future__ import annotations
 

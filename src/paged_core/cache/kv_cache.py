@@ -277,7 +277,7 @@ class KVCache:
         if ours.blocks:
             self._changes.added[child.id] = child
 
-    def introduce_again(self, sequence: SequenceState) -> None:
+    def send_again(self, sequence: SequenceState) -> None:
         """Send a sequence to the executor anew, if it has a copy: that is out of date."""
         if sequence.table.blocks and sequence.id not in self._changes.added:
             self._changes.removed.append(sequence.id)
@@ -287,7 +287,7 @@ class KVCache:
         """Have the last token of a sequence computed once more, if it is computed."""
         sequence.num_scheduled = min(sequence.num_scheduled, sequence.num_tokens - 1)
         sequence.num_computed = min(sequence.num_computed, sequence.num_scheduled)
-        self.introduce_again(sequence)
+        self.send_again(sequence)
 
     # ------------------------------------------------------------------ releasing
 

@@ -160,7 +160,7 @@ class Engine:
         outcome.progressed = bool(
             plan.sequences or plan.preempted or plan.swapped_out or plan.swapped_in or plan.ignored
         )
-        self._requests.note(plan, now)
+        self._requests.record_admissions(plan, now)
         self._recorder.plan(plan)
         step = PlannedStep(self.num_steps, now, plan)
         step.seconds["schedule"] = perf_counter() - started
@@ -171,7 +171,7 @@ class Engine:
         plan, kv_cache = step.plan, self.kv_cache
         if self._recompute:
             for sequence in plan.sequences:
-                kv_cache.introduce_again(sequence)
+                kv_cache.send_again(sequence)
         failure = self._wait_for_results(plan, outcome)
         if failure is not None:  # what was planned may rely on what is now not computed
             step.changes = kv_cache.take_changes()
@@ -245,8 +245,7 @@ class Engine:
 
     def _discard(self) -> list[PlannedStep]:
         """Wait for the steps in flight and drop their results: they build on one that failed."""
-        steps = list(self._in_flight)
-        self._in_flight.clear()
+        steps, self._in_flight = list(self._in_flight), deque()
         for step in steps:
             with suppress(Exception):
                 self.executor.collect(step.handle)

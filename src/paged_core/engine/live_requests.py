@@ -74,7 +74,7 @@ class LiveRequests:
         self._sequences[group.live[0].id] = group.live[0]
         self._beams.start(group)
 
-    def note(self, plan: Schedule, now: float) -> None:
+    def record_admissions(self, plan: Schedule, now: float) -> None:
         """Keep with the requests which of them a plan admits and preempts.
 
         Raises:

@@ -242,7 +242,7 @@ class Beams:
             continued.add(parent.id)
         for parent in group.live:
             if parent.id in continued:
-                self._kv.introduce_again(parent)
+                self._kv.send_again(parent)
             else:
                 self._kv.release(parent)
                 del self._sequences[parent.id]
