@@ -56,22 +56,6 @@ def error_text(error: BaseException) -> str:
         return type(error).__name__
 
 
-_MOVED = {
-    **dict.fromkeys(("future", "layer", "model_size"), "interfaces"),
-    **dict.fromkeys(("beam_search", "beams", "best_of", "pins"), "requests"),
-    **dict.fromkeys(("generation", "output_text", "outputs", "prompts"), "text"),
-    **dict.fromkeys(("cache_dir", "field_types", "memory_size", "suggest"), "config"),
-}
-"""Modules of the first version, and the folder that each of them is in now."""
-
-
-def import_problem(error: BaseException) -> str:
-    """Say why something cannot be imported; of a module of ours that moved, where it is now."""
-    name = (getattr(error, "name", None) or "").removeprefix("paged_core.")
-    remedy = f"; import paged_core.{_MOVED[name]}.{name}" if name in _MOVED else ""
-    return f"{type(error).__name__}: {error}{remedy}"
-
-
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the nearest known name, or else all of them, to append to a message."""
     names = sorted(known)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from paged_core import plugin
-from paged_core.errors import _MOVED, PluginError
+from paged_core.errors import PluginError
 from paged_core.plugins.component import Command, Component, ComponentSettings, Profile, Slot
 from paged_core.plugins.registry import Plugin, Registry
 from paged_core.settings.schema import settings_class
@@ -74,11 +73,6 @@ def test_a_plugin_is_found_with_what_it_brings(install: Install) -> None:
     ("code", "reason"),
     [
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
-        (
-            "from paged_core.layer import LayerSpec",
-            "ModuleNotFoundError: No module named 'paged_core.layer'; import "
-            "paged_core.interfaces.layer",
-        ),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         (
             "@hookimpl\ndef paged_core_component(): ...",
@@ -272,19 +266,3 @@ def test_first_party_plugins_are_sound() -> None:
         names = slot.default if isinstance(slot.default, tuple) else (slot.default,)
         for name in names:
             assert (name == "auto" and slot.auto) or name is None or name in registry.of(slot.key)
-
-
-def test_every_module_that_moved_is_where_the_message_says() -> None:
-    for name, folder in _MOVED.items():
-        assert find_spec(f"paged_core.{name}") is None
-        assert find_spec(f"paged_core.{folder}.{name}") is not None
-
-
-def test_a_factory_of_a_module_that_moved_is_refused_with_the_remedy() -> None:
-    component = Component("runner", _OldSettings, "paged_core.outputs:Runner")
-    with pytest.raises(PluginError, match=r"; import paged_core\.text\.outputs$"):
-        component.load()
-
-
-class _OldSettings(ComponentSettings):
-    name: Literal["old"] = "old"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paged_core.errors import import_problem
+from paged_core.errors import error_text
 from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 
 
@@ -110,7 +110,7 @@ def _checked(
 
 
 def _broken(module: str, error: Exception, install: str) -> str:
-    problem = import_problem(error).partition("\n")[0]
+    problem = error_text(error).partition("\n")[0]
     return (
         f"{module} is installed and cannot be imported, {problem:.200}: if it was built for "
         f"another PyTorch, install it again ({install})"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from paged_core.errors import PluginError, import_problem
+from paged_core.errors import PluginError, error_text
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -168,5 +168,5 @@ def load(path: str, what: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        problem = import_problem(error)
+        problem = error_text(error)
         raise PluginError(f"{what} cannot be imported from {path!r}: {problem}") from error

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pluggy
 
-from paged_core.errors import PluginError, did_you_mean, import_problem
+from paged_core.errors import PluginError, did_you_mean, error_text
 from paged_core.plugins import hooks
 from paged_core.plugins.component import Command, Component, Profile, Slot
 
@@ -199,7 +199,7 @@ def _load(entry: EntryPoint, namesake: Plugin | None, *, blocked: bool) -> Plugi
         brought: Any = _call_hooks(entry.load())
     except (Exception, SystemExit) as error:  # noqa: BLE001 - one bad plugin must not take the others down
         mine = isinstance(error, PluginError)
-        return plugin.broken(str(error) if mine else import_problem(error))
+        return plugin.broken(str(error) if mine else error_text(error))
     return replace(plugin, **brought)
 
 
