@@ -45,6 +45,16 @@ class CacheChanges:
             self.hits.pop(sequence.id, None)
             return
         self.removed.append(sequence.id)
+        self._drop_edits(sequence)
+
+    def send_again(self, sequence: SequenceState) -> None:
+        """The executor's copy of a sequence is out of date: another one takes its place."""
+        if sequence.id not in self.added:
+            self.removed.append(sequence.id)
+            self._drop_edits(sequence)
+            self.added[sequence.id] = sequence
+
+    def _drop_edits(self, sequence: SequenceState) -> None:
         if sequence.id in self.edit_ids:
             kept = [i for i, known in enumerate(self.edit_ids) if known != sequence.id]
             self.edit_ids = [self.edit_ids[i] for i in kept]

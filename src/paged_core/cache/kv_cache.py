@@ -279,9 +279,8 @@ class KVCache:
 
     def send_again(self, sequence: SequenceState) -> None:
         """Send a sequence to the executor anew, if it has a copy: that is out of date."""
-        if sequence.table.blocks and sequence.id not in self._changes.added:
-            self._changes.removed.append(sequence.id)
-            self._changes.added[sequence.id] = sequence
+        if sequence.table.blocks:
+            self._changes.send_again(sequence)
 
     def step_back(self, sequence: SequenceState) -> None:
         """Have the last token of a sequence computed once more, if it is computed."""

@@ -153,9 +153,8 @@ class Engine:
         """Let the scheduler plan, and note what becomes of whole requests."""
         started = perf_counter()
         now = self.clock()
-        if self.pins:
-            for pin in self.pins.expired(now):
-                self.release(pin, "its time was up")
+        for pin in self.pins.expired(now):
+            self.release(pin, "its time was up")
         plan = self.scheduler.schedule(now)
         outcome.progressed = bool(
             plan.sequences or plan.preempted or plan.swapped_out or plan.swapped_in or plan.ignored
@@ -410,7 +409,8 @@ class Engine:
         return pin
 
     def release(self, pin: Pin, reason: str = "released") -> None:
-        """Let a pinned prefix be evicted."""
+        """Let a pinned prefix be evicted; ``RequestError`` if it is another engine's."""
+        self.pins.check(pin)
         computing = pin.state is PinState.COMPUTING
         with self._recovering():
             self.pins.end(pin, reason)

@@ -122,6 +122,15 @@ class Pins:
         else:
             self.end(pin, sequence.error or f"not computed: {reason}")
 
+    def check(self, pin: Pin) -> None:
+        """Check that a pin that has not ended is one of these.
+
+        Raises:
+            RequestError: it is another engine's.
+        """
+        if pin.state is not PinState.ENDED and self._pins.get(pin.id) is not pin:
+            raise RequestError(f"{pin.id!r} pins a prefix in another engine; release it there")
+
     def end(self, pin: Pin, reason: str) -> None:
         """Free the blocks of ``pin``; nothing happens if it has ended already."""
         if pin.state is not PinState.ENDED:
