@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from random import Random
 from threading import Event, Thread, current_thread, get_ident
 from typing import Any
 
@@ -310,9 +313,9 @@ class TestClose:
             closing.start()
             while driver._end is None:
                 time.sleep(0.001)
-            assert not driver._closed, "the other thread still uses the engine"
+            assert not driver._closed.is_set(), "the other thread still uses the engine"
         closing.join(LONG)
-        assert driver._closed
+        assert driver._closed.is_set()
         waiting.append(driver.post(lambda engine: engine.metrics))
         for future in waiting:
             with pytest.raises(EngineError, match="closed"):
@@ -327,6 +330,58 @@ class TestClose:
                 if num_tokens:
                     driver.submit(request("A", max_tokens=num_tokens), listener=heard).result(LONG)
                 driver.close()
-                assert driver._closed
+                assert driver._closed.is_set()
                 if num_tokens:
                     assert heard.finish_reason is FinishReason.ABORT
+
+    def test_waits_for_another_close(self) -> None:
+        driver = EngineDriver(engine_with())
+        closers = [Thread(target=driver.close) for _ in range(4)]
+        with occupied(driver):
+            for closer in closers:
+                closer.start()
+        for closer in closers:
+            closer.join(LONG)
+        assert driver._closed.is_set()
+        assert not driver._turns
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers here")
+class TestCtrlC:
+    """A signal comes at whatever place, and leaves the engine to the next one that asks for it."""
+
+    def test_leaves_no_turn_behind(self) -> None:
+        random, driver = Random(0), EngineDriver(engine_with(num_blocks=200))
+        num_interrupts, may_come = 0, False
+
+        def interrupt(*_: object) -> None:
+            if may_come:
+                raise KeyboardInterrupt
+
+        was = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            for number in range(400):
+                may_come = True
+                with suppress(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 4e-4))
+                    while True:
+                        self._use(driver, str(number))
+                may_come = False
+                num_interrupts += 1
+                gc.collect(0)
+                assert not driver._turns, f"after interrupt {num_interrupts}"
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, was)
+        other = Thread(target=driver.step)
+        other.start()
+        other.join(LONG)
+        assert not other.is_alive()
+        driver.close()
+
+    def _use(self, driver: EngineDriver, name: str) -> None:
+        driver.post(lambda engine: engine.metrics)
+        driver.abort(name)
+        driver.add(request(name, max_tokens=2))
+        while driver.engine.has_unfinished:
+            driver.step()

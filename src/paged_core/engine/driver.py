@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Lock, get_ident
+from threading import Event, get_ident
 from typing import Any, TypeVar
 
 from paged_core.engine.clock import Clock, SystemClock
@@ -53,16 +53,16 @@ class EngineDriver:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._clock = engine.clock if isinstance(engine.clock, Clock) else SystemClock()
-        self._lock = Lock()
-        self._process = os.getpid()  # in which the lock was last acquired
-        self._owner: int | None = None
-        """The thread that has the lock."""
+        self._turns: dict[object, tuple[int, int]] = {}
+        """Turns, in the order in which they were asked for, with process and thread. The first one
+        has the engine; the others are about to give up."""
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._listeners: dict[SequenceGroup, Listener] = {}
         self._idle_since: float | None = None
         self._end: str | None = None
         """Why nothing more is served."""
-        self._closing = self._closed = False
+        self._closing = False
+        self._closed = Event()
 
     # ------------------------------------------------------------------ steps
 
@@ -152,17 +152,59 @@ class EngineDriver:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Use the engine, with all that was posted before done, and keep other threads from it."""
-        if not self._acquire():
-            raise EngineError(
-                "another thread is using this engine; use it from one at a time, or post() to it"
-            )
         try:
-            self._serve_inbox()
-            if self._end is not None:
-                raise EngineError(self._end)
-            yield
+            with self._turn() as is_ours:
+                if not is_ours:
+                    raise EngineError(
+                        "another thread is using this engine; use it from one at a time, or post() "
+                        "to it"
+                    )
+                if self._end is not None:
+                    raise EngineError(self._end)
+                yield
         finally:
-            self._leave()
+            self._serve_if_free()
+
+    @contextmanager
+    def _turn(self) -> Iterator[bool]:
+        """Have the engine, unless another turn does; whether that is so. The inbox is served first.
+
+        The turn is entered within the ``try`` that takes it out, and taken out by one operation, so
+        Ctrl-C at any place leaves none behind.
+
+        Raises:
+            EngineError: a thread of the process that this one was forked from has the engine.
+        """
+        mine = object()
+        try:
+            self._turns[mine] = os.getpid(), get_ident()
+            is_ours = self._first_turn() is mine
+            if is_ours:
+                self._serve_inbox()
+            elif self._is_forked():
+                raise EngineError(
+                    "this process was forked while a thread was using this engine; make another "
+                    "one in this process, or start processes with the method 'spawn'"
+                )
+            try:
+                yield is_ours
+            finally:
+                if self._closing and is_ours:
+                    self._close()
+        finally:
+            self._turns.pop(mine, None)
+
+    def _first_turn(self) -> object:
+        return next(iter(list(self._turns)), None)  # a copy: other threads enter theirs meanwhile
+
+    def _is_forked(self) -> bool:
+        """Whether the engine is used by a thread of the process that this one was forked from."""
+        first = self._turns.get(self._first_turn())
+        return first is not None and first[0] != os.getpid()
+
+    def _is_used_here(self) -> bool:
+        """Whether this thread is using the engine."""
+        return self._turns.get(self._first_turn()) == (os.getpid(), get_ident())
 
     # ------------------------------------------------------------------ the inbox
 
@@ -202,7 +244,7 @@ class EngineDriver:
         The thread that runs the steps does not wait: it is done when the step has ended.
         """
         done = self.post(lambda engine: engine.abort(request_id))
-        if self._owner != get_ident():
+        if not self._is_used_here():
             error = done.exception()
             if error is not None and self._end is None:  # the end has aborted all
                 raise error
@@ -229,11 +271,10 @@ class EngineDriver:
 
     def _serve_if_free(self) -> None:
         """Serve the inbox here, unless another thread uses the engine: it will when it leaves."""
-        while not self._inbox.empty() and self._acquire():
-            try:
-                self._serve_inbox()
-            finally:
-                self._release()
+        is_free = True
+        while is_free and not self._inbox.empty():
+            with self._turn() as is_free:
+                pass
 
     def _tell(self, groups: Iterable[SequenceGroup]) -> None:
         """Call the listeners of these requests; forget those that have ended."""
@@ -260,24 +301,25 @@ class EngineDriver:
         """
         self._closing, self._end = True, self._end or _CLOSED
         self._inbox.put(lambda: None)  # wakes run()
-        is_ours = self._process == os.getpid()  # else a thread of the parent may hold the lock
-        if is_ours and self._owner == get_ident():
+        if self._is_used_here():
             return
-        if self._lock.acquire(blocking=is_ours):
-            self._process, self._owner = os.getpid(), get_ident()
-            self._leave()
-        else:
+        if self._is_forked():
             self._close()
+        while not self._closed.is_set():
+            with self._turn() as is_free:
+                pass  # it closes the engine when it ends
+            if not is_free:
+                self._closed.wait(IDLE_SECONDS)
 
     def _close(self) -> None:
-        if self._closed:
+        if self._closed.is_set():
             return
-        self._closed = True
         try:
             self.engine.close()
         finally:
             self._tell(list(self._listeners))
             self._serve_inbox()
+            self._closed.set()
 
     def _stop(self, reason: str) -> None:
         """Serve nothing more: :meth:`run` has failed."""
@@ -287,29 +329,3 @@ class EngineDriver:
                 self.engine.abort(group.id, reason)
         self._tell(list(self._listeners))
         self._listeners.clear()
-
-    def _acquire(self) -> bool:
-        """Take the engine, unless another thread has it."""
-        is_ours = self._process == os.getpid()  # else a thread of the parent may hold the lock
-        if self._lock.acquire(blocking=False):
-            self._process, self._owner = os.getpid(), get_ident()
-            return True
-        if not is_ours:
-            raise EngineError(
-                "this process was forked while a thread was using this engine; make another one in "
-                "this process, or start processes with the method 'spawn'"
-            )
-        return False
-
-    def _release(self) -> None:
-        self._owner = None
-        self._lock.release()
-
-    def _leave(self) -> None:
-        """End a turn; serve what was posted during it."""
-        try:
-            if self._closing:
-                self._close()
-        finally:
-            self._release()
-            self._serve_if_free()
